@@ -1,0 +1,38 @@
+# Everything from a fresh machine with Python 3.11, gcc, make and a package index.
+#   make demo   environment + the main job: train, calibrate and evaluate a Bayesian potential
+#   make test   environment + lint + the whole test suite
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test lint format bench clean
+
+demo: $(STAMP)
+	$(BIN)/blips demo
+
+test: lint
+	$(BIN)/pytest -n 2 --dist worksteal
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/stochastic_map.py --output results/benchmarks
+	$(BIN)/python benchmarks/potential.py --output results/benchmarks
+
+# torch first and pinned: an open version would pull in a CUDA build of several gigabytes.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,test,lint]"
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache

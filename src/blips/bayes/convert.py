@@ -1,0 +1,184 @@
+"""Surgery: which maps of a model become Bayesian, the report of it, and the way back."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from blips.bayes.linear import StochasticMap, kind_of, make_plain, make_stochastic
+from blips.errors import ConversionError
+
+Selection = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
+
+
+@dataclass(frozen=True)
+class MapReport:
+    """What became of one module with parameters: its role where Bayesian, else the reason."""
+
+    name: str
+    layer: str
+    parameters: int
+    role: str | None
+    reason: str = ""
+
+    @property
+    def is_bayesian(self) -> bool:
+        """Whether the map has a posterior."""
+        return self.role is not None
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """Every module with parameters of its own, Bayesian or not and why."""
+
+    maps: tuple[MapReport, ...]
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Row type of each Bayesian map, by name."""
+        return {m.name: m.role for m in self.maps if m.role is not None}
+
+    def __str__(self) -> str:
+        """A table, one line for each module."""
+        rows = [("map", "layer", "parameters", "posterior")]
+        for m in self.maps:
+            posterior = f"{m.role} rows" if m.is_bayesian else f"none: {m.reason}"
+            rows.append((m.name, m.layer, f"{m.parameters}", posterior))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [
+            f"{name:<{widths[0]}}  {layer:<{widths[1]}}  {count:>{widths[2]}}  {posterior}"
+            for name, layer, count, posterior in rows
+        ]
+        bayesian = sum(m.parameters for m in self.maps if m.is_bayesian)
+        total = sum(m.parameters for m in self.maps)
+        lines.append(
+            f"{len(self.roles)} of {len(self.maps)} modules Bayesian, "
+            f"with {bayesian} of {total} parameters"
+        )
+        return "\n".join(lines)
+
+
+def convert(
+    model: nn.Module,
+    roles: Mapping[str, str],
+    *,
+    maps: Selection = None,
+    exclude: Selection = (),
+    reasons: Mapping[str, str] | None = None,
+) -> ConversionReport:
+    """Give the chosen linear maps of `model` a posterior, in place.
+
+    Args:
+        model: any module.
+        roles: glob pattern of a map's name -> row type ("edge", "node", ...); the first match
+            counts, maps without a match stay deterministic.
+        maps: which of them to convert: patterns, or a predicate (name, module); None for all.
+        exclude: patterns or predicate of maps to leave deterministic.
+        reasons: why a map has no role, by name (from `probe_roles`), for the report.
+
+    Returns:
+        The report of every module with parameters of its own.
+    """
+    if any(isinstance(module, StochasticMap) for module in model.modules()):
+        raise ConversionError("the model is Bayesian already; start from the plain model")
+    wanted, unwanted = _predicate(maps, default=True), _predicate(exclude, default=False)
+    reports: list[MapReport] = []
+    for name, module in _named_modules(model):
+        count = sum(p.numel() for p in module.parameters(recurse=False))
+        if count == 0:
+            continue
+        layer = type(module).__name__
+        role = next((r for pattern, r in roles.items() if fnmatchcase(name, pattern)), None)
+        reason = ""
+        if kind_of(module) is None:
+            reason = f"{layer} is not known as a linear map"
+        elif role is None:
+            reason = (reasons or {}).get(name, "the backbone declares no row type for it")
+        elif not wanted(name, module):
+            reason = "not selected by maps"
+        elif unwanted(name, module):
+            reason = "excluded"
+        reports.append(MapReport(name, layer, count, None if reason else role, reason))
+    report = ConversionReport(tuple(reports))
+    if not report.roles:
+        raise ConversionError(f"no map was selected, nothing would be Bayesian:\n{report}")
+    for name in report.roles:
+        make_stochastic(model.get_submodule(name), name)
+    return report
+
+
+def revert(model: nn.Module) -> nn.Module:
+    """Take every posterior away again, in place; the weights are the posterior means."""
+    for module in list(model.modules()):
+        if isinstance(module, StochasticMap):
+            make_plain(module)
+    return model
+
+
+def probe_roles(
+    model: nn.Module, run: Callable[[], Any], row_counts: Mapping[str, int]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Find the row type of each linear map by running the model once on a small graph.
+
+    Args:
+        model: the plain model.
+        run: evaluates it on the probe graph.
+        row_counts: rows of each type on that graph, e.g. {"edge": 26, "node": 7, "structure": 2};
+            all different, so that the leading dimension of an input names its row type.
+
+    Returns:
+        Roles by map name, and for the others the reason why they have none.
+    """
+    role_of_count = {count: role for role, count in row_counts.items()}
+    if len(role_of_count) < len(row_counts):
+        raise ConversionError(
+            f"the probe graph has equal row counts {dict(row_counts)}, so row types cannot be "
+            "told apart; use a structure on which they differ"
+        )
+    seen: dict[str, set[int]] = {}
+    handles: list[Any] = []
+    for name, module in _named_modules(model):
+        if kind_of(module) is not None:
+            handles.append(module.register_forward_pre_hook(_recorder(seen, name)))
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    roles: dict[str, str] = {}
+    reasons: dict[str, str] = {}
+    for name, module in _named_modules(model):
+        if kind_of(module) is None:
+            continue
+        counts = seen.get(name, set())
+        if not counts:
+            reasons[name] = "not called on the probe graph"
+        elif len(counts) == 1 and (count := next(iter(counts))) in role_of_count:
+            roles[name] = role_of_count[count]
+        else:
+            found = ", ".join(map(str, sorted(counts)))
+            reasons[name] = f"row counts {found} on the probe graph are no row type's"
+    return roles, reasons
+
+
+def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return list(cast(Iterable[tuple[str, nn.Module]], model.named_modules()))
+
+
+def _recorder(seen: dict[str, set[int]], name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def record(_module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].ndim > 0:
+            seen.setdefault(name, set()).add(args[0].shape[0])
+
+    return record
+
+
+def _predicate(selection: Selection, *, default: bool) -> Callable[[str, nn.Module], bool]:
+    if selection is None:
+        return lambda _name, _module: default
+    if callable(selection):
+        return selection
+    patterns = [selection] if isinstance(selection, str) else list(selection)
+    return lambda name, _module: any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,230 @@
+"""The inference network: posterior widths of every row, from the input alone.
+
+One head per row type, evaluated once per input:
+
+    edge   x_ij = [e_ij, n_i, n_j]
+    node   x_i  = [n_i, sum_j w_ij phi(e_ij, n_j)]           a view of the neighbourhood
+    other  x_a  = whatever the backbone declares for it
+
+with n_i an embedding of the node's label joined to its continuous features, e_ij the edge
+features and w_ij an envelope that vanishes at the cutoff. Each head ends in one number per map,
+
+    r = r_min + (r_max - r_min) sigmoid(x),    coef = r / (1 - r)
+
+with r_min, r_max such that coef stays within its bounds: a clamp without kinks, so that frozen
+draws stay smooth, and without dead gradients. `clamp="hard"` is the paper's r = sigmoid(x) with
+coef cut off at the bounds. Everything is invariant if the backbone's row features are.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from blips.errors import InputError
+
+Variant = Literal["neighbourhood", "paper-nbody", "paper-ammonia", "paper-silica"]
+VARIANTS: tuple[str, ...] = get_args(Variant)
+
+# Of which features each head is made: (edge head, node head sees its neighbours).
+_EDGE_INPUTS = {
+    "neighbourhood": ("edge", "ends"),
+    "paper-nbody": ("edge", "ends"),
+    "paper-ammonia": ("squared_distance",),
+    "paper-silica": ("direction", "edge"),
+}
+SUMMARY_SIZE = 32
+
+
+class InferenceNetwork(nn.Module):
+    """Coefficients of every Bayesian map, keyed by the map's name.
+
+    Args:
+        roles: row type of each map, by name.
+        sizes: width of the features of each row type; "node_type" is the number of labels.
+        bounds: least and largest coefficient.
+        initial: coefficient that every row starts from, within the bounds.
+        hidden: width of the hidden layers.
+        depth: number of hidden layers.
+        embedding: width of the node label's embedding.
+        variant: "neighbourhood" (default), or what the paper used in an experiment:
+            "paper-nbody" (nodes do not see their neighbours), "paper-ammonia" (edges by their
+            squared distance alone), "paper-silica" (edges by direction and radial basis: not
+            invariant). The last two need "edge_vector" among the row features.
+        share: one coefficient per "map", or one for all maps of a message-passing "layer".
+        clamp: "smooth" or "hard" (see above).
+    """
+
+    def __init__(
+        self,
+        roles: Mapping[str, str],
+        sizes: Mapping[str, int],
+        *,
+        bounds: tuple[float, float],
+        initial: float,
+        hidden: int = 64,
+        depth: int = 2,
+        embedding: int = 32,
+        variant: str = "neighbourhood",
+        share: str = "map",
+        clamp: str = "smooth",
+    ) -> None:
+        super().__init__()
+        _check_options(bounds, initial, variant, share, clamp)
+        self.bounds = bounds
+        self.variant = variant
+        self.clamp = clamp
+        self.roles = dict(roles)
+        self.columns = _columns(roles, share)
+        self.embedding = (
+            nn.Embedding(sizes["node_type"], embedding) if "node_type" in sizes else None
+        )
+        node_size = sizes.get("node", 0) + (embedding if self.embedding is not None else 0)
+        edge_size = sizes.get("edge", 0)
+        sees_neighbours = variant == "neighbourhood" and "node" in self.columns
+        self.neighbour_net = (
+            mlp([edge_size + node_size, hidden, SUMMARY_SIZE]) if sees_neighbours else None
+        )
+        input_sizes = {
+            **{role: size for role, size in sizes.items() if role != "node_type"},
+            "edge": self._edge_input_size(edge_size, node_size),
+            "node": node_size + (SUMMARY_SIZE if sees_neighbours else 0),
+        }
+        self.heads = nn.ModuleDict()
+        for role, columns in self.columns.items():
+            if not input_sizes.get(role):
+                raise InputError(
+                    f"no features are declared for {role!r} rows, but {len(columns)} maps act on "
+                    f"them; the backbone declares {sorted(sizes)}"
+                )
+            head = mlp([input_sizes[role]] + [hidden] * depth + [1 + max(columns.values())])
+            self._initialise(head[-1], initial)
+            self.heads[role] = head
+
+    def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Row features -> coefficients, [rows] for each map name."""
+        node = self._node_features(features)  # [N, D]
+        coefficients: dict[str, Tensor] = {}
+        for role, head in self.heads.items():
+            if role == "edge":
+                rows = self._edge_input(features, node)
+            elif role == "node":
+                rows = self._node_input(features, node)
+            else:
+                rows = features[role]
+            by_column = self._coefficients(head(rows)).T.contiguous()  # [maps, rows]
+            if not bool(torch.isfinite(by_column.sum())):
+                raise InputError(
+                    f"the inference network gives non-finite coefficients on {role} rows; "
+                    "check the positions, or lower the learning rate if this is a training run"
+                )
+            for name, column in self.columns[role].items():
+                coefficients[name] = by_column[column]
+        return coefficients
+
+    def _coefficients(self, logits: Tensor) -> Tensor:
+        low, high = self.bounds
+        if self.clamp == "hard":
+            return torch.exp(logits).clamp(low, high)  # sigmoid(x) / (1 - sigmoid(x)) = exp(x)
+        r_low, r_high = low / (1.0 + low), high / (1.0 + high)
+        r = r_low + (r_high - r_low) * torch.sigmoid(logits)
+        return r / (1.0 - r)
+
+    def _initialise(self, last: nn.Module, initial: float) -> None:
+        """Every row starts near `initial`; small weights leave the rest to training."""
+        low, high = self.bounds
+        logit = math.log(initial)
+        if self.clamp == "smooth":
+            r, r_low, r_high = (c / (1.0 + c) for c in (initial, low, high))
+            fraction = min(max((r - r_low) / (r_high - r_low), 1e-3), 1.0 - 1e-3)
+            logit = math.log(fraction / (1.0 - fraction))
+        if isinstance(last, nn.Linear):
+            with torch.no_grad():
+                last.weight.mul_(0.1)
+                last.bias.fill_(logit)
+
+    def _node_features(self, features: Mapping[str, Tensor]) -> Tensor:
+        parts: list[Tensor] = []
+        if self.embedding is not None:
+            parts.append(self.embedding(features["node_type"]))
+        if "node" in features:
+            parts.append(features["node"])
+        return torch.cat(parts, dim=-1)
+
+    def _edge_input_size(self, edge_size: int, node_size: int) -> int:
+        size_of = {"edge": edge_size, "ends": 2 * node_size, "squared_distance": 1, "direction": 3}
+        return sum(size_of[part] for part in _EDGE_INPUTS[self.variant])
+
+    def _edge_input(self, features: Mapping[str, Tensor], node: Tensor) -> Tensor:
+        receiver, sender = features["edge_index"]
+        parts: list[Tensor] = []
+        for part in _EDGE_INPUTS[self.variant]:
+            if part == "edge":
+                parts.append(features["edge"])
+            elif part == "ends":
+                parts += [node[receiver], node[sender]]
+            elif "edge_vector" not in features:
+                raise InputError(
+                    f"variant {self.variant!r} needs edge vectors, which this backbone does not "
+                    'declare; use variant="neighbourhood"'
+                )
+            elif part == "squared_distance":
+                parts.append(features["edge_vector"].square().sum(-1, keepdim=True))
+            else:
+                parts.append(nn.functional.normalize(features["edge_vector"], dim=-1))
+        return torch.cat(parts, dim=-1)
+
+    def _node_input(self, features: Mapping[str, Tensor], node: Tensor) -> Tensor:
+        if self.neighbour_net is None:
+            return node
+        receiver, sender = features["edge_index"]
+        views = self.neighbour_net(torch.cat([features["edge"], node[sender]], dim=-1))  # [E, 32]
+        views = views * features["edge_weight"][:, None]
+        summary = views.new_zeros(node.shape[0], SUMMARY_SIZE).index_add(0, receiver, views)
+        return torch.cat([node, summary], dim=-1)
+
+
+def mlp(sizes: list[int]) -> nn.Sequential:
+    """Linear maps of the given widths with SiLU between them."""
+    layers: list[nn.Module] = []
+    for size_in, size_out in pairwise(sizes):
+        layers += [nn.Linear(size_in, size_out), nn.SiLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _columns(roles: Mapping[str, str], share: str) -> dict[str, dict[str, int]]:
+    """For each row type: map name -> column of the head's output."""
+    columns: dict[str, dict[str, int]] = {}
+    groups: dict[str, dict[str, int]] = {}
+    for name, role in roles.items():
+        group = _layer_of(name) if share == "layer" else name
+        column = groups.setdefault(role, {}).setdefault(group, len(groups[role]))
+        columns.setdefault(role, {})[name] = column
+    return columns
+
+
+def _layer_of(name: str) -> str:
+    """`blocks.1.message.filter` -> `blocks.1`; names without a number are their own layer."""
+    match = re.match(r"(.*?\d+)(\.|$)", name)
+    return match.group(1) if match else name
+
+
+def _check_options(
+    bounds: tuple[float, float], initial: float, variant: str, share: str, clamp: str
+) -> None:
+    low, high = bounds
+    if not 0.0 < low < high < math.inf:
+        raise InputError(f"coefficient bounds {bounds} must satisfy 0 < least < largest")
+    if not low <= initial <= high:
+        raise InputError(f"the initial coefficient {initial} is outside its bounds {bounds}")
+    for option, value, known in (
+        ("variant", variant, VARIANTS),
+        ("share", share, ("map", "layer")),
+        ("clamp", clamp, ("smooth", "hard")),
+    ):
+        if value not in known:
+            raise InputError(f"unknown {option} {value!r}; use one of {', '.join(known)}")

@@ -1,0 +1,21 @@
+"""Errors meant for users: each says what is wrong, what was expected and what to do."""
+
+
+class BlipsError(ValueError):
+    """Base class of every error that blips raises on purpose."""
+
+
+class InputError(BlipsError):
+    """Structures, graphs, arrays or arguments that cannot be used as given."""
+
+
+class ConfigError(BlipsError):
+    """A configuration with unknown keys, wrong types or impossible values."""
+
+
+class CheckpointError(BlipsError):
+    """A checkpoint that is missing, damaged, foreign or of another version."""
+
+
+class ConversionError(BlipsError):
+    """A model whose maps could not be made Bayesian, or not as asked."""

@@ -1,0 +1,125 @@
+import pytest
+import torch
+
+from blips.bayes.encoder import InferenceNetwork
+from blips.errors import InputError
+
+ROLES = {"blocks.0.filter": "edge", "blocks.1.filter": "edge", "blocks.0.update": "node"}
+SIZES = {"edge": 5, "node_type": 10}
+
+
+def features(atoms: int = 4, seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    edges = torch.tensor([[i, j] for i in range(atoms) for j in range(atoms) if i != j]).T
+    vectors = torch.randn(edges.shape[1], 3, generator=generator)
+    return {
+        "edge": torch.randn(edges.shape[1], 5, generator=generator),
+        "edge_vector": vectors,
+        "edge_weight": torch.rand(edges.shape[1], generator=generator),
+        "edge_index": edges,
+        "node_type": torch.arange(atoms) % 3,
+    }
+
+
+def network(**options) -> InferenceNetwork:
+    torch.manual_seed(0)
+    options = {"bounds": (1e-3, 4.0), "initial": 0.5} | options
+    return InferenceNetwork(ROLES, SIZES, **options)
+
+
+def test_one_coefficient_per_map_and_row_keyed_by_name_and_near_the_start():
+    coefficients = network()(features())
+    assert {name: len(c) for name, c in coefficients.items()} == {
+        "blocks.0.filter": 12,
+        "blocks.1.filter": 12,
+        "blocks.0.update": 4,
+    }
+    for coef in coefficients.values():
+        assert ((coef - 0.5).abs() < 0.25).all()
+    assert not torch.equal(coefficients["blocks.0.filter"], coefficients["blocks.1.filter"])
+
+
+def test_coefficients_follow_names_not_positions():
+    torch.manual_seed(0)
+    reordered = InferenceNetwork(
+        dict(reversed(ROLES.items())), SIZES, bounds=(1e-3, 4.0), initial=0.5
+    )
+    assert set(reordered(features())) == set(ROLES)
+    assert reordered.columns["edge"] == {"blocks.1.filter": 0, "blocks.0.filter": 1}
+
+
+@pytest.mark.parametrize("clamp", ["smooth", "hard"])
+def test_bounds_hold_however_extreme_the_network(clamp):
+    net = network(clamp=clamp)
+    with torch.no_grad():
+        for head in net.heads.values():
+            head[-1].weight.mul_(1e4)
+    for coef in net(features()).values():
+        assert (coef >= 1e-3 * (1 - 1e-5)).all()
+        assert (coef <= 4.0 * (1 + 1e-5)).all()
+
+
+def test_smooth_clamp_has_gradients_where_the_hard_one_is_dead():
+    for clamp, alive in (("smooth", True), ("hard", False)):
+        net = network(clamp=clamp)
+        with torch.no_grad():
+            net.heads["node"][-1].bias.fill_(3.0)
+        net(features())["blocks.0.update"].sum().backward()
+        assert bool(net.heads["node"][-1].bias.grad.abs().sum() > 0) is alive
+
+
+def test_node_coefficients_see_the_neighbourhood_by_default_only():
+    near, far = features(), features()
+    far["edge"] = far["edge"] + 1.0
+    assert not torch.equal(network()(near)["blocks.0.update"], network()(far)["blocks.0.update"])
+    paper = network(variant="paper-nbody")
+    assert torch.equal(paper(near)["blocks.0.update"], paper(far)["blocks.0.update"])
+
+
+def test_an_edge_at_the_cutoff_has_no_say_in_node_coefficients():
+    with_edge = features()
+    with_edge["edge_weight"][0] = 0.0
+    without = {k: v.clone() for k, v in with_edge.items()}
+    for key in ("edge", "edge_weight", "edge_vector"):
+        without[key] = without[key][1:]
+    without["edge_index"] = without["edge_index"][:, 1:]
+    net = network()
+    torch.testing.assert_close(net(with_edge)["blocks.0.update"], net(without)["blocks.0.update"])
+
+
+def test_ammonia_variant_reads_the_squared_distance_alone():
+    net = network(variant="paper-ammonia")
+    first, second = features(seed=0), features(seed=1)
+    second["edge_vector"] = first["edge_vector"][:, [2, 0, 1]]
+    torch.testing.assert_close(net(first)["blocks.0.filter"], net(second)["blocks.0.filter"])
+
+
+def test_sharing_per_layer_gives_one_coefficient_to_all_its_maps():
+    roles = {"blocks.0.a": "edge", "blocks.0.b": "edge", "blocks.1.a": "edge"}
+    net = InferenceNetwork(roles, SIZES, bounds=(1e-3, 4.0), initial=0.5, share="layer")
+    coefficients = net(features())
+    assert torch.equal(coefficients["blocks.0.a"], coefficients["blocks.0.b"])
+    assert not torch.equal(coefficients["blocks.0.a"], coefficients["blocks.1.a"])
+
+
+def test_further_row_types_get_a_head_of_their_own():
+    roles = {**ROLES, "angles.0": "angle"}
+    net = InferenceNetwork(roles, {**SIZES, "angle": 7}, bounds=(1e-3, 4.0), initial=0.5)
+    assert net({**features(), "angle": torch.randn(9, 7)})["angles.0"].shape == (9,)
+
+
+def test_bad_options_and_features_are_refused():
+    with pytest.raises(InputError, match="0 < least < largest"):
+        network(bounds=(0.0, 1.0))
+    with pytest.raises(InputError, match="outside its bounds"):
+        network(initial=5.0)
+    with pytest.raises(InputError, match="unknown variant 'element'"):
+        network(variant="element")
+    with pytest.raises(InputError, match="no features are declared for 'angle' rows"):
+        InferenceNetwork({"a": "angle"}, SIZES, bounds=(1e-3, 4.0), initial=0.5)
+    with pytest.raises(InputError, match="needs edge vectors"):
+        network(variant="paper-silica")({k: v for k, v in features().items() if "vec" not in k})
+    broken = features()
+    broken["edge"][0, 0] = torch.nan
+    with pytest.raises(InputError, match="non-finite coefficients"):
+        network()(broken)

@@ -1,0 +1,98 @@
+import threading
+
+import pytest
+import torch
+
+from blips.bayes import noise
+from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
+from blips.errors import InputError
+
+
+def sampled(rows: int = 3) -> SampledNoise:
+    return SampledNoise({"map": torch.ones(rows)}, noise.generators(0, 1))
+
+
+def test_means_are_the_default_and_contexts_nest():
+    outer, inner = sampled(), sampled()
+    assert noise.active() is None
+    with noise.use(outer):
+        with noise.use(inner):
+            assert noise.active() is inner
+            with noise.mean():
+                assert noise.active() is None
+        assert noise.active() is outer
+    assert noise.active() is None
+
+
+def test_an_exception_leaves_no_noise_behind():
+    with pytest.raises(RuntimeError, match="inside"), noise.use(sampled()):
+        raise RuntimeError("inside")
+    assert noise.active() is None
+
+
+def test_threads_do_not_see_each_others_noise():
+    mine, seen = sampled(), []
+    entered, checked = threading.Event(), threading.Event()
+
+    def other() -> None:
+        entered.wait(5)
+        seen.append(noise.active())
+        with noise.use(sampled()):
+            checked.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with noise.use(mine):
+        entered.set()
+        assert checked.wait(5)
+        assert noise.active() is mine
+    thread.join()
+    assert seen == [None]
+
+
+def test_generators_are_functions_of_seed_and_number():
+    whole = [torch.randn(4, generator=g) for g in noise.generators(7, 5)]
+    tail = [torch.randn(4, generator=g) for g in noise.generators(7, 2, first=3)]
+    torch.testing.assert_close(torch.stack(whole[3:]), torch.stack(tail), rtol=0, atol=0)
+    assert not torch.equal(whole[0], whole[1])
+    other_seed = torch.randn(4, generator=noise.generators(8, 1)[0])
+    assert not torch.equal(whole[0], other_seed)
+
+
+def test_frozen_draws_depend_on_seed_member_and_name_only():
+    weight = torch.zeros(3, 4)
+    draw = FrozenDraw(seed=1, member=2)
+    first = draw.normal_like("a", weight)
+    draw.normal_like("b", weight)
+    again = FrozenDraw(seed=1, member=2).normal_like("a", weight)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, draw.normal_like("b", weight))
+    assert not torch.equal(first, FrozenDraw(seed=1, member=3).normal_like("a", weight))
+    assert torch.equal(first, draw.normal_like("a", weight.double()).float())
+
+
+def test_coefficients_are_shared_by_replicas_or_given_for_each():
+    shared = SampledNoise({"map": torch.tensor([1.0, 2.0])}, noise.generators(0, 3))
+    assert shared.coefficients_of("map", 6).tolist() == [1.0, 2.0] * 3
+    each = SampledNoise({"map": torch.arange(6.0)}, noise.generators(0, 3))
+    assert each.coefficients_of("map", 6).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_bad_noise_is_refused_with_the_remedy():
+    with pytest.raises(InputError, match=r"unknown estimator 'flipuot'; use one of auto, local"):
+        SampledNoise({}, noise.generators(0, 1), "flipuot")
+    with pytest.raises(InputError, match="needs a torch.Generator"):
+        SampledNoise({}, [])
+    with pytest.raises(InputError, match="no coefficients for the Bayesian map 'other'"):
+        sampled().coefficients_of("other", 3)
+    with pytest.raises(InputError, match="applied to 4 rows but has coefficients for 3"):
+        sampled().coefficients_of("map", 4)
+    with pytest.raises(InputError, match=r"expected one number for each row"):
+        SampledNoise({"map": torch.ones(3, 2)}, noise.generators(0, 1)).coefficients_of("map", 3)
+
+
+def test_frozen_noise_stacks_its_members():
+    draws = [FrozenDraw(0, member) for member in range(3)]
+    stacked = FrozenNoise({}, draws).normal_like("a", torch.zeros(2, 2))
+    assert stacked.shape == (3, 2, 2)
+    assert torch.equal(stacked[1], draws[1].normal_like("a", torch.zeros(2, 2)))

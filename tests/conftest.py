@@ -1,0 +1,33 @@
+"""Settings shared by all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("blips", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("blips")
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def reference_data() -> Path:
+    """Folder with public DFT data, $BLIPS_DATA or shared/data beside the repository."""
+    default = REPOSITORY.parent / "shared" / "data"
+    folder = Path(os.environ.get("BLIPS_DATA", default))
+    if not folder.is_dir():
+        pytest.skip(f"no reference data: {folder} is not a folder (set BLIPS_DATA)")
+    return folder
+
+
+@pytest.fixture
+def float64():
+    """Double precision by default within a test."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

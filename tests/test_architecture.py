@@ -1,0 +1,102 @@
+"""Imports flow one way: a module may import from its own layer's folder and from lower layers."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import blips
+
+PACKAGE = Path(blips.__file__).parent
+
+# Lower layers first. `bayes` stands beside `data` and `backbones`: it may import errors alone.
+LAYERS = [
+    {"errors", "keys"},
+    {"config", "units"},
+    {"bayes", "data"},
+    {"backbones"},
+    {"predict"},
+    {"potential"},
+    {"factory", "testing"},
+    {"uq"},
+    {"train"},
+    {"baselines"},
+    {"sim", "active"},
+    {"experiments"},
+    {"cli", "__main__"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+ONLY = {"bayes": {"errors", "bayes"}}
+TOP_LEVEL_ONLY_TORCH = "bayes"
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported_parts(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+            if node.module == "blips":
+                names = [f"blips.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("blips.")}
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_to_lower_layers(path: Path):
+    part = part_of(path)
+    if part == "__init__":
+        return
+    for imported in imported_parts(path) & LEVEL.keys():
+        if imported == part:
+            continue
+        assert LEVEL[imported] < LEVEL[part], f"{part} imports {imported}, which lies above it"
+        assert imported in ONLY.get(part, {imported}), f"{part} must not import {imported}"
+
+
+def test_every_module_has_a_layer():
+    parts = {part_of(path) for path in modules()} - {"__init__"}
+    assert parts <= LEVEL.keys()
+
+
+@pytest.mark.parametrize(
+    ("folder", "allowed"),
+    [("bayes", {"torch", "blips"}), ("uq/metrics.py", {"numpy", "scipy", "blips"})],
+)
+def test_the_mathematics_needs_few_packages(folder: str, allowed: set[str]):
+    import sys
+
+    target = PACKAGE / folder
+    for path in [target] if target.is_file() else target.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            for name in names:
+                root = name.split(".")[0]
+                assert root in allowed | sys.stdlib_module_names, f"{path.name} imports {root}"
+
+
+def test_importing_blips_is_free_of_side_effects():
+    import subprocess
+    import sys
+
+    code = (
+        "import torch; before = (torch.get_default_dtype(), torch.is_grad_enabled());"
+        "import blips; assert before == (torch.get_default_dtype(), torch.is_grad_enabled());"
+        "import sys; heavy = {'matplotlib', 'pyscf', 'lightning_fabric', 'tensorboard'};"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
