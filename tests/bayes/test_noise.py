@@ -81,7 +81,7 @@ def test_coefficients_are_shared_by_replicas_or_given_for_each():
 def test_bad_noise_is_refused_with_the_remedy():
     with pytest.raises(InputError, match=r"unknown estimator 'flipuot'; use one of auto, local"):
         SampledNoise({}, noise.generators(0, 1), "flipuot")
-    with pytest.raises(InputError, match="needs a torch.Generator"):
+    with pytest.raises(InputError, match=r"needs a torch\.Generator"):
         SampledNoise({}, [])
     with pytest.raises(InputError, match="no coefficients for the Bayesian map 'other'"):
         sampled().coefficients_of("other", 3)

@@ -1,0 +1,40 @@
+"""Bayesian learned interatomic potentials: error bars for any potential.
+
+The public surface; everything heavier lives in the sub-packages and is imported when it is used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from blips.factory import bayesianize
+from blips.potential import BayesianPotential
+from blips.predict import Prediction
+
+if TYPE_CHECKING:
+    from blips.train.checkpoint import load, save
+    from blips.train.fit import fit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BayesianPotential",
+    "Prediction",
+    "__version__",
+    "bayesianize",
+    "fit",
+    "load",
+    "save",
+]
+
+_LAZY = {
+    "fit": "blips.train.fit",
+    "load": "blips.train.checkpoint",
+    "save": "blips.train.checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'blips' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)

@@ -1,0 +1,48 @@
+"""Message-passing models and the contract that makes them Bayesian."""
+
+import inspect
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from blips.backbones.base import AtomisticBackbone, Backbone, ReferenceEnergies
+from blips.backbones.egnn import EGNN
+from blips.backbones.gnn import GNN
+from blips.backbones.painn import PaiNN
+from blips.backbones.particles import ParticleBackbone
+from blips.backbones.schnet import SchNet
+from blips.errors import ConfigError
+
+__all__ = [
+    "BACKBONES",
+    "EGNN",
+    "GNN",
+    "AtomisticBackbone",
+    "Backbone",
+    "PaiNN",
+    "ParticleBackbone",
+    "ReferenceEnergies",
+    "SchNet",
+    "build",
+]
+
+BACKBONES: dict[str, type[Backbone]] = {"painn": PaiNN, "schnet": SchNet, "egnn": EGNN, "gnn": GNN}
+
+
+def build(name: str, **hyperparameters: Any) -> Backbone:
+    """Untrained backbone by its name, e.g. `build("painn", cutoff=5.0, features=64)`."""
+    if name not in BACKBONES:
+        raise ConfigError(f"unknown backbone {name!r}; {_nearest(name, BACKBONES)}")
+    backbone = BACKBONES[name]
+    valid = inspect.signature(backbone).parameters
+    for key in hyperparameters:
+        if key not in valid:
+            raise ConfigError(f"backbone {name!r} has no setting {key!r}; {_nearest(key, valid)}")
+    return backbone(**hyperparameters)
+
+
+def _nearest(word: str, valid: Iterable[str]) -> str:
+    valid = sorted(valid)
+    close = get_close_matches(word, valid, n=1, cutoff=0.5)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return f"{meant}Valid: {', '.join(valid)}"

@@ -1,0 +1,154 @@
+"""The contract between a backbone and everything that makes it Bayesian.
+
+A backbone is an `nn.Module` that turns a graph into outputs and says, in three declarations,
+what its rows are: which linear maps act on which rows (`roles`), what the rows look like to an
+invariant observer (`row_features`), and how large those descriptions are (`feature_sizes`).
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from ase import Atoms
+from torch import Tensor, nn
+
+from blips import keys
+from blips.backbones.radial import CosineCutoff, GaussianBasis
+from blips.data.graph import AtomGraph, Graph
+from blips.errors import InputError
+
+MAX_ATOMIC_NUMBER = 118
+
+
+class Backbone(nn.Module):
+    """A message-passing model whose linear maps act on rows (edges, nodes, ...).
+
+    Attributes:
+        roles: glob pattern of a map's name -> the row type it acts on. The first match counts.
+        conservative: True where forces are -dE/dr of the "energies" that `forward` returns.
+        hyperparameters: constructor arguments, so that a checkpoint can rebuild the model.
+    """
+
+    roles: ClassVar[Mapping[str, str]] = {}
+    conservative: bool = False
+    hyperparameters: dict[str, Any]
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """Width of each description in `row_features`; for integer labels their number."""
+        raise TypeError(f"{type(self).__name__} must declare feature_sizes")
+
+    def row_features(self, graph: Graph) -> dict[str, Tensor]:
+        """Invariant description of every row, keyed as in `blips.keys`."""
+        raise TypeError(f"{type(self).__name__} must declare row_features")
+
+    def row_counts(self, graph: Graph) -> dict[str, int]:
+        """Number of rows of each type in this graph."""
+        return {keys.EDGE: graph.num_edges, keys.NODE: graph.num_nodes}
+
+
+class AtomisticBackbone(Backbone):
+    """A potential: per-atom energies of an `AtomGraph`; forces and stress by differentiation."""
+
+    conservative = True
+    cutoff: float
+
+    def __init__(self, cutoff: float, num_row_basis: int = 16) -> None:
+        super().__init__()
+        require_positive(cutoff=cutoff, num_row_basis=num_row_basis)
+        self.cutoff = cutoff
+        self.reference = ReferenceEnergies()
+        self._row_basis = GaussianBasis(num_row_basis, cutoff)
+        self._row_envelope = CosineCutoff(cutoff)
+
+    def graph(self, atoms: Atoms | Sequence[Atoms], dtype: torch.dtype | None = None) -> AtomGraph:
+        """Graph of one or many structures with this model's cutoff, dtype and device."""
+        here = self.reference.shift
+        return AtomGraph.from_atoms(atoms, self.cutoff, dtype or here.dtype).to(here.device)
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """Radial basis on edges; atomic numbers on nodes."""
+        return {keys.EDGE: len(self._row_basis.centers), keys.NODE_TYPE: MAX_ATOMIC_NUMBER + 1}
+
+    def row_features(self, graph: Graph) -> dict[str, Tensor]:
+        """Elements, radial basis and envelope of the distances (and, for the paper, vectors)."""
+        graph = self._atom_graph(graph)
+        vectors = graph.vectors()  # [E, 3]
+        distance = edge_lengths(vectors)  # [E]
+        return {
+            keys.EDGE_VECTOR: vectors,
+            keys.EDGE: self._row_basis(distance),  # [E, B]
+            keys.EDGE_WEIGHT: self._row_envelope(distance),  # [E]
+            keys.EDGE_INDEX: graph.edge_index,  # [2, E]
+            keys.NODE_TYPE: graph.numbers,  # [N]
+        }
+
+    def _atom_graph(self, graph: Graph) -> AtomGraph:
+        """The graph, or an error if it is not one of atoms."""
+        if not isinstance(graph, AtomGraph):
+            raise InputError(
+                f"{type(self).__name__} needs an AtomGraph, got {type(graph).__name__}; "
+                "make one with AtomGraph.from_atoms"
+            )
+        return graph
+
+
+class ReferenceEnergies(nn.Module):
+    """E_i = scale * e_i + shift[Z_i]: the network's e_i in eV around per-element energies.
+
+    `shift` (eV, by atomic number) and `scale` (eV) are buffers: set them from data with `set`,
+    they are saved with the weights and never trained.
+    """
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(MAX_ATOMIC_NUMBER + 1))
+        self.register_buffer("scale", torch.ones(()))
+
+    def set(self, shift: Mapping[int, float], scale: float = 1.0) -> None:
+        """Set energies per element (eV) and the scale of the network's output (eV)."""
+        if not scale > 0:
+            raise InputError(f"the energy scale must be positive, got {scale}")
+        self.shift.zero_()
+        for number, energy in shift.items():
+            self.shift[number] = energy
+        self.scale.fill_(scale)
+
+    def forward(self, network_energies: Tensor, numbers: Tensor) -> Tensor:
+        """[N], [N] -> [N] eV."""
+        return self.scale * network_energies + self.shift[numbers]
+
+
+def edge_lengths(vectors: Tensor) -> Tensor:
+    """|r| of each edge, [E, 3] -> [E]."""
+    return torch.linalg.vector_norm(vectors, dim=-1)
+
+
+def gather_rows(rows: Tensor, index: Tensor) -> Tensor:
+    """rows[index], [N, ...] -> [E, ...]; several times faster than indexing, also backwards."""
+    return rows.index_select(0, index)
+
+
+def scatter_sum(rows: Tensor, index: Tensor, size: int) -> Tensor:
+    """Sum rows with the same index, [E, ...] -> [size, ...]."""
+    return rows.new_zeros(size, *rows.shape[1:]).index_add(0, index, rows)
+
+
+def mlp(*widths: int, last_activation: bool = False) -> nn.Sequential:
+    """Linear maps of these widths with SiLU between them (and after the last, if asked)."""
+    layers: list[nn.Module] = []
+    for size_in, size_out in pairwise(widths):
+        layers += [nn.Linear(size_in, size_out), nn.SiLU()]
+    return nn.Sequential(*(layers if last_activation else layers[:-1]))
+
+
+def require_positive(**values: float) -> None:
+    """Refuse hyperparameters that are not positive, by name."""
+    for name, value in values.items():
+        if not value > 0:
+            raise InputError(f"{name} must be positive, got {value}")

@@ -1,0 +1,84 @@
+"""Forces and stress as derivatives of a (possibly sampled) energy.
+
+    F = -dE/dr,    stress = (1 / V) dE/d(strain),    r -> r (1 + strain), cell -> cell (1 + strain)
+
+The energy is evaluated once; with the noise of a sample held fixed, these are the forces and the
+stress of that sample (method: F = -dE/dr of the sampled energy, posterior widths included).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from blips import keys
+from blips.data.graph import AtomGraph
+
+EnergyFunction = Callable[[AtomGraph], Tensor]  # graph -> energies of the atoms [N]
+
+
+class Derivatives(TypedDict, total=False):
+    """Which derivatives to take; the options of `energy_and_derivatives`."""
+
+    forces: bool
+    stress: bool
+    create_graph: bool
+
+
+def energy_and_derivatives(
+    energies_of: EnergyFunction,
+    graph: AtomGraph,
+    *,
+    forces: bool = True,
+    stress: bool = False,
+    create_graph: bool = False,
+) -> dict[str, Tensor]:
+    """Energy [S], energies [N], forces [N, 3] and stress [S, 3, 3] of `energies_of` on `graph`.
+
+    Args:
+        energies_of: function of the graph that returns atomic energies (eV).
+        graph: a batch of structures.
+        forces: also return forces (eV/A).
+        stress: also return the stress (eV/A^3, symmetric; positive = under tension).
+        create_graph: keep what is needed to differentiate the derivatives (training).
+    """
+    if not (forces or stress):
+        energies = energies_of(graph)
+        return {keys.ENERGY: graph.sum_over_structures(energies), keys.ENERGIES: energies}
+    volumes = graph.volumes() if stress else None
+    with torch.enable_grad():
+        strained, inputs = _differentiable(graph, forces=forces, stress=stress)
+        energies = energies_of(strained)
+        energy = graph.sum_over_structures(energies)
+        gradients = torch.autograd.grad(
+            energy.sum(),
+            list(inputs.values()),
+            create_graph=create_graph,
+            materialize_grads=True,  # an isolated atom feels nothing
+        )
+    gradient_of = dict(zip(inputs, gradients, strict=True))
+    out = {keys.ENERGY: energy, keys.ENERGIES: energies}
+    if forces:
+        out[keys.FORCES] = -gradient_of["positions"]
+    if volumes is not None:
+        out[keys.STRESS] = gradient_of["strain"] / volumes[:, None, None]
+    return out if create_graph else {name: value.detach() for name, value in out.items()}
+
+
+def _differentiable(
+    graph: AtomGraph, *, forces: bool, stress: bool
+) -> tuple[AtomGraph, dict[str, Tensor]]:
+    """The graph as a function of fresh leaves: its positions and a strain of each structure."""
+    positions, cell = graph.positions, graph.cell
+    inputs: dict[str, Tensor] = {}
+    if forces:
+        positions = inputs["positions"] = positions.detach().requires_grad_()
+    if stress:
+        strain = inputs["strain"] = torch.zeros_like(cell).requires_grad_()
+        symmetric = 0.5 * (strain + strain.transpose(-1, -2))  # [S, 3, 3]
+        node_strain = symmetric[graph.structure]  # [N, 3, 3]
+        positions = positions + torch.einsum("na,nab->nb", positions, node_strain)
+        cell = cell + cell @ symmetric
+    return replace(graph, positions=positions, cell=cell), inputs

@@ -1,0 +1,160 @@
+r"""PaiNN: equivariant message passing with scalar and vector features.
+
+Schütt, Unke, Gastegger, "Equivariant message passing for the prediction of tensorial properties
+and molecular spectra" (2021). With scalars s_i, vectors v_i, and for each edge the distance r,
+unit vector u (from i to j), radial basis b(r) and envelope f(r), one block is
+
+    message    g = phi(s_j) * W b(r) f(r),  split into g_s, g_u, g_v
+               s_i += sum_j g_s,            v_i += sum_j (g_u u + g_v v_j)
+    update     a = gates(s_i, |V v_i|),     split into a_ss, a_sv, a_vv
+               s_i += a_ss + a_sv <U v_i, V v_i>,      v_i += a_vv U v_i
+
+| symbol | variable | rows |
+|---|---|---|
+| phi | `message.sender` | nodes (the sending atoms, before they are gathered onto edges) |
+| W | `message.filter` (no bias, so that W b f vanishes at the cutoff) | edges |
+| U, V | `update.mixing`, one map with both outputs | nodes, with an irrep axis [N, 3, F] |
+| a | `update.gates` | nodes |
+| - | `readout` | nodes |
+
+Vectors start at zero and only scalars are read out, so the first block has no g_v and the last
+no a_vv: the same function as with them, without maps that never see data.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from blips import keys
+from blips.backbones.base import (
+    MAX_ATOMIC_NUMBER,
+    AtomisticBackbone,
+    edge_lengths,
+    gather_rows,
+    mlp,
+    require_positive,
+    scatter_sum,
+)
+from blips.backbones.radial import BesselBasis, CosineCutoff
+from blips.data.graph import Graph
+
+NORM_SMOOTHING = 1e-6  # |v| = sqrt(v^2 + this): curvature at most 1e3, offset 1e-3
+
+
+class PaiNN(AtomisticBackbone):
+    """Atomic energies from scalar and vector messages.
+
+    Args:
+        cutoff: radius within which atoms exchange messages, A.
+        features: width F of the scalar and vector features.
+        blocks: number of message + update blocks.
+        num_basis: number of radial basis functions.
+    """
+
+    roles: ClassVar = {
+        "blocks.*.message.filter": keys.EDGE,
+        "blocks.*.message.sender.*": keys.NODE,
+        "blocks.*.update.mixing": keys.NODE,
+        "blocks.*.update.gates.*": keys.NODE,
+        "readout.*": keys.NODE,
+    }
+
+    def __init__(
+        self, cutoff: float = 5.0, features: int = 128, blocks: int = 3, num_basis: int = 16
+    ) -> None:
+        super().__init__(cutoff)
+        require_positive(features=features // 2, blocks=blocks, num_basis=num_basis)
+        self.hyperparameters = {
+            "cutoff": cutoff,
+            "features": features,
+            "blocks": blocks,
+            "num_basis": num_basis,
+        }
+        self.embedding = nn.Embedding(MAX_ATOMIC_NUMBER + 1, features)
+        self.basis = BesselBasis(num_basis, cutoff)
+        self.envelope = CosineCutoff(cutoff)
+        self.blocks = nn.ModuleList(
+            PaiNNBlock(features, num_basis, first=k == 0, last=k == blocks - 1)
+            for k in range(blocks)
+        )
+        self.readout = mlp(features, features // 2, 1)
+
+    def forward(self, graph: Graph) -> dict[str, Tensor]:
+        """Energies of the atoms, [N] eV."""
+        graph = self._atom_graph(graph)
+        edge_vectors = graph.vectors()  # [E, 3]
+        distance = edge_lengths(edge_vectors)  # [E]
+        basis = self.basis(distance) * self.envelope(distance)[:, None]  # [E, B]
+        unit = (edge_vectors / distance[:, None])[:, :, None]  # [E, 3, 1]
+
+        scalars = self.embedding(graph.numbers)  # [N, F]
+        vectors = None  # [N, 3, F]
+        for block in self.blocks:
+            scalars, vectors = block(scalars, vectors, basis, unit, graph.edge_index)
+        energies = self.readout(scalars).squeeze(-1)  # [N]
+        return {keys.ENERGIES: self.reference(energies, graph.numbers)}
+
+
+class PaiNNBlock(nn.Module):
+    """One message from the neighbours, then one update of every atom on its own."""
+
+    def __init__(self, features: int, num_basis: int, *, first: bool, last: bool) -> None:
+        super().__init__()
+        self.message = PaiNNMessage(features, num_basis, vectors_in=not first)
+        self.update = PaiNNUpdate(features, vectors_out=not last)
+
+    def forward(
+        self, scalars: Tensor, vectors: Tensor | None, basis: Tensor, unit: Tensor, edges: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """[N, F] and [N, 3, F] (None for zero) -> the same, with neighbours taken in."""
+        return self.update(*self.message(scalars, vectors, basis, unit, edges))
+
+
+class PaiNNMessage(nn.Module):
+    """Sum over neighbours of filtered scalars, unit vectors and vectors."""
+
+    def __init__(self, features: int, num_basis: int, *, vectors_in: bool) -> None:
+        super().__init__()
+        parts = 3 if vectors_in else 2
+        self.sender = mlp(features, features, parts * features)
+        self.filter = nn.Linear(num_basis, parts * features, bias=False)
+
+    def forward(
+        self, scalars: Tensor, vectors: Tensor | None, basis: Tensor, unit: Tensor, edges: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Scalars [N, F] and vectors [N, 3, F] after the message."""
+        receiver, sender = edges
+        atoms, width = scalars.shape
+        sent, *gate = self.sender(scalars).split(2 * width, dim=1)  # [N, 2F], [N, F]
+        filters, *vector_filter = self.filter(basis).split(2 * width, dim=1)  # [E, 2F], [E, F]
+        to_scalars, along_unit = (filters * gather_rows(sent, sender)).split(width, dim=1)  # [E, F]
+        to_vectors = along_unit[:, None] * unit  # [E, 3, F]
+        if vectors is not None:
+            # g_v v_j = (W b f) (phi v)_j: the inner product on atoms, which are fewer than edges
+            sent_vectors = gather_rows(gate[0][:, None] * vectors, sender)  # [E, 3, F]
+            to_vectors = to_vectors + vector_filter[0][:, None] * sent_vectors
+        scalars = scalars + scatter_sum(to_scalars, receiver, atoms)
+        received = scatter_sum(to_vectors, receiver, atoms)
+        return scalars, received if vectors is None else vectors + received
+
+
+class PaiNNUpdate(nn.Module):
+    """Exchange between the scalars and the vectors of one atom."""
+
+    def __init__(self, features: int, *, vectors_out: bool) -> None:
+        super().__init__()
+        self.vectors_out = vectors_out
+        self.mixing = nn.Linear(features, 2 * features, bias=False)
+        self.gates = mlp(2 * features, features, (3 if vectors_out else 2) * features)
+
+    def forward(self, scalars: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Scalars [N, F] and vectors [N, 3, F] after the update; no vectors from the last."""
+        mixed_u, mixed_v = self.mixing(vectors).chunk(2, dim=-1)  # [N, 3, F]
+        norm = (mixed_v.square().sum(dim=1) + NORM_SMOOTHING).sqrt()  # [N, F]
+        gates = self.gates(torch.cat([scalars, norm], dim=1))  # [N, 2F or 3F]
+        to_scalars, product_gate, *vector_gate = gates.split(scalars.shape[1], dim=1)  # [N, F]
+        scalars = scalars + to_scalars + product_gate * (mixed_u * mixed_v).sum(dim=1)
+        if not self.vectors_out:
+            return scalars, None
+        return scalars, vectors + vector_gate[0][:, None] * mixed_u

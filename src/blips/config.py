@@ -1,0 +1,223 @@
+"""Configuration: strict schemas, files and `a.b=value` overrides merged left to right.
+
+Unknown keys are refused with the nearest valid one. Every field has a default but the data.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from blips.errors import ConfigError
+
+Loss = Literal["mae", "mse", "huber", "conditional_huber", "nll", "crps"]
+
+
+class Section(BaseModel):
+    """A part of the configuration; refuses keys that it does not know."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+class BayesConfig(Section):
+    """How the backbone becomes Bayesian; the arguments of `bayesianize`."""
+
+    enabled: bool = Field(default=True, description="False trains the plain backbone")
+    prior_dropout: float = Field(default=0.5, gt=0, lt=1)
+    bounds: tuple[float, float] = (1e-5, 4.0)
+    initial: float | None = Field(default=None, gt=0)
+    estimator: Literal["auto", "local", "flipout"] = "auto"
+    exclude: list[str] = []
+    encoder: dict[str, Any] = {}
+
+
+class ModelConfig(Section):
+    """The backbone and its posterior."""
+
+    backbone: str = "painn"
+    hyperparameters: dict[str, Any] = {}
+    bayes: BayesConfig = BayesConfig()
+
+
+class LabelsConfig(Section):
+    """Where the labels are in the files, and in which units."""
+
+    energy_key: str = "energy"
+    forces_key: str = "forces"
+    stress_key: str = "stress"
+    energy_unit: str = "eV"
+    length_unit: str = "A"
+
+
+class DataConfig(Section):
+    """Structures to train and validate on."""
+
+    train: str | None = None
+    valid: str | float = Field(default=0.1, description="file, or fraction to set aside")
+    group_key: str | None = Field(default=None, description="split whole groups by this info key")
+    labels: LabelsConfig = LabelsConfig()
+    reference_energies: Literal["fit", "none"] | dict[str, float] = "fit"
+    stream: bool = Field(default=False, description="read structures from disk as they are needed")
+
+
+class WeightsConfig(Section):
+    """Weights of the quantities in the data loss; zero leaves a quantity out."""
+
+    energy: float = Field(default=0.1, ge=0)
+    forces: float = Field(default=1.0, ge=0)
+    stress: float = Field(default=0.0, ge=0)
+    positions: float = Field(default=1.0, ge=0, description="particle dynamics only")
+
+
+class ScheduleConfig(Section):
+    """Learning rate over time."""
+
+    kind: Literal["constant", "plateau", "cosine"] = "constant"
+    factor: float = Field(default=0.5, gt=0, lt=1, description="plateau: multiply by this")
+    patience: int = Field(default=30, ge=0, description="plateau: epochs without improvement")
+    min_lr: float = Field(default=0.0, ge=0)
+    warmup: float = Field(default=0.0, ge=0, lt=1, description="fraction of all steps, linear")
+
+
+class TrainingConfig(Section):
+    """The optimisation: loss + kl_weight * KL."""
+
+    epochs: int = Field(default=100, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    loss: Loss = "mae"
+    huber_delta: float = Field(default=0.01, gt=0)
+    loss_unit: str = Field(default="eV", description="energy unit of the loss; lambda refers to it")
+    energy_per_atom: bool = False
+    weights: WeightsConfig = WeightsConfig()
+    samples: int = Field(default=4, ge=2, description="of the nll and crps losses")
+    kl_weight: float = Field(default=1.0, ge=0, description="lambda")
+    kl_reduction: Literal["mean", "elbo"] = "mean"
+    kl_warmup_epochs: int = Field(default=0, ge=0)
+    optimizer: Literal["adam", "adamw"] = "adam"
+    lr: float = Field(default=1e-3, gt=0)
+    encoder_lr: float | None = Field(default=None, gt=0, description="inference network's")
+    weight_decay: float = Field(default=0.0, ge=0)
+    schedule: ScheduleConfig = ScheduleConfig()
+    clip_norm: float | None = Field(default=None, gt=0)
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
+    early_stop_patience: int | None = Field(default=None, ge=1)
+    checkpoint_every: int = Field(default=1, ge=1, description="epochs between checkpoints")
+    dtype: Literal["float32", "float64"] = "float32"
+    accelerator: str = "auto"
+    devices: int = Field(default=1, ge=1)
+    nodes: int = Field(default=1, ge=1)
+    strategy: str = "auto"
+    threads: int | None = Field(default=None, ge=1, description="CPU threads; default: torch's")
+    tensorboard: bool = True
+
+
+class RunConfig(Section):
+    """Everything that `blips train` needs."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    seed: int = 0
+    folder: str = "runs/blips"
+
+
+Source = str | Path | Mapping[str, Any] | RunConfig
+
+
+def load_config(*sources: Source) -> RunConfig:
+    """Merge files, mappings and `a.b=value` overrides, left to right, and validate.
+
+    Args:
+        sources: paths of YAML or JSON files, mappings, or strings such as "training.epochs=50".
+    """
+    merged: dict[str, Any] = {}
+    for source in sources:
+        merged = _merge(merged, _read(source))
+    try:
+        return RunConfig.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved configuration as YAML, which `load_config` reads back."""
+    import yaml
+
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _read(source: Source) -> dict[str, Any]:
+    if isinstance(source, RunConfig):
+        return source.model_dump(mode="json", exclude_unset=True)
+    if isinstance(source, Mapping):
+        return dict(source)
+    if isinstance(source, str) and "=" in source and not Path(source).exists():
+        return _override(source)
+    return _read_file(Path(source))
+
+
+def _override(text: str) -> dict[str, Any]:
+    import yaml
+
+    key, _, value = text.partition("=")
+    try:
+        parsed: Any = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"cannot read the value of {text!r}: {error}") from None
+    for part in reversed(key.strip().split(".")):
+        parsed = {part: parsed}
+    return parsed
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration file {path}; check the path") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds {type(content).__name__}, expected a mapping of sections")
+    return content
+
+
+def _merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in update.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _explain(error: ValidationError) -> str:
+    """One line for each problem, with the nearest valid key for unknown ones."""
+    lines = []
+    for problem in error.errors():
+        location = [str(part) for part in problem["loc"]]
+        where = ".".join(location)
+        if problem["type"] == "extra_forbidden":
+            known = list(_section_of(location[:-1]).model_fields)
+            nearest = difflib.get_close_matches(location[-1], known, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
+            lines.append(f"unknown key {where!r}; {hint}")
+        else:
+            lines.append(f"{where}: {problem['msg']}, got {problem['input']!r}")
+    return "invalid configuration:\n  " + "\n  ".join(lines)
+
+
+def _section_of(location: Sequence[str]) -> type[BaseModel]:
+    section: type[BaseModel] = RunConfig
+    for part in location:
+        annotation = section.model_fields[part].annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            section = annotation
+    return section

@@ -1,0 +1,90 @@
+"""Batches of graphs with their targets, and what every data set can do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from blips.data.graph import Graph
+from blips.errors import InputError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """S structures with N nodes in all, and what a model should say about them.
+
+    Attributes:
+        graph: the structures.
+        targets: energy [S] eV, forces [N, 3] eV/A, stress [S, 3, 3] eV/A^3, positions [N, 3];
+            those that the data set has.
+        indices: numbers of the structures in their data set, [S].
+    """
+
+    graph: Graph
+    targets: dict[str, Tensor]
+    indices: tuple[int, ...]
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """Copy on another device, with floating-point tensors of another dtype."""
+        targets = {name: target.to(device, dtype) for name, target in self.targets.items()}
+        return replace(self, graph=self.graph.to(device, dtype), targets=targets)
+
+    @classmethod
+    def join(cls, parts: Sequence["Batch"]) -> Self:
+        """One batch with the structures of all parts, in order."""
+        graphs = [part.graph for part in parts]
+        targets = {
+            name: torch.cat([part.targets[name] for part in parts]) for name in parts[0].targets
+        }
+        indices = tuple(index for part in parts for index in part.indices)
+        return cls(type(graphs[0]).batch(graphs), targets, indices)
+
+
+class TrainingData(Protocol):
+    """What training and evaluation ask of a data set."""
+
+    def __len__(self) -> int:
+        """Number of structures."""
+        ...
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Structures with these numbers, in this order."""
+        ...
+
+    def name_of(self, index: int) -> str:
+        """Where a structure comes from, for messages: file and frame."""
+        ...
+
+
+class Subset:
+    """Part of a data set, for instance the training part of a split."""
+
+    def __init__(self, data: TrainingData, indices: Sequence[int]) -> None:
+        check_indices(indices, len(data))
+        self.data = data
+        self.indices = tuple(indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def name_of(self, index: int) -> str:
+        """Name in the whole data set."""
+        return self.data.name_of(self.indices[index])
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Structures with these numbers within the part, in this order."""
+        check_indices(indices, len(self))
+        batch = self.data.batch([self.indices[index] for index in indices])
+        return replace(batch, indices=tuple(indices))
+
+
+def check_indices(indices: Sequence[int], size: int) -> None:
+    """Error unless there are indices, all within 0 to size - 1."""
+    if len(indices) == 0:
+        raise InputError("no structures were asked for; expected at least one index")
+    if min(indices) < 0 or max(indices) >= size:
+        raise InputError(f"indices {min(indices)} to {max(indices)} leave 0 to {size - 1}")

@@ -1,0 +1,236 @@
+"""Data sets of graphs and targets: from memory, from a file larger than it, or from arrays."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from ase import Atoms
+from torch import Tensor
+
+from blips import keys
+from blips.data.batch import Batch, Subset, TrainingData, check_indices
+from blips.data.graph import AtomGraph, ParticleGraph
+from blips.data.labels import Labels, extract
+from blips.data.xyz import read_xyz_frame, xyz_frame_offsets
+from blips.errors import InputError
+
+__all__ = [
+    "AtomData",
+    "Batch",
+    "ParticleData",
+    "StreamedData",
+    "StructureData",
+    "Subset",
+    "TrainingData",
+]
+
+ENERGY_AND_FORCES = (keys.ENERGY, keys.FORCES)
+
+
+class AtomData:
+    """What data sets of labelled structures share; `_sample` says where structures come from.
+
+    Args:
+        source: the file, for messages.
+        cutoff: of the graphs, A.
+        quantities: the targets, of "energy", "forces", "stress".
+        labels: names and units of the labels.
+        dtype: of the tensors; torch's default where None.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        cutoff: float,
+        quantities: Sequence[str] = ENERGY_AND_FORCES,
+        labels: Labels | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.source = source
+        self.cutoff = cutoff
+        self.quantities = tuple(quantities)
+        self.labels = labels or Labels()
+        self.dtype = dtype or torch.get_default_dtype()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def name_of(self, index: int) -> str:
+        """File and frame."""
+        return f"{self.source}, frame {index}"
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Structures with these numbers, in this order."""
+        check_indices(indices, len(self))
+        return Batch.join([self._sample(index) for index in indices])
+
+    def _sample(self, index: int) -> Batch:
+        """A batch of one structure."""
+        raise NotImplementedError
+
+    def _graph(self, atoms: Atoms, index: int) -> AtomGraph:
+        with _named(self.name_of(index)):
+            return AtomGraph.from_atoms(atoms, self.cutoff, self.dtype)
+
+    def _targets(self, atoms: Atoms, index: int) -> dict[str, Tensor]:
+        """Energy [1], forces [n, 3] and stress [1, 3, 3] of one structure."""
+        with _named(self.name_of(index)):
+            found = extract(atoms, self.quantities, self.labels)
+        return {
+            name: torch.as_tensor(value if name == keys.FORCES else value[None], dtype=self.dtype)
+            for name, value in found.items()
+        }
+
+
+class StructureData(AtomData):
+    """Labelled structures in memory. Labels are read at once, each graph at its first use.
+
+    The arguments are those of `AtomData`, behind the structures.
+    """
+
+    def __init__(
+        self,
+        structures: Sequence[Atoms],
+        cutoff: float,
+        quantities: Sequence[str] = ENERGY_AND_FORCES,
+        labels: Labels | None = None,
+        dtype: torch.dtype | None = None,
+        source: str | Path = "structures",
+    ) -> None:
+        super().__init__(source, cutoff, quantities, labels, dtype)
+        if len(structures) == 0:
+            raise InputError(f"{source}: no structures; expected at least one")
+        self.structures = tuple(structures)
+        self._all_targets = [self._targets(atoms, i) for i, atoms in enumerate(structures)]
+        self._samples: list[Batch | None] = [None] * len(structures)
+
+    def __len__(self) -> int:
+        return len(self.structures)
+
+    def _sample(self, index: int) -> Batch:
+        sample = self._samples[index]
+        if sample is None:
+            graph = self._graph(self.structures[index], index)
+            sample = self._samples[index] = Batch(graph, self._all_targets[index], (index,))
+        return sample
+
+
+class StreamedData(AtomData):
+    """Labelled structures of an extended xyz file that need not fit in memory.
+
+    The file is scanned once for the beginnings of its frames. Frames are read when they are asked
+    for; the least recently used graphs are dropped beyond `cache_gb` gigabytes. Batches are those
+    of `StructureData`. Convert other formats first: `ase convert file.traj file.extxyz`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        cutoff: float,
+        quantities: Sequence[str] = ENERGY_AND_FORCES,
+        labels: Labels | None = None,
+        dtype: torch.dtype | None = None,
+        cache_gb: float = 1.0,
+    ) -> None:
+        super().__init__(path, cutoff, quantities, labels, dtype)
+        self.path = Path(path)
+        self.cache_bytes = cache_gb * 1e9
+        self._offsets = xyz_frame_offsets(self.path)  # [F + 1]
+        self._stamp = self._file_stamp()
+        self._samples: OrderedDict[int, Batch] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def _sample(self, index: int) -> Batch:
+        if index in self._samples:
+            self._samples.move_to_end(index)
+            return self._samples[index]
+        sample = self._samples[index] = self._read(index)
+        self._bytes += _num_bytes(sample)
+        while self._bytes > self.cache_bytes:
+            _, oldest = self._samples.popitem(last=False)
+            self._bytes -= _num_bytes(oldest)
+        return sample
+
+    def _read(self, index: int) -> Batch:
+        if self._file_stamp() != self._stamp:
+            raise InputError(f"{self.path}: changed while it was in use; start again")
+        with self.path.open("rb") as file:
+            atoms = read_xyz_frame(file, self.path, index, self._offsets)
+        return Batch(self._graph(atoms, index), self._targets(atoms, index), (index,))
+
+    def _file_stamp(self) -> tuple[int, int]:
+        status = self.path.stat()
+        return status.st_size, status.st_mtime_ns
+
+
+class ParticleData:
+    """Simulations of n particles: state now, and positions later as targets.
+
+    Args:
+        positions: [M, n, 3].
+        velocities: [M, n, 3].
+        charges: [M, n] or [M, n, 1].
+        targets: positions to predict, [M, n, 3].
+        dtype: of the tensors; torch's default where None.
+        source: for messages.
+    """
+
+    def __init__(
+        self,
+        positions: Tensor | np.ndarray,
+        velocities: Tensor | np.ndarray,
+        charges: Tensor | np.ndarray,
+        targets: Tensor | np.ndarray,
+        dtype: torch.dtype | None = None,
+        source: str = "simulations",
+    ) -> None:
+        arrays = (positions, velocities, charges, targets)
+        states = [torch.as_tensor(a, dtype=dtype or torch.get_default_dtype()) for a in arrays]
+        shape = states[0].shape
+        shapes = [shape, shape, shape[:2], shape]
+        if states[2].ndim == 3:
+            states[2] = states[2].squeeze(-1)
+        if len(shape) != 3 or [s.shape for s in states] != shapes:
+            raise InputError(
+                f"{source}: positions, velocities, charges and targets have the shapes "
+                f"{', '.join(str(tuple(np.shape(a))) for a in arrays)}; expected [M, n, 3], "
+                "[M, n, 3], [M, n] and [M, n, 3]"
+            )
+        self.positions, self.velocities, self.charges, self.targets = states
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def name_of(self, index: int) -> str:
+        """Number of the simulation."""
+        return f"{self.source}, simulation {index}"
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Simulations with these numbers, in this order."""
+        check_indices(indices, len(self))
+        rows = torch.as_tensor(indices)
+        state = (self.positions[rows], self.velocities[rows], self.charges[rows])
+        targets = {keys.POSITIONS: self.targets[rows].reshape(-1, 3)}
+        return Batch(ParticleGraph.from_arrays(*state), targets, tuple(indices))
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Put the name of a structure before complaints about it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+
+
+def _num_bytes(sample: Batch) -> int:
+    values = [getattr(sample.graph, field.name) for field in fields(sample.graph)]
+    return sum(v.nbytes for v in (*values, *sample.targets.values()) if isinstance(v, Tensor))

@@ -1,0 +1,204 @@
+"""Batched graphs: atoms with their neighbours, and fully connected charged particles.
+
+Letters: N atoms, E directed edges, S structures. Edge e goes from the sender j = edge_index[1, e]
+to the receiver i = edge_index[0, e]; its vector is r_j + shift @ cell - r_i.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import numpy as np
+import torch
+from ase import Atoms
+from torch import Tensor
+from vesin import NeighborList
+
+from blips.errors import InputError
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What every graph has: positions, edges, and the structure that each node belongs to."""
+
+    positions: Tensor  # [N, 3] A
+    edge_index: Tensor  # [2, E] int64, (receiver, sender)
+    structure: Tensor  # [N] int64, 0 <= structure < S
+    num_structures: int
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return self.positions.shape[0]
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return self.edge_index.shape[1]
+
+    def vectors(self) -> Tensor:
+        """Edge vectors r_j - r_i, [E, 3] A."""
+        receiver, sender = self.edge_index
+        return self.positions.index_select(0, sender) - self.positions.index_select(0, receiver)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """Copy on another device, with floating-point tensors of another dtype."""
+        changes = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                float_dtype = dtype if value.is_floating_point() else None
+                changes[field.name] = value.to(device=device, dtype=float_dtype)
+        return replace(self, **changes)
+
+    @classmethod
+    def batch(cls, graphs: Sequence[Self]) -> Self:
+        """One graph with the structures of all, in order."""
+        if not graphs:
+            raise InputError("no graphs to batch; expected at least one structure")
+        node_offsets = np.cumsum([0] + [g.num_nodes for g in graphs])
+        structure_offsets = np.cumsum([0] + [g.num_structures for g in graphs])
+        merged = {}
+        for field in fields(cls):
+            values = [getattr(g, field.name) for g in graphs]
+            if field.name == "num_structures":
+                merged[field.name] = int(structure_offsets[-1])
+            elif field.name == "edge_index":
+                shifted = [v + int(o) for v, o in zip(values, node_offsets, strict=False)]
+                merged[field.name] = torch.cat(shifted, dim=1)
+            elif field.name == "structure":
+                shifted = [v + int(o) for v, o in zip(values, structure_offsets, strict=False)]
+                merged[field.name] = torch.cat(shifted)
+            else:
+                merged[field.name] = torch.cat(values)
+        return cls(**merged)
+
+    def replicate(self, replicas: int) -> Self:
+        """`replicas` copies as one batch; node, edge and structure rows are replica-major."""
+        return self if replicas == 1 else type(self).batch([self] * replicas)
+
+    def sum_over_structures(self, per_node: Tensor) -> Tensor:
+        """[N, ...] -> [S, ...]."""
+        out = per_node.new_zeros(self.num_structures, *per_node.shape[1:])
+        return out.index_add(0, self.structure, per_node)
+
+
+@dataclass(frozen=True)
+class AtomGraph(Graph):
+    """Atoms and all pairs within a cutoff, periodic or not, one or many structures."""
+
+    numbers: Tensor  # [N] int64, atomic numbers
+    cell: Tensor  # [S, 3, 3] A, rows are lattice vectors, zero where there is none
+    pbc: Tensor  # [S, 3] bool
+    edge_shift: Tensor  # [E, 3] whole numbers of lattice vectors, in the float dtype
+
+    def vectors(self) -> Tensor:
+        """Edge vectors r_j + shift @ cell - r_i, [E, 3] A."""
+        receiver = self.edge_index[0]
+        cell = self.cell.index_select(0, self.structure.index_select(0, receiver))  # [E, 3, 3]
+        shift = (self.edge_shift[:, :, None] * cell).sum(dim=1)  # [E, 3]
+        return super().vectors() + shift
+
+    def volumes(self) -> Tensor:
+        """Cell volumes, [S] A^3; error unless every structure has three lattice vectors."""
+        volumes = torch.linalg.det(self.cell).abs()
+        if not bool((volumes > 0).all()):
+            index = int((volumes <= 0).nonzero()[0])
+            raise InputError(
+                f"structure {index} of the batch has no volume, but stress was asked for; "
+                "give it three independent lattice vectors or ask for energy and forces only"
+            )
+        return volumes
+
+    @classmethod
+    def from_atoms(
+        cls,
+        atoms: Atoms | Sequence[Atoms],
+        cutoff: float,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Graph of one structure or a batch of many; all pairs with distance < `cutoff` (A)."""
+        dtype = dtype or torch.get_default_dtype()
+        if isinstance(atoms, Atoms):
+            return cls._from_one(atoms, cutoff, dtype)
+        return cls.batch([cls._from_one(one, cutoff, dtype) for one in atoms])
+
+    @classmethod
+    def _from_one(cls, atoms: Atoms, cutoff: float, dtype: torch.dtype) -> Self:
+        receiver, sender, shift = _neighbours(atoms, cutoff)
+        return cls(
+            positions=torch.as_tensor(atoms.positions.copy(), dtype=dtype),
+            edge_index=torch.as_tensor(np.stack([receiver, sender]).astype(np.int64)),
+            structure=torch.zeros(len(atoms), dtype=torch.int64),
+            num_structures=1,
+            numbers=torch.as_tensor(atoms.numbers.astype(np.int64)),
+            cell=torch.as_tensor(atoms.cell.array[None].copy(), dtype=dtype),
+            pbc=torch.as_tensor(atoms.pbc[None].copy()),
+            edge_shift=torch.as_tensor(shift, dtype=dtype),
+        )
+
+
+def _neighbours(atoms: Atoms, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Receivers [E] (ascending), senders [E] and cell shifts [E, 3] of all pairs in the cutoff."""
+    if len(atoms) == 0:
+        raise InputError("a structure without atoms has no energy; remove the empty frame")
+    if not np.isfinite(atoms.positions).all():
+        raise InputError("positions hold NaN or infinity; check how the structure was made")
+    cell = atoms.cell.array
+    if not np.isfinite(cell).all():
+        raise InputError("the cell holds NaN or infinity; check how the structure was made")
+    if atoms.pbc.any() and np.linalg.matrix_rank(cell[atoms.pbc]) < atoms.pbc.sum():
+        raise InputError(
+            f"periodic along {atoms.pbc.tolist()}, but those lattice vectors are not independent: "
+            f"{cell.tolist()}; set a cell with a volume, or pbc=False for a molecule"
+        )
+    if not (np.isfinite(cutoff) and cutoff > 0):
+        raise InputError(f"the cutoff must be a positive length in A, got {cutoff}")
+    receiver, sender, shift, distance = NeighborList(
+        cutoff=cutoff, full_list=True, sorted=True
+    ).compute(points=atoms.positions, box=cell, periodic=atoms.pbc, quantities="ijSd")
+    if (distance == 0).any():
+        first = int((distance == 0).argmax())
+        raise InputError(
+            f"atoms {receiver[first]} and {sender[first]} are at the same place; "
+            "remove duplicated atoms (also those that coincide through the periodic cell)"
+        )
+    return receiver, sender, shift
+
+
+@dataclass(frozen=True)
+class ParticleGraph(Graph):
+    """Charged particles, every one connected to every other of its simulation."""
+
+    velocities: Tensor  # [N, 3]
+    charges: Tensor  # [N]
+
+    @classmethod
+    def from_arrays(cls, positions: Tensor, velocities: Tensor, charges: Tensor) -> Self:
+        """Batch of M simulations of n particles: [M, n, 3], [M, n, 3], [M, n]."""
+        if positions.shape != velocities.shape or positions.shape[2:] != (3,):
+            raise InputError(
+                f"positions {tuple(positions.shape)} and velocities {tuple(velocities.shape)} "
+                "must both be [simulations, particles, 3]"
+            )
+        if charges.shape != positions.shape[:2]:
+            raise InputError(
+                f"charges {tuple(charges.shape)} must be one for each particle, "
+                f"{tuple(positions.shape[:2])}"
+            )
+        simulations, particles = positions.shape[:2]
+        receiver, sender = (~torch.eye(particles, dtype=torch.bool)).nonzero().T
+        offsets = particles * torch.arange(simulations)[:, None]
+        edges = torch.stack([(receiver + offsets).flatten(), (sender + offsets).flatten()])
+        return cls(
+            positions=positions.reshape(-1, 3),
+            edge_index=edges.to(positions.device),
+            structure=torch.arange(simulations, device=positions.device).repeat_interleave(
+                particles
+            ),
+            num_structures=simulations,
+            velocities=velocities.reshape(-1, 3),
+            charges=charges.reshape(-1),
+        )

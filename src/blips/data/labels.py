@@ -1,0 +1,153 @@
+"""Labels of a structure: where they are found and in which units; eV and A come out.
+
+    energy [eV] = energy_factor * energy
+    forces [eV/A] = energy_factor / length_factor * forces
+    stress [eV/A^3] = energy_factor / length_factor^3 * stress
+
+Stress has ASE's sign (dE/dstrain / V, positive under tension) and, where it is given as six
+numbers, ASE's order (xx, yy, zz, yz, xz, xy).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.stress import voigt_6_to_full_3x3_stress
+
+from blips import keys
+from blips.errors import InputError
+from blips.units import energy_factor, length_factor
+
+QUANTITIES = (keys.ENERGY, keys.FORCES, keys.STRESS)
+GEOMETRY = {"positions", "numbers", "cell", "pbc"}
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Names and units of the labels in a file.
+
+    Attributes:
+        energy_key: name in the calculator's results, `atoms.info` or `atoms.arrays`.
+        forces_key: as for the energy.
+        stress_key: as for the energy.
+        energy_unit: unit of the energy, and of the energy in forces and stress.
+        length_unit: unit of the length in forces and stress. Positions and cells are always in A,
+            as ASE reads them.
+    """
+
+    energy_key: str = "energy"
+    forces_key: str = "forces"
+    stress_key: str = "stress"
+    energy_unit: str = "eV"
+    length_unit: str = "A"
+
+    def __post_init__(self) -> None:
+        energy_factor(self.energy_unit)
+        length_factor(self.length_unit)
+
+    def key(self, quantity: str) -> str:
+        """Name under which a quantity ("energy", "forces" or "stress") is stored."""
+        if quantity not in QUANTITIES:
+            raise InputError(f"unknown label {quantity!r}; use one of {', '.join(QUANTITIES)}")
+        return getattr(self, f"{quantity}_key")
+
+    def factor(self, quantity: str) -> float:
+        """Number that turns a stored quantity into eV, eV/A or eV/A^3."""
+        length_power = {keys.ENERGY: 0, keys.FORCES: 1, keys.STRESS: 3}[quantity]
+        return energy_factor(self.energy_unit) / length_factor(self.length_unit) ** length_power
+
+
+def extract(
+    atoms: Atoms,
+    quantities: Sequence[str] = (keys.ENERGY, keys.FORCES),
+    labels: Labels | None = None,
+) -> dict[str, np.ndarray]:
+    """Labels of one structure, each of which must be there and finite.
+
+    Args:
+        atoms: a structure as ASE read it.
+        quantities: of "energy", "forces", "stress".
+        labels: their names and units.
+
+    Returns:
+        energy [] eV, forces [N, 3] eV/A, stress [3, 3] eV/A^3; float64.
+    """
+    labels = labels or Labels()
+    found = {}
+    for quantity in quantities:
+        key = labels.key(quantity)
+        stored = _lookup(atoms, key)
+        if stored is None:
+            raise InputError(_missing(atoms, quantity, key))
+        value = _shaped(stored, quantity, key, len(atoms)) * labels.factor(quantity)
+        if not np.isfinite(value).all():
+            raise InputError(f"{quantity} ({key!r}) holds NaN or infinity; remove the structure")
+        found[quantity] = value
+    return found
+
+
+def available(atoms: Atoms, labels: Labels | None = None) -> tuple[str, ...]:
+    """Which of "energy", "forces" and "stress" a structure has under these names."""
+    labels = labels or Labels()
+    return tuple(name for name in QUANTITIES if _lookup(atoms, labels.key(name)) is not None)
+
+
+def _lookup(atoms: Atoms, key: str) -> Any:
+    """Stored value, or None; the calculator counts before `info` and `arrays`."""
+    results = _results(atoms)
+    if results.get(key) is not None:
+        _refuse_stale(atoms)
+        return results[key]
+    value = atoms.info.get(key)
+    return atoms.arrays.get(key) if value is None else value
+
+
+def _results(atoms: Atoms) -> dict[str, Any]:
+    return getattr(atoms.calc, "results", None) or {}
+
+
+def _refuse_stale(atoms: Atoms) -> None:
+    """Error where atoms moved after their labels were computed."""
+    calculator: Any = atoms.calc
+    changed = GEOMETRY & set(calculator.check_state(atoms)) if calculator.atoms else set()
+    if changed:
+        raise InputError(
+            f"the labels belong to another geometry: {', '.join(sorted(changed))} changed after "
+            "the calculation; compute the labels again"
+        )
+
+
+def _shaped(stored: Any, quantity: str, key: str, num_atoms: int) -> np.ndarray:
+    """As float64 of the quantity's shape; six or nine numbers of stress become 3 x 3."""
+    try:
+        value = np.asarray(stored, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{quantity} ({key!r}) is not numeric: {stored!r}") from error
+    if quantity == keys.STRESS and value.shape == (6,):
+        return voigt_6_to_full_3x3_stress(value)
+    shape = {keys.ENERGY: (), keys.FORCES: (num_atoms, 3), keys.STRESS: (3, 3)}[quantity]
+    if value.size != np.prod(shape) or (quantity == keys.FORCES and value.shape != shape):
+        expected = {
+            keys.ENERGY: "one number",
+            keys.FORCES: f"{num_atoms} x 3 numbers",
+            keys.STRESS: "6 (ASE's Voigt order), 9 or 3 x 3 numbers",
+        }[quantity]
+        raise InputError(f"{quantity} ({key!r}) has shape {value.shape}; expected {expected}")
+    return value.reshape(shape)
+
+
+def _missing(atoms: Atoms, quantity: str, key: str) -> str:
+    places = {
+        "calculator": _results(atoms),
+        "info": atoms.info,
+        "arrays": atoms.arrays.keys() - {"numbers", "positions"},
+    }
+    there = "; ".join(
+        f"{name}: {', '.join(sorted(map(str, k)))}" for name, k in places.items() if k
+    )
+    return (
+        f"no {quantity} under the name {key!r}; the structure has {there or 'no labels at all'}. "
+        f"Set {quantity}_key to the right name, or leave {quantity} out of the quantities"
+    )

@@ -1,0 +1,146 @@
+"""Splits of a data set into training, validation and test parts, and their files."""
+
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from blips.data.structures import replacing
+from blips.errors import InputError
+
+PARTS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Indices of the parts of a data set, disjoint and within 0 to count - 1.
+
+    Attributes:
+        count: size of the data set.
+        train: indices of the training part.
+        valid: indices of the validation part, perhaps none.
+        test: indices of the test part, perhaps none.
+    """
+
+    count: int
+    train: tuple[int, ...]
+    valid: tuple[int, ...] = ()
+    test: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        owner: dict[int, str] = {}
+        for part in PARTS:
+            for index in getattr(self, part):
+                if not 0 <= index < self.count:
+                    raise InputError(f"{part} has index {index}, outside 0 to {self.count - 1}")
+                if index in owner:
+                    raise InputError(f"index {index} is in {owner[index]} and again in {part}")
+                owner[index] = part
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON, whole or not at all."""
+        with replacing(Path(path)) as temporary:
+            temporary.write_text(json.dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote."""
+        try:
+            content = json.loads(Path(path).read_text())
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: cannot be read as a split ({error})") from error
+        if not _is_split(content):
+            raise InputError(
+                f"{path}: not a split; expected the whole number 'count' and lists of whole "
+                f"numbers {', '.join(map(repr, PARTS))}, as Split.save writes them"
+            )
+        try:
+            return cls(content["count"], *(tuple(content[part]) for part in PARTS))
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+
+
+def random_split(count: int, sizes: Sequence[float], seed: int) -> Split:
+    """Split 0 to count - 1 at random; the same seed gives the same parts.
+
+    Args:
+        count: size of the data set.
+        sizes: of train, valid and test, as whole numbers (counts) or floats (fractions of the
+            data set). Missing ones are empty; what is left over is in no part.
+        seed: of the permutation.
+    """
+    parts = _part_sizes(count, sizes)
+    order = np.random.default_rng(seed).permutation(count)
+    ends = np.cumsum([0, *parts])
+    indices = [sorted(order[a:b].tolist()) for a, b in pairwise(ends)]
+    return Split(count, *map(tuple, indices))
+
+
+def group_split(groups: Sequence[Hashable], fractions: Sequence[float], seed: int) -> Split:
+    """Split whole groups (topologies, trajectories, compositions); none is ever divided.
+
+    Groups come in random order. Each part gets one first (the smaller of them go to the smaller
+    parts), then every group goes to the part that lacks the most of its share.
+
+    Args:
+        groups: the group of each structure.
+        fractions: of train, valid and test; their sum is 1.
+        seed: of the order of the groups.
+    """
+    count = len(groups)
+    wanted = np.array(_part_sizes(count, [float(f) for f in fractions]), dtype=float)
+    used = np.flatnonzero(wanted)
+    if abs(sum(fractions) - 1) > 1e-9:
+        raise InputError(f"fractions {tuple(fractions)} of a split by groups must add up to 1")
+    members: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    if len(members) < len(used):
+        raise InputError(
+            f"{len(members)} groups cannot fill {len(used)} parts; use fewer parts or split at "
+            "random"
+        )
+    names = list(members)
+    order = [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
+    first = sorted(order[: len(used)], key=lambda name: len(members[name]))
+    chosen: list[list[int]] = [[] for _ in wanted]
+    for part, name in zip(used[np.argsort(wanted[used], kind="stable")], first, strict=True):
+        chosen[part] += members[name]
+    for name in order[len(used) :]:
+        lacking = [share - len(part) for share, part in zip(wanted, chosen, strict=True)]
+        chosen[int(np.argmax(lacking))] += members[name]
+    return Split(count, *(tuple(sorted(part)) for part in chosen))
+
+
+def _part_sizes(count: int, sizes: Sequence[float]) -> list[int]:
+    """Whole numbers of structures; fractions are rounded so that 1 uses every structure."""
+    if not 1 <= len(sizes) <= len(PARTS) or min(sizes) < 0:
+        raise InputError(f"sizes {tuple(sizes)} must be one to three numbers that are >= 0")
+    if all(isinstance(size, int | np.integer) for size in sizes):
+        parts = [int(size) for size in sizes]
+    else:
+        if sum(sizes) > 1 + 1e-9:
+            raise InputError(
+                f"fractions {tuple(sizes)} add up to more than 1; give whole numbers for counts"
+            )
+        ends = np.rint(np.cumsum([0, *sizes]) * count).astype(int)
+        parts = np.diff(ends).tolist()
+    if sum(parts) > count:
+        raise InputError(f"{sum(parts)} structures asked for, but there are only {count}")
+    if parts[0] == 0:
+        raise InputError(f"sizes {tuple(sizes)} of {count} structures leave nothing to train on")
+    return parts
+
+
+def _is_split(content: Any) -> bool:
+    return (
+        isinstance(content, dict)
+        and content.keys() == {"count", *PARTS}
+        and type(content["count"]) is int
+        and all(isinstance(content[part], list) for part in PARTS)
+        and all(type(index) is int for part in PARTS for index in content[part])
+    )

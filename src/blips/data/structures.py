@@ -1,0 +1,227 @@
+"""Structures in and out of files: reading, checking, and writing predictions.
+
+Frames count from 0, as in ASE. Every complaint names the file and the frame.
+"""
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import ase.io
+import numpy as np
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.data import atomic_numbers, chemical_symbols
+from ase.stress import full_3x3_to_voigt_6_stress
+from ase.utils import string2index
+from vesin import NeighborList
+
+from blips import keys
+from blips.data.labels import Labels, available, extract
+from blips.data.xyz import XYZ_SUFFIXES, read_xyz_frame, xyz_frame_offsets
+from blips.errors import InputError
+
+MINIMUM_DISTANCE = 0.1  # A
+SEARCH_CUTOFF = 3.0  # A; a neighbour search within MINIMUM_DISTANCE would make needless cells
+MAX_PROBLEMS = 10
+UNCERTAINTY = {
+    keys.ENERGY: keys.ENERGY_UNCERTAINTY,
+    keys.STRESS: keys.STRESS_UNCERTAINTY,
+    keys.ENERGIES: keys.ENERGIES_UNCERTAINTY,
+    keys.FORCES: keys.FORCES_UNCERTAINTY,
+}
+
+
+def read_structures(path: str | Path, index: str | int | slice = ":") -> list[Atoms]:
+    """Structures of any file that ASE reads (extxyz, traj, db, OUTCAR, vasprun.xml, ...).
+
+    Args:
+        path: the file.
+        index: which frames, as in ASE: ":" (all), "::10", -1, ...
+    """
+    structures = list(iter_structures(path, index))
+    if not structures:
+        raise InputError(f"{path}: no structures at index {index!r}; expected at least one")
+    return structures
+
+
+def iter_structures(path: str | Path, index: str | int | slice = ":") -> Iterator[Atoms]:
+    """As `read_structures`, one frame at a time."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    if path.is_file() and path.stat().st_size == 0:
+        raise InputError(f"{path}: the file is empty; expected structures")
+    wanted = string2index(index) if isinstance(index, str) else index
+    if not isinstance(wanted, int | slice):
+        raise InputError(f"{path}: index {index!r} is not a number or a slice such as '::10'")
+    xyz = path.suffix.lower() in XYZ_SUFFIXES
+    yield from _iter_xyz(path, wanted) if xyz else _iter_any(path, wanted)
+
+
+def _iter_xyz(path: Path, index: int | slice) -> Iterator[Atoms]:
+    """Frames by their offsets, so that a damaged one is known by its number."""
+    offsets = xyz_frame_offsets(path)
+    frames = range(len(offsets) - 1)
+    if isinstance(index, int) and not -len(frames) <= index < len(frames):
+        raise InputError(f"{path}: no frame {index}; it has {len(frames)}")
+    with path.open("rb") as file:
+        for frame in frames[index] if isinstance(index, slice) else [frames[index]]:
+            yield read_xyz_frame(file, path, frame, offsets)
+
+
+def _iter_any(path: Path, index: int | slice) -> Iterator[Atoms]:
+    """Frames of any format; those before a damaged one are counted."""
+    frame = index.start or 0 if isinstance(index, slice) else index
+    try:
+        for atoms in ase.io.iread(path, index=index, do_not_split_by_at_sign=True):
+            yield atoms  # type: ignore[misc]
+            frame += (isinstance(index, slice) and index.step) or 1
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"{path}, frame {frame}: cannot be read ({reason}); "
+            "expected a complete file of a format that ASE knows"
+        ) from error
+
+
+def check_structures(
+    structures: Iterable[Atoms],
+    source: str | Path = "structures",
+    *,
+    elements: Collection[int | str] | None = None,
+    quantities: Sequence[str] = (),
+    labels: Labels | None = None,
+) -> list[Atoms]:
+    """The structures, or one error that names up to ten problems with file and frame.
+
+    Args:
+        structures: in the order of the file.
+        source: the file, for messages.
+        elements: atomic numbers or symbols that a model knows; None allows all.
+        quantities: labels that must be there. Others are checked where they are.
+        labels: names and units of the labels.
+    """
+    allowed = None if elements is None else {_atomic_number(one) for one in elements}
+    checked: list[Atoms] = []
+    problems: list[str] = []
+    for frame, atoms in enumerate(structures):
+        for problem in _problems(atoms, allowed, quantities, labels or Labels()):
+            problems.append(f"{source}, frame {frame}: {problem}")
+        if len(problems) >= MAX_PROBLEMS:
+            problems = [*problems[:MAX_PROBLEMS], "... and perhaps more; not checked further"]
+            break
+        checked.append(atoms)
+    if problems:
+        raise InputError("unusable structures:\n  " + "\n  ".join(problems))
+    if not checked:
+        raise InputError(f"{source}: no structures; expected at least one")
+    return checked
+
+
+def _problems(
+    atoms: Atoms, allowed: set[int] | None, quantities: Sequence[str], labels: Labels
+) -> Iterator[str]:
+    if len(atoms) == 0:
+        yield "no atoms"
+        return
+    present = set(atoms.numbers.tolist())
+    unknown = {0} & present if allowed is None else present - allowed
+    if unknown:
+        yield f"unknown elements {', '.join(chemical_symbols[z] for z in sorted(unknown))}"
+    try:
+        extract(atoms, list(dict.fromkeys((*quantities, *available(atoms, labels)))), labels)
+    except InputError as error:
+        yield str(error)
+    cell = atoms.cell.array
+    if not (np.isfinite(atoms.positions).all() and np.isfinite(cell).all()):
+        yield "positions or cell hold NaN or infinity"
+    elif np.linalg.matrix_rank(cell[atoms.pbc]) < atoms.pbc.sum():
+        yield f"periodic along {atoms.pbc.tolist()}, but the cell {cell.tolist()} has no volume"
+    else:
+        yield from _too_close(atoms)
+
+
+def _too_close(atoms: Atoms) -> Iterator[str]:
+    search = NeighborList(cutoff=SEARCH_CUTOFF, full_list=False)
+    first, second, distance = search.compute(
+        points=atoms.positions, box=atoms.cell.array, periodic=atoms.pbc, quantities="ijd"
+    )
+    if len(distance) and distance.min() < MINIMUM_DISTANCE:
+        pair = int(distance.argmin())
+        yield (
+            f"atoms {first[pair]} and {second[pair]} are {distance[pair]:.3g} A apart "
+            f"(periodic images included), less than {MINIMUM_DISTANCE} A"
+        )
+
+
+def _atomic_number(element: int | str) -> int:
+    if isinstance(element, str) and element not in atomic_numbers:
+        raise InputError(f"{element!r} is not the symbol of an element")
+    return atomic_numbers[element] if isinstance(element, str) else int(element)
+
+
+class Predicted(Protocol):
+    """What `write_predictions` needs of a `blips.Prediction`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def write_predictions(path: str | Path, structures: Sequence[Atoms], prediction: Predicted) -> None:
+    """Write structures with predicted energy, forces, stress and their deviations as extxyz.
+
+    Energy, forces and stress are calculator results as ASE writes and reads them. The deviations
+    (epistemic, and aleatoric where the model has it) are `info` and `arrays` under the names of
+    `blips.keys`; that of the stress has ASE's six components. Labels of the same names that the
+    structures had are replaced. The file appears whole or not at all.
+    """
+    if len(structures) != len(prediction):
+        raise InputError(f"{len(prediction)} predictions for {len(structures)} structures")
+    frames = [_predicted(atoms, prediction[i]) for i, atoms in enumerate(structures)]
+    with replacing(Path(path)) as temporary:
+        ase.io.write(temporary, frames, format="extxyz")
+
+
+def _predicted(atoms: Atoms, one: Any) -> Atoms:
+    """Copy of a structure with the prediction of `one` structure."""
+    if int(one.n_atoms.sum()) != len(atoms):
+        raise InputError(f"a prediction for {one.n_atoms} atoms met a structure of {len(atoms)}")
+    frame, results = atoms.copy(), {}
+    for name, uncertainty in UNCERTAINTY.items():
+        value = getattr(one, name)
+        std = getattr(one, f"{name}_total_std", getattr(one, f"{name}_std"))
+        place: dict[str, Any] = frame.arrays
+        if name in (keys.ENERGY, keys.STRESS):
+            place, value, std = frame.info, _per_structure(value), _per_structure(std)
+        place.pop(name, None)
+        place.pop(uncertainty, None)
+        if value is not None:
+            results[name] = value
+        if std is not None:
+            place[uncertainty] = std
+    frame.calc = SinglePointCalculator(frame, **results)
+    return frame
+
+
+def _per_structure(array: np.ndarray | None) -> float | np.ndarray | None:
+    """[1] -> number, [1, 3, 3] -> ASE's six components."""
+    if array is None:
+        return None
+    return float(array[0]) if array.ndim == 1 else full_3x3_to_voigt_6_stress(array[0])
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file that takes the place of `path` when the block ends without an error."""
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: the folder {path.parent} does not exist; create it first")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

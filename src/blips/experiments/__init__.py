@@ -1,0 +1,1 @@
+"""Studies that can be run again: settings, run, table, figures, one file each."""

@@ -1,0 +1,102 @@
+"""From a plain backbone to a Bayesian potential."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from ase.build import molecule
+
+from blips.backbones.base import AtomisticBackbone, Backbone
+from blips.bayes.convert import Selection, convert, probe_roles
+from blips.bayes.encoder import InferenceNetwork
+from blips.bayes.kl import prior_coefficient
+from blips.bayes.noise import ESTIMATORS
+from blips.data.graph import Graph
+from blips.errors import ConversionError, InputError
+from blips.potential import BayesianPotential
+
+DEFAULT_BOUNDS = (1e-5, 4.0)
+
+
+def bayesianize(
+    backbone: Backbone,
+    *,
+    prior_dropout: float = 0.5,
+    bounds: tuple[float, float] = DEFAULT_BOUNDS,
+    initial: float | None = None,
+    estimator: str = "auto",
+    maps: Selection = None,
+    exclude: Selection = (),
+    roles: Mapping[str, str] | None = None,
+    probe: Graph | None = None,
+    reasons: Mapping[str, str] | None = None,
+    encoder: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> BayesianPotential:
+    """Turn a backbone into a Bayesian potential.
+
+    Args:
+        backbone: the plain model; it is converted in place and belongs to the result.
+        prior_dropout: p of the prior N(0, p/(1-p) theta^2).
+        bounds: least and largest coefficient (posterior variance in units of theta^2).
+        initial: coefficient to start from; by default the prior's, within the bounds.
+        estimator: "auto" (local on scalar rows, flipout on irreps), "local" or "flipout".
+        maps: name patterns, or a predicate (name, module), of the maps to convert; None for all
+            that have a row type.
+        exclude: patterns or predicate of maps to leave deterministic.
+        roles: name pattern -> row type, in place of the backbone's own declaration.
+        probe: find the row types by running the model on this graph instead; it needs different
+            numbers of edges, nodes and structures. A backbone that declares no roles is probed
+            on water and methane.
+        reasons: why maps without a row type have none, by name, for the report.
+        encoder: options of `InferenceNetwork`: hidden, depth, embedding, variant, share, clamp.
+        seed: of the inference network's initial weights.
+    """
+    if estimator not in ESTIMATORS:
+        raise InputError(f"unknown estimator {estimator!r}; use one of {', '.join(ESTIMATORS)}")
+    roles = roles or backbone.roles
+    if probe is not None or not roles:
+        roles, reasons = _probe(backbone, probe)
+    conversion = convert(backbone, roles, maps=maps, exclude=exclude, reasons=reasons)
+    least, largest = bounds
+    start = min(max(prior_coefficient(prior_dropout), least), largest)
+    settings = {
+        "prior_dropout": prior_dropout,
+        "bounds": list(bounds),
+        "initial": start if initial is None else initial,
+        "estimator": estimator,
+        "roles": conversion.roles,
+        "reasons": {m.name: m.reason for m in conversion.maps if not m.is_bayesian},
+        "encoder": dict(encoder or {}),
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = InferenceNetwork(
+            conversion.roles,
+            backbone.feature_sizes,
+            bounds=bounds,
+            initial=settings["initial"],
+            **settings["encoder"],
+        )
+    network.to(next(backbone.parameters()))
+    return BayesianPotential(backbone, network, conversion, settings)
+
+
+def _probe(backbone: Backbone, probe: Graph | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Row types found by running the model, and reasons where there is none."""
+    if probe is None:
+        if not isinstance(backbone, AtomisticBackbone):
+            raise ConversionError(
+                f"{type(backbone).__name__} declares no row types; give roles={{pattern: type}} "
+                "or a probe graph with different numbers of edges, nodes and structures"
+            )
+        probe = backbone.graph([molecule("H2O"), molecule("CH4")])
+    parameter = next(backbone.parameters())
+    graph = probe.to(parameter.device, parameter.dtype)
+    described = backbone.row_counts(graph)
+    roles, reasons = probe_roles(
+        backbone, lambda: backbone(graph), {**described, "structure": graph.num_structures}
+    )
+    for name in [name for name, role in roles.items() if role not in described]:
+        reasons[name] = f"{roles.pop(name)} rows are not described to the inference network"
+    return roles, reasons

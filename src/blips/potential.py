@@ -1,0 +1,294 @@
+"""A Bayesian potential: a backbone whose maps have posteriors, and its inference network."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Unpack
+
+import numpy as np
+import torch
+from ase import Atoms
+from torch import Tensor, nn
+
+from blips import keys
+from blips.backbones.base import AtomisticBackbone, Backbone
+from blips.backbones.derivatives import Derivatives, energy_and_derivatives
+from blips.bayes import noise as noise_context
+from blips.bayes.convert import ConversionReport, revert
+from blips.bayes.encoder import InferenceNetwork
+from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
+from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
+from blips.data.graph import AtomGraph, Graph
+from blips.errors import InputError
+from blips.predict import MemoryGauge, Outputs, Prediction, monte_carlo, point_prediction
+
+Coefficients = Mapping[str, Tensor]
+MakeNoise = Callable[[Coefficients], Noise]
+
+
+class Calibrator(Protocol):
+    """Recalibrates standard deviations; `blips.uq.calibration` has three kinds."""
+
+    def apply(self, std: np.ndarray) -> np.ndarray:
+        """Recalibrated standard deviations, same shape and unit."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able description."""
+        ...
+
+
+METHODS = ("mc", "frozen", "map")
+GIGABYTE = 1e9
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Outputs of posterior samples, and the coefficients that they were drawn with.
+
+    Attributes:
+        outputs: energy [K * S], forces [K * N, 3], ..., replica-major.
+        coefficients: [K * rows] by map name; empty for MAP.
+    """
+
+    outputs: Outputs
+    coefficients: Coefficients
+
+
+class BayesianPotential(nn.Module):
+    """Backbone + inference network; make one with `blips.bayesianize`.
+
+    Calling it gives the MAP outputs of the backbone. `sample` draws weights from the posterior,
+    `draw` freezes draws into potentials of their own, `predict` gives means and error bars.
+
+    Attributes:
+        backbone: the converted model; its state dict is that of the plain one.
+        encoder: the inference network.
+        rho: prior variance of a weight in units of its mean squared, p / (1 - p).
+        estimator: how rows are sampled: "auto", "local" or "flipout".
+        settings: what `bayesianize` was called with, for checkpoints.
+        calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        encoder: InferenceNetwork,
+        conversion: ConversionReport,
+        settings: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.encoder = encoder
+        self.conversion = conversion
+        self.settings = settings
+        self.rho = prior_coefficient(settings["prior_dropout"])
+        self.estimator: str = settings["estimator"]
+        self.calibration: dict[str, Calibrator] = {}
+        self._gauge = MemoryGauge()
+
+    def forward(
+        self, graph: Graph, *, forces: bool = True, stress: bool = False, create_graph: bool = False
+    ) -> Outputs:
+        """MAP outputs: the posterior means as weights, cost and numbers of the plain model."""
+        derivatives = Derivatives(forces=forces, stress=stress, create_graph=create_graph)
+        return self._evaluate(graph, None, derivatives).outputs
+
+    def sample(
+        self,
+        graph: Graph,
+        generators: Sequence[torch.Generator],
+        *,
+        estimator: str | None = None,
+        **derivatives: Unpack[Derivatives],
+    ) -> Sample:
+        """K = len(generators) posterior samples, each row with weights of its own.
+
+        Args:
+            graph: the structures; they are replicated K times.
+            generators: one per sample, see `blips.bayes.noise.generators`.
+            estimator: in place of the potential's own.
+            derivatives: forces, stress, create_graph, as for `forward`.
+        """
+        name = estimator or self.estimator
+        return self._evaluate(
+            graph.replicate(len(generators)),
+            lambda coefficients: SampledNoise(coefficients, generators, name),
+            derivatives,
+        )
+
+    def frozen(
+        self, graph: Graph, draws: Sequence[FrozenDraw], **derivatives: Unpack[Derivatives]
+    ) -> Sample:
+        """K = len(draws) members, each with one draw for all rows and all calls."""
+        return self._evaluate(
+            graph.replicate(len(draws)),
+            lambda coefficients: FrozenNoise(coefficients, draws),
+            derivatives,
+        )
+
+    def draw(self, count: int, seed: int = 0) -> list["FrozenMember"]:
+        """`count` smooth, conservative potentials drawn from the posterior; a committee."""
+        return [FrozenMember(self, FrozenDraw(seed, member)) for member in range(count)]
+
+    def predict(
+        self,
+        atoms: Atoms | Sequence[Atoms] | Graph,
+        *,
+        samples: int = 32,
+        method: str = "mc",
+        seed: int = 0,
+        forces: bool = True,
+        stress: bool = False,
+        covariance: bool = False,
+        batch_size: int = 32,
+        memory_gb: float = 2.0,
+        calibrated: bool = True,
+    ) -> Prediction:
+        """Means and standard deviations in eV, eV/A and eV/A^3.
+
+        Args:
+            atoms: one structure, many, or a graph.
+            samples: K, the number of posterior samples.
+            method: "mc" (fresh weights for each row), "frozen" (a committee of frozen draws) or
+                "map" (posterior means, no error bars, the base model's cost).
+            seed: the same seed gives the same prediction.
+            forces: also predict forces.
+            stress: also predict the stress.
+            covariance: also the 3x3 covariance of each atom's force.
+            batch_size: structures at once.
+            memory_gb: bound for one pass; samples run in chunks that fit it.
+            calibrated: apply the potential's calibration, where it has one.
+        """
+        if method not in METHODS:
+            raise InputError(f"unknown method {method!r}; use one of {', '.join(METHODS)}")
+        derivatives = Derivatives(forces=forces, stress=stress)
+        parts: list[Prediction] = []
+        for graph in self._batches(atoms, batch_size):
+            if method == "map":
+                parts.append(point_prediction(self._outputs(graph, None, 0, derivatives), graph))
+                continue
+
+            def sampler(graph: Graph, numbers: range) -> Outputs:
+                return self._outputs(graph, numbers, seed, derivatives, frozen=method == "frozen")
+
+            chunk = self._gauge.chunk(
+                graph,
+                samples,
+                memory_gb * GIGABYTE,
+                lambda graph=graph: self._outputs(graph, range(1), seed, derivatives),
+            )
+            parts.append(
+                monte_carlo(
+                    sampler, graph, samples, method=method, chunk=chunk, covariance=covariance
+                )
+            )
+        prediction = Prediction.join(parts)
+        return prediction.recalibrated(self.calibration) if calibrated else prediction
+
+    def coefficients(self, graph: Graph) -> dict[str, Tensor]:
+        """Alpha and beta of every Bayesian map on this input, [rows] by map name."""
+        return self.encoder(self.backbone.row_features(graph))
+
+    def kl(
+        self,
+        coefficients: Coefficients,
+        *,
+        reduction: Reduction = "mean",
+        num_data: int | None = None,
+    ) -> Tensor:
+        """KL of these coefficients to the prior (nats), one number."""
+        return kl_divergence(
+            coefficients,
+            self.conversion.roles,
+            self.rho,
+            reduction=reduction,
+            num_weights={name: self._num_weights(name) for name in self.conversion.roles},
+            num_data=num_data,
+        )
+
+    def report(self) -> str:
+        """Which maps are Bayesian, as what, and which are not and why."""
+        return str(self.conversion)
+
+    def to_base(self) -> Backbone:
+        """A plain copy of the backbone whose weights are the posterior means."""
+        base = copy.deepcopy(self.backbone)
+        revert(base)
+        return base
+
+    def _num_weights(self, name: str) -> int:
+        layer = self.backbone.get_submodule(name)
+        return sum(p.numel() for key, p in layer.named_parameters(recurse=False) if key != "bias")
+
+    def _batches(self, atoms: Atoms | Sequence[Atoms] | Graph, batch_size: int) -> list[Graph]:
+        if isinstance(atoms, Graph):
+            return [atoms]
+        if not isinstance(self.backbone, AtomisticBackbone):
+            raise InputError(f"{type(self.backbone).__name__} predicts graphs, not ASE structures")
+        structures = [atoms] if isinstance(atoms, Atoms) else list(atoms)
+        parameter = next(self.parameters())
+        return [
+            self.backbone.graph(structures[first : first + batch_size], parameter.dtype).to(
+                parameter.device
+            )
+            for first in range(0, len(structures), batch_size)
+        ]
+
+    def _outputs(
+        self,
+        graph: Graph,
+        numbers: range | None,
+        seed: int,
+        derivatives: Derivatives,
+        frozen: bool = False,
+    ) -> Outputs:
+        """Outputs of the samples with these numbers (None for MAP), without autograd's graph."""
+        conservative = self.backbone.conservative and any(derivatives.values())
+        with torch.enable_grad() if conservative else torch.no_grad():
+            if numbers is None:
+                return self(graph, **derivatives)
+            if frozen:
+                draws = [FrozenDraw(seed, member) for member in numbers]
+                return self.frozen(graph, draws, **derivatives).outputs
+            device = graph.positions.device
+            generators = noise_context.generators(seed, len(numbers), numbers.start, device)
+            return self.sample(graph, generators, **derivatives).outputs
+
+    def _evaluate(
+        self, graph: Graph, make_noise: MakeNoise | None, derivatives: Derivatives
+    ) -> Sample:
+        """Outputs under the noise that `make_noise` builds from this graph's coefficients.
+
+        The coefficients are functions of the positions, so they are evaluated inside the energy
+        that forces differentiate.
+        """
+        coefficients: dict[str, Tensor] = {}
+
+        def outputs_of(graph: Graph) -> Outputs:
+            if make_noise is not None:
+                coefficients.update(self.coefficients(graph))
+            with noise_context.use(make_noise and make_noise(coefficients)):
+                return self.backbone(graph)
+
+        if not self.backbone.conservative:
+            return Sample(outputs_of(graph), coefficients)
+        if not isinstance(graph, AtomGraph):
+            raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
+        outputs = energy_and_derivatives(
+            lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
+        )
+        return Sample(outputs, coefficients)
+
+
+class FrozenMember(nn.Module):
+    """One frozen draw of a Bayesian potential: deterministic, smooth, conservative."""
+
+    def __init__(self, potential: BayesianPotential, draw: FrozenDraw) -> None:
+        super().__init__()
+        self.potential = potential
+        self.frozen_draw = draw
+
+    def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
+        """As `BayesianPotential.forward`, with this member's weights."""
+        return self.potential.frozen(graph, [self.frozen_draw], **derivatives).outputs

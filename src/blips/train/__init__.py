@@ -1,0 +1,1 @@
+"""Training: losses, one loop, checkpoints without pickle, run folders that resume."""

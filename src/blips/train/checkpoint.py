@@ -1,0 +1,154 @@
+"""Checkpoints: one safetensors file with its description as JSON in the header.
+
+No pickle, so reading an untrusted file runs no code; a checksum over the tensors finds damage;
+files are written beside their target and moved into place, so a crash leaves the old one whole.
+
+`save` and `load` are for models; training states use `write_tensors` and `read_tensors`.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_safetensors
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from blips.backbones import BACKBONES, build
+from blips.backbones.base import Backbone
+from blips.errors import BlipsError, CheckpointError
+from blips.factory import bayesianize
+from blips.potential import BayesianPotential
+from blips.uq.calibration import calibrator_from_dict
+
+FORMAT = "blips-1"
+HEADER_LENGTH_BYTES = 8
+
+
+def save(potential: BayesianPotential | Backbone, path: str | Path) -> Path:
+    """Write a model to `path` (.safetensors); `load` gives it back."""
+    return write_tensors(path, potential.state_dict(), {"model": describe(potential)})
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> BayesianPotential | Backbone:
+    """Read a model written by `save` (a Bayesian potential, or a plain backbone)."""
+    tensors, header = read_tensors(path)
+    model = rebuild(header.get("model"), path)
+    restore(model, tensors, path)
+    return model.to(device)
+
+
+def describe(model: BayesianPotential | Backbone) -> dict[str, Any]:
+    """Everything but the weights that `rebuild` needs, JSON-able."""
+    backbone = model.backbone if isinstance(model, BayesianPotential) else model
+    names = {cls: name for name, cls in BACKBONES.items()}
+    if type(backbone) not in names:
+        raise CheckpointError(
+            f"{type(backbone).__name__} is not one of blips' own backbones "
+            f"({', '.join(BACKBONES)}); save its state dict with its own package"
+        )
+    description: dict[str, Any] = {
+        "backbone": names[type(backbone)],
+        "hyperparameters": backbone.hyperparameters,
+        "dtype": str(next(backbone.parameters()).dtype).removeprefix("torch."),
+    }
+    if isinstance(model, BayesianPotential):
+        description["bayes"] = model.settings
+        description["calibration"] = {
+            quantity: calibrator.to_dict() for quantity, calibrator in model.calibration.items()
+        }
+    return description
+
+
+def rebuild(description: Any, path: str | Path) -> BayesianPotential | Backbone:
+    """A model with the described architecture and arbitrary weights."""
+    try:
+        backbone = build(description["backbone"], **description["hyperparameters"])
+        backbone.to({"float32": torch.float32, "float64": torch.float64}[description["dtype"]])
+        if "bayes" not in description:
+            return backbone
+        settings = dict(description["bayes"])
+        settings["bounds"] = tuple(settings["bounds"])
+        potential = bayesianize(backbone, **settings)
+        for quantity, saved in description["calibration"].items():
+            potential.calibration[quantity] = calibrator_from_dict(saved)
+    except (KeyError, TypeError, AttributeError, ValueError, BlipsError) as error:
+        raise CheckpointError(
+            f"{path} does not describe a model that this version of blips can build "
+            f"({type(error).__name__}: {error}); was it made by blips.save?"
+        ) from error
+    return potential
+
+
+def restore(model: torch.nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
+    """Load weights, with an error that names what does not fit."""
+    try:
+        model.load_state_dict(dict(tensors))
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights in {path} do not fit its model: {error}") from None
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping) -> Path:
+    """Write tensors and a JSON header atomically."""
+    path = Path(path)
+    contiguous = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    full_header = {"format": FORMAT, "checksum": _checksum(contiguous), **header}
+    data = to_safetensors(contiguous, metadata={"blips": json.dumps(full_header)})
+    write_atomically(path, data)
+    return path
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that at every moment the old or the new file is there, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and JSON header of a file written by `write_tensors`."""
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"no checkpoint {path}; check the path") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read the checkpoint {path}: {error}") from None
+    if data[:2] in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05"):
+        raise CheckpointError(
+            f"{path} is a pickle (torch.save), which can run code when it is loaded; blips reads "
+            "safetensors only. Convert it where you trust it, and write it with blips.save"
+        )
+    try:
+        tensors = parse_safetensors(data)
+        length = int.from_bytes(data[:HEADER_LENGTH_BYTES], "little")
+        end = HEADER_LENGTH_BYTES + length
+        metadata = json.loads(data[HEADER_LENGTH_BYTES:end]).get("__metadata__", {})
+        header = json.loads(metadata.get("blips", "null"))
+    except (SafetensorError, ValueError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise CheckpointError(f"{path} was not written by blips ({FORMAT}); use blips.save")
+    if header.get("checksum") != _checksum(tensors):
+        raise CheckpointError(f"{path} is damaged: its checksum does not fit; restore a copy")
+    return tensors, header
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        flat = tensors[name].contiguous().reshape(-1)
+        digest.update(f"{name}:{flat.dtype}:{tuple(tensors[name].shape)}".encode())
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

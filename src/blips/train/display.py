@@ -1,0 +1,74 @@
+"""Progress of a training run on the terminal: a bar, the loss terms, the time left."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class TrainingDisplay:
+    """A live bar over all steps; plain lines every tenth of the run where there is no terminal."""
+
+    def __init__(self, title: str, epochs: int, done: int = 0, console: Console | None = None):
+        self.console = console or Console()
+        self.epochs = epochs
+        self._best = float("inf")
+        self._progress = Progress(
+            TextColumn(f"[bold]{title}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[terms]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._progress.add_task(title, total=epochs, completed=done, terms="")
+        self.title = title
+
+    def __enter__(self) -> Self:
+        """Start drawing."""
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop drawing, whatever happened."""
+        self._progress.stop()
+
+    def step(self, epoch: int, parts: dict[str, float]) -> None:
+        """Show the terms of a training step."""
+        self._progress.update(self._task, terms=_terms(parts, self._best))
+
+    def epoch(self, row: dict[str, float]) -> None:
+        """Advance by one epoch."""
+        self._best = min(self._best, row["valid_loss"])
+        self._progress.update(self._task, completed=row["epoch"])
+        epoch, tenth = int(row["epoch"]), max(1, self.epochs // 10)
+        if not self.console.is_terminal and (epoch % tenth == 0 or epoch == self.epochs):
+            train = {k.removeprefix("train_"): v for k, v in row.items() if k.startswith("train_")}
+            self.console.print(
+                f"{self.title}: epoch {epoch}/{self.epochs}  {_terms(train, self._best)}",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _terms(parts: dict[str, float], best: float) -> str:
+    names = {"coef_edge": "α", "coef_node": "β"}  # noqa: RUF001 - the method's own symbols
+    shown = [f"{names.get(name, name)} {value:.3g}" for name, value in parts.items()]
+    if best < float("inf"):
+        shown.append(f"best valid {best:.3g}")
+    return "  ".join(shown)

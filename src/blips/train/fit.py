@@ -1,0 +1,182 @@
+"""`fit`: from structures, files or data sets to a trained potential in a run folder."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from ase import Atoms
+from ase.data import atomic_numbers
+
+from blips.backbones.base import AtomisticBackbone
+from blips.config import RunConfig, Source, load_config
+from blips.data.batch import TrainingData
+from blips.data.dataset import StreamedData, StructureData
+from blips.data.elements import fit_reference_energies
+from blips.data.labels import Labels
+from blips.data.splits import Split, group_split, random_split
+from blips.data.structures import check_structures, read_structures
+from blips.errors import ConfigError, InputError
+from blips.potential import BayesianPotential
+from blips.train.checkpoint import read_tensors, restore
+from blips.train.display import TrainingDisplay
+from blips.train.loop import Trainer
+from blips.train.objective import Model
+from blips.train.run import RunFolder
+from blips.train.state import Progress
+
+Data = str | Path | Sequence[Atoms] | TrainingData
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a finished run leaves: its folder, and the history of its epochs."""
+
+    folder: Path
+    progress: Progress
+
+
+def fit(
+    potential: Model,
+    train: Data | None = None,
+    *,
+    valid: Data | float | None = None,
+    config: Source | Sequence[Source] = (),
+    folder: str | Path | None = None,
+    resume: bool = False,
+    display: bool = True,
+) -> FitResult:
+    """Train `potential` in place; it ends with the weights of the best validation loss.
+
+    Args:
+        potential: what `bayesianize` returns, or a plain backbone.
+        train: a file that ASE reads, structures, or a data set; default: config's data.train.
+        valid: the same, or a fraction of the training structures; default: config's data.valid.
+        config: YAML file, mapping, overrides such as "training.epochs=50", or a list of these.
+        folder: of the run; default: config's folder.
+        resume: continue the run in that folder.
+        display: show progress.
+    """
+    sources = [config] if isinstance(config, str | Path | dict | RunConfig) else list(config)
+    settings = load_config(*sources)
+    run = RunFolder(folder or settings.folder)
+    run.start(settings, resume=resume)
+    train_data, valid_data = _datasets(potential, train, valid, settings, run)
+    epochs = settings.training.epochs
+    shown = TrainingDisplay("training", epochs) if display else None
+    with shown or nullcontext():
+        trainer = Trainer(potential, train_data, valid_data, settings, run, shown)
+        if resume:
+            trainer.resume()
+        progress = trainer.run()
+    if run.best.exists():
+        restore(potential, read_tensors(run.best)[0], run.best)
+    return FitResult(run.path, progress)
+
+
+def _datasets(
+    potential: Model,
+    train: Data | None,
+    valid: Data | float | None,
+    settings: RunConfig,
+    run: RunFolder,
+) -> tuple[TrainingData, TrainingData]:
+    """Training and validation sets; structures also give the model its reference energies."""
+    train = settings.data.train if train is None else train
+    valid = settings.data.valid if valid is None else valid
+    if train is None:
+        raise ConfigError("no training data; give fit(..., train=...) or data.train in the config")
+    if _is_data_set(train):
+        if not _is_data_set(valid):
+            raise InputError("a training data set needs a validation data set, not a file")
+        return train, valid
+    backbone = potential.backbone if isinstance(potential, BayesianPotential) else potential
+    if not isinstance(backbone, AtomisticBackbone):
+        raise InputError(f"{type(backbone).__name__} trains on data sets, not on structures")
+    if settings.data.stream:
+        return _streamed(backbone, train, valid, settings)
+    structures = _structures(train)
+    if isinstance(valid, float):
+        split = _split(structures, valid, settings)
+        split.save(run.path / "split.json")
+        valid_structures = [structures[i] for i in split.valid]
+        structures = [structures[i] for i in split.train]
+    elif _is_data_set(valid):
+        raise InputError("training structures need validation structures, not a data set")
+    else:
+        valid_structures = _structures(valid)
+    _set_reference_energies(backbone, structures, settings)
+    return (
+        _data(backbone, structures, settings, _name(train, "training")),
+        _data(backbone, valid_structures, settings, _name(valid, "validation")),
+    )
+
+
+def _is_data_set(data: object) -> TypeGuard[TrainingData]:
+    return hasattr(data, "batch") and hasattr(data, "name_of")
+
+
+def _name(data: object, default: str) -> str:
+    return str(data) if isinstance(data, str | Path) else f"{default} structures"
+
+
+def _structures(data: Any) -> list[Atoms]:
+    if isinstance(data, str | Path):
+        return check_structures(read_structures(data), data)
+    return check_structures(data)
+
+
+def _quantities(settings: RunConfig) -> tuple[str, ...]:
+    weights = settings.training.weights
+    names = ("energy", "forces", "stress")
+    return tuple(name for name in names if getattr(weights, name) > 0)
+
+
+def _labels(settings: RunConfig) -> Labels:
+    return Labels(**settings.data.labels.model_dump())
+
+
+def _data(
+    backbone: AtomisticBackbone, structures: list[Atoms], settings: RunConfig, source: str
+) -> StructureData:
+    return StructureData(
+        structures,
+        backbone.cutoff,
+        quantities=_quantities(settings),
+        labels=_labels(settings),
+        source=source,
+    )
+
+
+def _streamed(
+    backbone: AtomisticBackbone, train: object, valid: object, settings: RunConfig
+) -> tuple[StreamedData, StreamedData]:
+    if not (isinstance(train, str | Path) and isinstance(valid, str | Path)):
+        raise ConfigError("data.stream needs files in data.train and data.valid")
+    quantities, labels = _quantities(settings), _labels(settings)
+    return (
+        StreamedData(train, backbone.cutoff, quantities=quantities, labels=labels),
+        StreamedData(valid, backbone.cutoff, quantities=quantities, labels=labels),
+    )
+
+
+def _split(structures: list[Atoms], fraction: float, settings: RunConfig) -> Split:
+    fractions = [1.0 - fraction, fraction]
+    key = settings.data.group_key
+    if key is None:
+        return random_split(len(structures), fractions, settings.seed)
+    return group_split([str(atoms.info.get(key)) for atoms in structures], fractions, settings.seed)
+
+
+def _set_reference_energies(
+    backbone: AtomisticBackbone, structures: list[Atoms], settings: RunConfig
+) -> None:
+    chosen = settings.data.reference_energies
+    if chosen == "none":
+        return
+    if isinstance(chosen, dict):
+        shift = {atomic_numbers[symbol]: energy for symbol, energy in chosen.items()}
+    else:
+        shift = fit_reference_energies(structures, labels=_labels(settings))
+    backbone.reference.set(shift)

@@ -1,0 +1,239 @@
+"""One readable training loop; devices, precision and processes are Lightning Fabric's."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NoReturn, Protocol
+
+import torch
+from lightning_fabric import Fabric
+
+from blips.bayes.noise import seeded_generator
+from blips.config import RunConfig
+from blips.data.batch import Batch, TrainingData
+from blips.data.graph import AtomGraph
+from blips.errors import BlipsError
+from blips.train.checkpoint import save
+from blips.train.nonfinite import write_batch
+from blips.train.objective import Model, Objective
+from blips.train.optim import MovingAverage, Schedule, make_optimizer
+from blips.train.run import RunFolder
+from blips.train.state import Progress, restore_state, save_state
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Display(Protocol):
+    """Shows progress; see `blips.train.display`."""
+
+    def step(self, epoch: int, parts: dict[str, float]) -> None:
+        """After a training step."""
+        ...
+
+    def epoch(self, row: dict[str, float]) -> None:
+        """After an epoch."""
+        ...
+
+
+class NonFiniteLossError(BlipsError):
+    """The loss became NaN or infinite."""
+
+
+class Trainer:
+    """Trains a model on labelled graphs and keeps everything in a run folder.
+
+    Args:
+        model: a Bayesian potential, or a plain backbone.
+        train: training data.
+        valid: validation data; chooses the best checkpoint.
+        config: the resolved configuration.
+        folder: where the run lives.
+        display: shows progress, or None.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        train: TrainingData,
+        valid: TrainingData,
+        config: RunConfig,
+        folder: RunFolder,
+        display: Display | None = None,
+    ) -> None:
+        settings = config.training
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        self.config, self.folder, self.display = config, folder, display
+        self.train_data, self.valid_data = train, valid
+        self.dtype = DTYPES[settings.dtype]
+        self.fabric = Fabric(
+            accelerator=settings.accelerator,
+            devices=settings.devices,
+            num_nodes=settings.nodes,
+            strategy=settings.strategy,
+            loggers=_loggers(config, folder),
+        )
+        self.fabric.launch()
+        self.model = model.to(self.dtype)
+        optimizer = make_optimizer(self.model, settings)
+        objective = Objective(self.model, settings, num_data=len(train))
+        self.objective, self.optimizer = self.fabric.setup(objective, optimizer)
+        self.schedule = Schedule(
+            self.optimizer, settings.schedule, settings.epochs * self.steps_per_epoch
+        )
+        decay = settings.ema_decay
+        self.average = None if decay is None else MovingAverage(self.model, decay)
+        self.progress = Progress()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps of an epoch, the same on every process."""
+        per_step = self.config.training.batch_size * self.fabric.world_size
+        return max(1, math.ceil(len(self.train_data) / per_step))
+
+    def resume(self) -> None:
+        """Continue from the folder's last state, if there is one."""
+        if self.folder.last.exists():
+            self.progress = restore_state(
+                self.folder.last, self.model, self.optimizer, self.schedule, self.average
+            )
+
+    def run(self) -> Progress:
+        """Train until the last epoch or the early stop; return the history."""
+        settings = self.config.training
+        while self.progress.epoch < settings.epochs and not self._should_stop():
+            epoch = self.progress.epoch + 1
+            row = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}
+            row |= {f"train_{k}": v for k, v in self._train_epoch(epoch).items()}
+            row |= self._validate()
+            self.schedule.after_epoch(row["valid_loss"])
+            self._finish_epoch(epoch, row)
+        return self.progress
+
+    def _train_epoch(self, epoch: int) -> dict[str, float]:
+        self.objective.train()
+        settings, totals = self.config.training, Totals()
+        warmup = settings.kl_warmup_epochs
+        kl_scale = 1.0 if warmup == 0 else min(1.0, epoch / warmup)
+        for step, batch in enumerate(self._batches(self.train_data, epoch)):
+            key = ("train", self.config.seed, epoch, step, self.fabric.global_rank)
+            self.optimizer.zero_grad()
+            terms = self.objective(batch, key, kl_scale)
+            if not math.isfinite(terms.parts["loss"]):
+                self._stop_non_finite(epoch, batch)
+            self.fabric.backward(terms.total)
+            if settings.clip_norm is not None:
+                self.fabric.clip_gradients(
+                    self.objective, self.optimizer, max_norm=settings.clip_norm
+                )
+            self.optimizer.step()
+            self.schedule.after_step()
+            if self.average is not None:
+                self.average.update(self.model)
+            totals.add(terms.parts, len(batch.indices))
+            if self.display is not None:
+                self.display.step(epoch, terms.parts)
+        return totals.means()
+
+    def _validate(self) -> dict[str, float]:
+        """Validation loss, of the averaged weights where there are any."""
+        self.objective.eval()
+        totals = Totals()
+        if self.average is not None:
+            self.average.swap(self.model)
+        for batch in self._batches(self.valid_data, None):
+            objective: Any = self.objective.module
+            totals.add(objective.evaluate(batch, self.config.seed), len(batch.indices))
+        if self.average is not None:
+            self.average.swap(self.model)
+        return {f"valid_{k}": v for k, v in totals.means().items()}
+
+    def _finish_epoch(self, epoch: int, row: dict[str, float]) -> None:
+        self.progress.epoch = epoch
+        self.progress.history.append(row)
+        improved = row["valid_loss"] < self.progress.best_loss
+        if improved:
+            self.progress.best_loss, self.progress.best_epoch = row["valid_loss"], epoch
+        if self.fabric.is_global_zero:
+            if improved:
+                self._save_best()
+            last_epoch = epoch == self.config.training.epochs or self._should_stop()
+            if epoch % self.config.training.checkpoint_every == 0 or last_epoch:
+                save_state(
+                    self.folder.last,
+                    self.model,
+                    self.optimizer,
+                    self.schedule,
+                    self.average,
+                    self.progress,
+                )
+                self.folder.write_history(self.progress.history)
+        self.fabric.log_dict({k: v for k, v in row.items() if k != "epoch"}, step=epoch)
+        if self.display is not None:
+            self.display.epoch(row)
+        self.fabric.barrier()
+
+    def _save_best(self) -> None:
+        if self.average is not None:
+            self.average.swap(self.model)
+        save(self.model, self.folder.best)
+        if self.average is not None:
+            self.average.swap(self.model)
+
+    def _should_stop(self) -> bool:
+        patience = self.config.training.early_stop_patience
+        waited = self.progress.epoch - self.progress.best_epoch
+        return patience is not None and waited >= patience
+
+    def _batches(self, data: TrainingData, epoch: int | None) -> Iterator[Batch]:
+        """Batches of this process: shuffled by (seed, epoch), or in order where epoch is None."""
+        size = self.config.training.batch_size
+        if epoch is None:
+            order = torch.arange(len(data))
+        else:
+            shuffle = seeded_generator("shuffle", self.config.seed, epoch)
+            order = torch.randperm(len(data), generator=shuffle)
+            surplus = -len(order) % self.fabric.world_size  # every process takes as many steps
+            order = torch.cat([order, order[:surplus]])
+            order = order[self.fabric.global_rank :: self.fabric.world_size]
+        for first in range(0, len(order), size):
+            batch = data.batch(order[first : first + size].tolist())
+            yield batch.to(self.fabric.device, self.dtype)
+
+    def _stop_non_finite(self, epoch: int, batch: Batch) -> NoReturn:
+        names = [self.train_data.name_of(index) for index in batch.indices]
+        shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
+        written = ""
+        if isinstance(batch.graph, AtomGraph):
+            path = self.folder.path / "nonfinite.extxyz"
+            write_batch(path, batch)
+            written = f" They were written to {path}."
+        raise NonFiniteLossError(
+            f"the loss is not finite in epoch {epoch} on: {shown}.{written} Check their labels, "
+            f"or lower training.lr; the last good state is {self.folder.last}"
+        )
+
+
+class Totals:
+    """Means over structures of the terms of many batches."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._count = 0
+
+    def add(self, parts: dict[str, float], count: int) -> None:
+        """Add the means of a batch of `count` structures."""
+        self._count += count
+        for name, value in parts.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value * count
+
+    def means(self) -> dict[str, float]:
+        """Means over all structures so far."""
+        return {name: total / max(1, self._count) for name, total in self._sums.items()}
+
+
+def _loggers(config: RunConfig, folder: RunFolder) -> list[Any]:
+    if not config.training.tensorboard:
+        return []
+    from lightning_fabric.loggers.tensorboard import TensorBoardLogger
+
+    return [TensorBoardLogger(root_dir=folder.path, name="tensorboard", version="")]

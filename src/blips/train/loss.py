@@ -1,0 +1,98 @@
+"""Data losses: how far outputs are from labels.
+
+Point losses see one posterior sample; distribution losses (nll, crps) see K >= 2 samples and
+compare their distribution with the label. Every loss is a mean over structures (energy, stress)
+or over atoms and components (forces).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from blips import keys
+from blips.config import TrainingConfig
+from blips.units import energy_factor
+
+DISTRIBUTION_LOSSES = ("nll", "crps")
+VAR_FLOOR = 1e-6  # of the sampled variance, in squared loss units
+
+
+def data_loss(
+    outputs: Mapping[str, Tensor],
+    targets: Mapping[str, Tensor],
+    atom_counts: Tensor,
+    config: TrainingConfig,
+) -> dict[str, Tensor]:
+    """Weighted loss of every labelled quantity.
+
+    Args:
+        outputs: [K, rows, ...] by quantity; K = 1 for point losses.
+        targets: [rows, ...] by quantity.
+        atom_counts: atoms of each structure, [S].
+        config: losses, weights and unit.
+
+    Returns:
+        Terms by quantity; their sum is the data loss.
+    """
+    unit = 1.0 / energy_factor(config.loss_unit)
+    terms = {}
+    for name, target in targets.items():
+        weight = getattr(config.weights, name)
+        if weight == 0:
+            continue
+        factor = torch.ones((), dtype=target.dtype) if name == keys.POSITIONS else unit
+        if name == keys.ENERGY and config.energy_per_atom:
+            factor = factor / atom_counts.to(target.dtype)
+        terms[name] = weight * _distance(config)(outputs[name] * factor, target * factor)
+    return terms
+
+
+def _distance(config: TrainingConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    delta = config.huber_delta
+    return {
+        "mae": lambda samples, target: (samples - target).abs().mean(),
+        "mse": lambda samples, target: (samples - target).square().mean(),
+        "huber": lambda samples, target: huber(samples - target, delta).mean(),
+        "conditional_huber": lambda samples, target: conditional_huber(samples, target, delta),
+        "nll": lambda samples, target: sample_nll(samples, target),
+        "crps": lambda samples, target: sample_crps(samples, target),
+    }[config.loss]
+
+
+def huber(error: Tensor, delta: float | Tensor) -> Tensor:
+    """e^2 / 2 within delta, delta (|e| - delta / 2) beyond."""
+    size = error.abs()
+    return torch.where(size <= delta, 0.5 * size.square(), delta * (size - 0.5 * delta))
+
+
+def conditional_huber(samples: Tensor, target: Tensor, delta: float) -> Tensor:
+    """Huber loss whose delta shrinks where the label itself is large.
+
+    Vectors of norm above 1, 2 and 3 units get delta times 0.7, 0.4 and 0.1, so that the few atoms
+    with huge forces do not rule the fit. Scalars are treated as plain Huber.
+    """
+    if target.ndim < 2:
+        return huber(samples - target, delta).mean()
+    norm = torch.linalg.vector_norm(target, dim=-1, keepdim=True)
+    steps = torch.tensor([1.0, 0.7, 0.4, 0.1], dtype=target.dtype, device=target.device)
+    edges = torch.tensor([1.0, 2.0, 3.0], dtype=target.dtype, device=target.device)
+    return huber(samples - target, delta * steps[torch.bucketize(norm, edges)]).mean()
+
+
+def sample_nll(samples: Tensor, target: Tensor) -> Tensor:
+    """Negative log-likelihood of a Gaussian with the samples' mean and variance, [K, ...]."""
+    var = samples.var(dim=0, unbiased=True) + VAR_FLOOR
+    squared_error = (samples.mean(dim=0) - target).square()
+    return 0.5 * (torch.log(2.0 * math.pi * var) + squared_error / var).mean()
+
+
+def sample_crps(samples: Tensor, target: Tensor) -> Tensor:
+    """Unbiased CRPS of K samples: mean |y_k - y| - 1/2 mean over pairs k != l of |y_k - y_l|."""
+    count = samples.shape[0]
+    ordered, _ = samples.sort(dim=0)
+    ranks = torch.arange(count, dtype=samples.dtype, device=samples.device)
+    weights = (2.0 * ranks - count + 1.0) / (count * (count - 1.0))  # sum of pair distances
+    spread = (weights.reshape(-1, *[1] * (samples.ndim - 1)) * ordered).sum(dim=0)
+    return ((samples - target).abs().mean(dim=0) - spread).mean()

@@ -1,0 +1,132 @@
+"""What a training step minimises: data loss of posterior samples + lambda * KL."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from blips import keys
+from blips.backbones.base import Backbone
+from blips.backbones.derivatives import Derivatives, energy_and_derivatives
+from blips.bayes.noise import seeded_generator
+from blips.config import TrainingConfig
+from blips.data.batch import Batch
+from blips.data.graph import AtomGraph
+from blips.potential import BayesianPotential
+from blips.train.loss import DISTRIBUTION_LOSSES, data_loss
+
+Model = BayesianPotential | Backbone
+
+
+class LossTerms(NamedTuple):
+    """Total and its parts; parts are detached, for the log."""
+
+    total: Tensor
+    parts: dict[str, float]
+
+
+class Objective(nn.Module):
+    """The loss of a batch; a module, so that Fabric can wrap and distribute it.
+
+    Args:
+        model: a Bayesian potential, or a plain backbone (then there is no KL).
+        config: losses, weights, lambda.
+        num_data: training structures, for the "elbo" reduction of the KL.
+    """
+
+    def __init__(self, model: Model, config: TrainingConfig, num_data: int) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+        self.num_data = num_data
+
+    def forward(self, batch: Batch, noise_key: tuple[int | str, ...], kl_scale: float) -> LossTerms:
+        """Loss of one training step.
+
+        Args:
+            batch: structures and labels.
+            noise_key: the step's noise is a function of this key.
+            kl_scale: 0..1, the KL warm-up.
+        """
+        config = self.config
+        derivatives = self._derivatives(batch, create_graph=True)
+        if not isinstance(self.model, BayesianPotential):
+            outputs = plain_outputs(self.model, batch, derivatives)
+            return self._terms(outputs, batch, 1, None, 0.0)
+        count = config.samples if config.loss in DISTRIBUTION_LOSSES else 1
+        device = batch.graph.positions.device
+        generators = [seeded_generator(*noise_key, k, device=device) for k in range(count)]
+        sample = self.model.sample(batch.graph, generators, **derivatives)
+        kl = self.model.kl(
+            sample.coefficients, reduction=config.kl_reduction, num_data=self.num_data
+        )
+        terms = self._terms(sample.outputs, batch, count, kl, config.kl_weight * kl_scale)
+        for role, mean in _mean_coefficients(self.model, sample.coefficients).items():
+            terms.parts[f"coef_{role}"] = mean
+        return terms
+
+    def evaluate(self, batch: Batch, seed: int = 0) -> dict[str, float]:
+        """Validation terms: MAP for point losses, K fixed samples for distribution losses."""
+        config = self.config
+        derivatives = self._derivatives(batch, create_graph=False)
+        count = 1
+        if not isinstance(self.model, BayesianPotential):
+            outputs = plain_outputs(self.model, batch, derivatives)
+        elif config.loss in DISTRIBUTION_LOSSES:
+            count = max(config.samples, 8)
+            device = batch.graph.positions.device
+            generators = [seeded_generator("valid", seed, k, device=device) for k in range(count)]
+            outputs = self.model.sample(batch.graph, generators, **derivatives).outputs
+        else:
+            outputs = self.model(batch.graph, **derivatives)
+        return self._terms(outputs, batch, count, None, 0.0).parts
+
+    def _derivatives(self, batch: Batch, *, create_graph: bool) -> Derivatives:
+        weights = self.config.weights
+        return Derivatives(
+            forces=keys.FORCES in batch.targets and weights.forces > 0,
+            stress=keys.STRESS in batch.targets and weights.stress > 0,
+            create_graph=create_graph,
+        )
+
+    def _terms(
+        self,
+        outputs: dict[str, Tensor],
+        batch: Batch,
+        count: int,
+        kl: Tensor | None,
+        kl_weight: float,
+    ) -> LossTerms:
+        by_sample = {
+            name: outputs[name].reshape(count, *target.shape)
+            for name, target in batch.targets.items()
+        }
+        atom_counts = torch.bincount(batch.graph.structure, minlength=batch.graph.num_structures)
+        terms = data_loss(by_sample, batch.targets, atom_counts, self.config)
+        data = torch.stack(list(terms.values())).sum()
+        parts = {name: float(term.detach()) for name, term in terms.items()}
+        parts["loss"] = float(data.detach())
+        if kl is None:
+            return LossTerms(data, parts)
+        parts["kl"] = float(kl.detach())
+        return LossTerms(data + kl_weight * kl, parts)
+
+
+def plain_outputs(backbone: Backbone, batch: Batch, derivatives: Derivatives) -> dict[str, Tensor]:
+    """Outputs of a backbone without posterior."""
+    graph = batch.graph
+    if backbone.conservative and isinstance(graph, AtomGraph):
+        return energy_and_derivatives(
+            lambda graph: backbone(graph)[keys.ENERGIES], graph, **derivatives
+        )
+    return backbone(graph)
+
+
+def _mean_coefficients(
+    model: BayesianPotential, coefficients: Mapping[str, Tensor]
+) -> dict[str, float]:
+    by_role: dict[str, list[Tensor]] = {}
+    for name, role in model.conversion.roles.items():
+        by_role.setdefault(role, []).append(coefficients[name].detach())
+    return {role: float(torch.cat(group).mean()) for role, group in by_role.items()}

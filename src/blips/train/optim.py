@@ -1,0 +1,100 @@
+"""Optimisers, learning-rate schedules and the moving average of weights."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from blips.config import ScheduleConfig, TrainingConfig
+from blips.potential import BayesianPotential
+
+
+def make_optimizer(model: nn.Module, config: TrainingConfig) -> Optimizer:
+    """Adam or AdamW, with a learning rate of its own for the inference network."""
+    groups: list[dict[str, object]] = []
+    if isinstance(model, BayesianPotential):
+        encoder_lr = config.encoder_lr or config.lr
+        groups.append({"params": _trainable(model.backbone), "lr": config.lr})
+        groups.append({"params": _trainable(model.encoder), "lr": encoder_lr})
+    else:
+        groups.append({"params": _trainable(model), "lr": config.lr})
+    groups = [group for group in groups if group["params"]]
+    kind = AdamW if config.optimizer == "adamw" else Adam
+    return kind(groups, lr=config.lr, weight_decay=config.weight_decay)
+
+
+def _trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+class Schedule:
+    """Learning rate by step (warm-up, cosine) or by validation loss (plateau)."""
+
+    def __init__(self, optimizer: Optimizer, config: ScheduleConfig, total_steps: int) -> None:
+        self.config = config
+        self._by_step = LambdaLR(optimizer, lambda step: self.factor(step, total_steps))
+        self._plateau = (
+            ReduceLROnPlateau(
+                optimizer, factor=config.factor, patience=config.patience, min_lr=config.min_lr
+            )
+            if config.kind == "plateau"
+            else None
+        )
+
+    def factor(self, step: int, total_steps: int) -> float:
+        """Factor on the initial learning rate at a step (plateau has none but warm-up)."""
+        warmup_steps = int(self.config.warmup * total_steps)
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        if self.config.kind == "cosine":
+            progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+            return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+        return 1.0
+
+    def after_step(self) -> None:
+        """Advance warm-up and cosine; a plateau schedule warms up only."""
+        if self._plateau is None:
+            self._by_step.step()
+
+    def after_epoch(self, valid_loss: float) -> None:
+        """Advance the plateau."""
+        if self._plateau is not None:
+            self._plateau.step(valid_loss)
+
+    def state(self) -> dict[str, float]:
+        """Numbers that `restore` needs."""
+        state: dict[str, float] = {"step": self._by_step.last_epoch}
+        if self._plateau is not None:
+            state |= {"best": self._plateau.best, "bad_epochs": self._plateau.num_bad_epochs}
+        return state
+
+    def restore(self, state: dict[str, float]) -> None:
+        """Continue where `state` was taken; the learning rates are the optimiser's."""
+        self._by_step.last_epoch = int(state["step"])
+        if self._plateau is not None:
+            self._plateau.best = state["best"]
+            self._plateau.num_bad_epochs = int(state["bad_epochs"])
+
+
+class MovingAverage:
+    """Exponential moving average of a model's parameters, used for validation and results."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Set average <- decay * average + (1 - decay) * parameter."""
+        for name, parameter in model.named_parameters():
+            self.values[name].lerp_(parameter, 1.0 - self.decay)
+
+    @torch.no_grad()
+    def swap(self, model: nn.Module) -> None:
+        """Exchange the parameters with their averages; call again to undo."""
+        for name, parameter in model.named_parameters():
+            kept: Tensor = parameter.detach().clone()
+            parameter.copy_(self.values[name])
+            self.values[name] = kept

@@ -1,0 +1,98 @@
+"""The folder of a training run.
+
+config.yaml          the resolved configuration
+environment.json     versions, platform, command
+split.json           which structures were trained on, where the run made the split
+metrics.csv          one row per epoch
+tensorboard/         the same, for TensorBoard
+last.safetensors     resumable state
+best.safetensors     the model with the least validation loss
+"""
+
+import csv
+import io
+import json
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from blips.config import RunConfig, dump_config, load_config
+from blips.errors import ConfigError
+from blips.train.checkpoint import write_atomically
+
+RECORDED = ("blips", "torch", "numpy", "ase", "vesin", "lightning-fabric")
+
+
+class RunFolder:
+    """Paths and files of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
+        self.last = self.path / "last.safetensors"
+        self.best = self.path / "best.safetensors"
+
+    def start(self, config: RunConfig, *, resume: bool) -> None:
+        """Create the folder, or check that `config` is the one that the run began with."""
+        resolved = config.model_dump(mode="json")
+        if resume and self.config_file.exists():
+            before = load_config(self.config_file).model_dump(mode="json")
+            changed = _differences(before, resolved)
+            allowed = {"folder", "training.epochs", "training.devices", "training.tensorboard"}
+            if changed - allowed:
+                raise ConfigError(
+                    f"cannot resume {self.path}: {', '.join(sorted(changed - allowed))} differ "
+                    "from the run's config.yaml; use the same settings or a new folder"
+                )
+        elif self.last.exists() and not resume:
+            raise ConfigError(
+                f"{self.path} holds a run already; continue it with resume (--resume), "
+                "or choose another folder"
+            )
+        write_atomically(self.config_file, dump_config(config).encode())
+        self.write_json("environment.json", environment())
+
+    def write_json(self, name: str, content: Any) -> Path:
+        """Write a JSON file into the folder, atomically."""
+        path = self.path / name
+        write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+        return path
+
+    def write_history(self, history: list[dict[str, float]]) -> None:
+        """Write metrics.csv anew: one row per epoch, whatever was there before."""
+        columns: dict[str, None] = {}
+        for row in history:
+            columns.update(dict.fromkeys(row))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(history)
+        write_atomically(self.path / "metrics.csv", text.getvalue().encode())
+
+
+def environment() -> dict[str, Any]:
+    """Versions and platform, for the record."""
+    versions = {}
+    for package in RECORDED:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return {
+        "versions": versions,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def _differences(first: Any, second: Any, prefix: str = "") -> set[str]:
+    if isinstance(first, dict) and isinstance(second, dict):
+        found: set[str] = set()
+        for key in first.keys() | second.keys():
+            name = f"{prefix}.{key}" if prefix else key
+            found |= _differences(first.get(key), second.get(key), name)
+        return found
+    return set() if first == second else {prefix}

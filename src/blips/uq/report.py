@@ -1,0 +1,180 @@
+"""From predictions on labelled structures to metrics, figures and a calibration."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+
+from blips.data.labels import Labels, available, extract
+from blips.errors import InputError
+from blips.potential import BayesianPotential
+from blips.predict import Prediction
+from blips.uq.calibration import (
+    ConformalCalibrator,
+    IsotonicCalibrator,
+    ScaleCalibrator,
+)
+from blips.uq.evaluate import Evaluation, evaluate
+
+CALIBRATORS = {
+    "scale": ScaleCalibrator,
+    "isotonic": IsotonicCalibrator,
+    "conformal": ConformalCalibrator,
+}
+QUANTITIES = ("energy", "forces")
+
+
+@dataclass(frozen=True)
+class References:
+    """Labels of S structures with N atoms in all."""
+
+    n_atoms: np.ndarray  # [S]
+    numbers: np.ndarray  # [N]
+    energy: np.ndarray | None  # [S] eV
+    forces: np.ndarray | None  # [N, 3] eV/A
+
+    @classmethod
+    def of(cls, structures: Sequence[Atoms], labels: Labels | None = None) -> "References":
+        """Energies and forces of labelled structures; a quantity that one lacks is None."""
+        if not structures:
+            raise InputError("no structures to evaluate on; the list is empty")
+        has = set(QUANTITIES).intersection(*(available(atoms, labels) for atoms in structures))
+        if not has:
+            raise InputError(
+                "the structures have neither energies nor forces in common; evaluation needs "
+                "labels (say under which keys with data.labels)"
+            )
+        values = [extract(atoms, sorted(has), labels) for atoms in structures]
+        return cls(
+            n_atoms=np.array([len(atoms) for atoms in structures]),
+            numbers=np.concatenate([atoms.numbers for atoms in structures]),
+            energy=np.array([v["energy"] for v in values]) if "energy" in has else None,
+            forces=np.concatenate([v["forces"] for v in values]) if "forces" in has else None,
+        )
+
+
+def assess(
+    prediction: Prediction, references: References, *, n_bootstrap: int = 1000, seed: int = 0
+) -> Evaluation:
+    """Every metric of a prediction, with bootstrap intervals."""
+    energy = prediction.energy if references.energy is not None else None
+    forces = prediction.forces if references.forces is not None else None
+    return evaluate(
+        energy,
+        prediction.energy_total_std if energy is not None else None,
+        references.energy,
+        forces,
+        prediction.forces_total_std if forces is not None else None,
+        references.forces,
+        references.n_atoms,
+        references.numbers,
+        n_bootstrap=n_bootstrap,
+        seed=seed,
+    )
+
+
+def recalibrate(
+    potential: BayesianPotential,
+    structures: Sequence[Atoms],
+    *,
+    kind: str = "scale",
+    labels: Labels | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Fit a calibration on held-out structures and store it with the potential.
+
+    Args:
+        potential: its `calibration` is replaced.
+        structures: labelled, neither trained on nor tested on.
+        kind: "scale" (one factor, NLL-optimal), "isotonic" or "conformal".
+        labels: names and units of the labels.
+        options: of `potential.predict` (samples, method, seed, ...).
+
+    Returns:
+        The calibrators by quantity.
+    """
+    if kind not in CALIBRATORS:
+        raise InputError(f"unknown calibration {kind!r}; use one of {', '.join(CALIBRATORS)}")
+    references = References.of(structures, labels)
+    prediction = potential.predict(structures, calibrated=False, **options)
+    fitted = {}
+    for quantity in QUANTITIES:
+        target = getattr(references, quantity)
+        if target is not None:
+            mean, std = getattr(prediction, quantity), getattr(prediction, f"{quantity}_std")
+            fitted[quantity] = CALIBRATORS[kind].fit(mean, std, target)
+    potential.calibration = dict(fitted)
+    return fitted
+
+
+def write_figures(
+    folder: str | Path, predictions: Mapping[str, Prediction], references: References
+) -> list[Path]:
+    """Parity, reliability, sigma against error, rejection and per-element figures as PNG.
+
+    Args:
+        folder: where they go.
+        predictions: by label; the first is the one that single-model figures show.
+        references: the labels.
+    """
+    from blips.uq import plots
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {}
+    first = next(iter(predictions.values()))
+    uncertain = {k: p for k, p in predictions.items() if p.forces_total_std is not None}
+    if references.energy is not None and first.energy is not None:
+        figures["parity_energy"] = plots.plot_parity(
+            first.energy, first.energy_total_std, references.energy, quantity="energy", unit="eV"
+        )
+    if references.forces is not None and first.forces is not None:
+        target = references.forces
+        figures["parity_forces"] = plots.plot_parity(first.forces, first.forces_total_std, target)
+        figures["elements"] = plots.plot_elements(
+            {
+                label: _element_mae(prediction, references)
+                for label, prediction in predictions.items()
+            }
+        )
+        if first.forces_total_std is not None:
+            figures["sigma_error"] = plots.plot_sigma_error(
+                first.forces, first.forces_total_std, target
+            )
+            figures["reliability"] = plots.plot_reliability(
+                {k: (p.forces, p.forces_total_std, target) for k, p in uncertain.items()}  # type: ignore[misc]
+            )
+            figures["rejection"] = plots.plot_rejection(
+                {k: _force_ranking(p, target) for k, p in uncertain.items()}
+            )
+    paths = []
+    for name, figure in figures.items():
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1])
+    return paths
+
+
+def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) -> Path:
+    """Write metrics as JSON, by label."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {label: evaluation.to_dict() for label, evaluation in evaluations.items()}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def _element_mae(prediction: Prediction, references: References) -> dict[str, Any]:
+    tables = assess(prediction, references, n_bootstrap=200).per_element
+    return {symbol: table["mae"] for symbol, table in tables.items()}
+
+
+def _force_ranking(prediction: Prediction, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Uncertainty and error norm of each atom's force."""
+    std, forces = prediction.forces_total_std, prediction.forces
+    if std is None or forces is None:
+        raise InputError("the prediction has no force uncertainties to rank by")
+    return np.sqrt((std**2).sum(-1)), np.linalg.norm(forces - target, axis=-1)

@@ -1,0 +1,212 @@
+import time
+from dataclasses import fields
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
+from ase.calculators.singlepoint import SinglePointCalculator
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blips import keys
+from blips.data.dataset import Batch, ParticleData, StreamedData, StructureData, Subset
+from blips.data.graph import AtomGraph, ParticleGraph
+from blips.data.labels import Labels
+from blips.errors import InputError
+
+CUTOFF = 3.0
+ALL = ("energy", "forces", "stress")
+
+
+def crystals(count: int = 6) -> list[Atoms]:
+    rng = np.random.default_rng(0)
+    frames = []
+    for number in range(count):
+        atoms = bulk("Cu").repeat((1, 1, number % 3 + 1))
+        atoms.rattle(0.05, rng=rng)
+        atoms.positions = atoms.positions.round(8)
+        forces = rng.normal(size=(len(atoms), 3)).round(8)
+        stress = rng.normal(size=6)
+        atoms.calc = SinglePointCalculator(atoms, energy=rng.normal(), forces=forces, stress=stress)
+        frames.append(atoms)
+    return frames
+
+
+def assert_same(one: Batch, two: Batch) -> None:
+    assert type(one.graph) is type(two.graph)
+    for field in fields(one.graph):
+        a, b = getattr(one.graph, field.name), getattr(two.graph, field.name)
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert one.targets.keys() == two.targets.keys()
+    for name, target in one.targets.items():
+        torch.testing.assert_close(target, two.targets[name], rtol=0, atol=0)
+    assert one.indices == two.indices
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
+def test_a_batch_is_the_graph_and_the_labels_of_its_structures(indices):
+    frames = crystals()
+    batch = StructureData(frames, CUTOFF, ALL).batch(indices)
+    chosen = [frames[i] for i in indices]
+    expected = AtomGraph.from_atoms(chosen, CUTOFF)
+    assert isinstance(batch.graph, AtomGraph)
+    torch.testing.assert_close(batch.graph.vectors(), expected.vectors())
+    torch.testing.assert_close(batch.graph.edge_index, expected.edge_index)
+    targets = {name: value.numpy() for name, value in batch.targets.items()}
+    energies = [atoms.get_potential_energy() for atoms in chosen]
+    np.testing.assert_allclose(targets[keys.ENERGY], energies, rtol=1e-6)
+    forces = np.concatenate([atoms.get_forces() for atoms in chosen])
+    np.testing.assert_allclose(targets[keys.FORCES], forces, rtol=1e-6)
+    stress = np.stack([atoms.get_stress(voigt=False) for atoms in chosen])
+    np.testing.assert_allclose(targets[keys.STRESS], stress, rtol=1e-6)
+    assert batch.indices == tuple(indices)
+
+
+def test_graphs_are_built_once_and_at_first_use(monkeypatch):
+    built = []
+    original = AtomGraph.from_atoms
+
+    def counted(atoms, *rest):
+        built.append(atoms)
+        return original(atoms, *rest)
+
+    monkeypatch.setattr(AtomGraph, "from_atoms", counted)
+    data = StructureData(crystals(), CUTOFF)
+    assert not built
+    data.batch([0, 2])
+    data.batch([2, 0, 2])
+    assert len(built) == 2
+
+
+def test_batch_moves_to_another_dtype():
+    batch = StructureData(crystals(), CUTOFF, ALL).batch([0, 1]).to(dtype=torch.float64)
+    assert batch.graph.positions.dtype == torch.float64
+    assert {target.dtype for target in batch.targets.values()} == {torch.float64}
+    assert batch.graph.edge_index.dtype == torch.int64
+
+
+def test_labels_are_checked_before_training():
+    frames = [*crystals(2), bulk("Cu")]
+    with pytest.raises(InputError, match=r"train\.xyz, frame 2: no energy"):
+        StructureData(frames, CUTOFF, source="train.xyz")
+    unit = StructureData(crystals(2), CUTOFF, labels=Labels(energy_unit="meV")).batch([0])
+    ev = StructureData(crystals(2), CUTOFF).batch([0])
+    torch.testing.assert_close(unit.targets["forces"], ev.targets["forces"] / 1000)
+
+
+def test_bad_geometry_is_named():
+    atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0]])
+    atoms.info["energy"] = 0.0
+    data = StructureData([atoms], CUTOFF, ("energy",), source="bad.xyz")
+    with pytest.raises(InputError, match=r"bad\.xyz, frame 0: .*same place"):
+        data.batch([0])
+
+
+@pytest.mark.parametrize("cache_gb", [1.0, 2e-6, 0.0])
+def test_streamed_batches_are_those_in_memory(tmp_path, cache_gb):
+    path = tmp_path / "crystals.extxyz"
+    ase.io.write(path, crystals())
+    frames = ase.io.read(path, index=":")
+    memory = StructureData(frames, CUTOFF, ALL, dtype=torch.float64, source=path)
+    stream = StreamedData(path, CUTOFF, ALL, dtype=torch.float64, cache_gb=cache_gb)
+    assert len(stream) == len(memory)
+    for indices in ([0], [5, 1, 1, 3], [2, 0, 4, 5], [5, 1]):
+        assert_same(stream.batch(indices), memory.batch(indices))
+    assert stream.name_of(3) == memory.name_of(3)
+
+
+def test_streamed_cache_keeps_the_recently_used_within_its_bound(tmp_path):
+    path = tmp_path / "crystals.extxyz"
+    ase.io.write(path, [crystals(1)[0]] * 5)
+    stream = StreamedData(path, CUTOFF)
+    stream.batch([0])
+    one = stream._bytes
+    stream.cache_bytes = 2.5 * one
+    stream.batch([1])
+    stream.batch([0])
+    stream.batch([2])
+    assert list(stream._samples) == [0, 2]
+    assert stream._bytes == 2 * one
+
+
+def test_streamed_file_must_be_sound_and_stay_so(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        StreamedData(tmp_path / "none.xyz", CUTOFF)
+    path = tmp_path / "crystals.extxyz"
+    ase.io.write(path, [*crystals(2), bulk("Cu")])
+    stream = StreamedData(path, CUTOFF)
+    with pytest.raises(InputError, match="frame 2: no energy"):
+        stream.batch([0, 2])
+    ase.io.write(path, crystals(4))
+    with pytest.raises(InputError, match="changed while it was in use"):
+        stream.batch([1])
+
+
+def particles(count: int = 7) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    positions, velocities, targets = torch.randn(3, count, 5, 3, generator=generator)
+    return positions, velocities, torch.randn(count, 5, generator=generator), targets
+
+
+def test_particle_batches_index_the_arrays():
+    positions, velocities, charges, targets = particles()
+    data = ParticleData(positions, velocities, charges[..., None].numpy(), targets.numpy())
+    batch = data.batch([4, 0])
+    assert isinstance(batch.graph, ParticleGraph)
+    assert batch.graph.num_structures == 2
+    assert batch.graph.num_edges == 2 * 5 * 4
+    torch.testing.assert_close(batch.graph.positions[:5], positions[4])
+    torch.testing.assert_close(batch.graph.charges[5:], charges[0])
+    torch.testing.assert_close(batch.graph.velocities[5:], velocities[0])
+    torch.testing.assert_close(batch.targets[keys.POSITIONS][:5], targets[4])
+    assert data.name_of(4) == "simulations, simulation 4"
+
+
+def test_particle_arrays_must_fit():
+    positions, velocities, charges, targets = particles()
+    with pytest.raises(InputError, match=r"\(7, 5, 3\).*\(6, 5, 3\)"):
+        ParticleData(positions, velocities, charges, targets[1:])
+    with pytest.raises(InputError, match=r"\(7, 5, 3\).*expected"):
+        ParticleData(positions, velocities, positions, targets)
+
+
+def test_subset_counts_on_its_own_and_keeps_names():
+    data = StructureData(crystals(), CUTOFF, source="all.xyz")
+    part = Subset(data, [5, 2, 3])
+    assert len(part) == 3
+    assert part.name_of(1) == "all.xyz, frame 2"
+    batch = part.batch([1, 0])
+    assert batch.indices == (1, 0)
+    torch.testing.assert_close(batch.graph.positions, data.batch([2, 5]).graph.positions)
+
+
+@pytest.mark.parametrize("indices", [[], [6], [0, -1]])
+def test_indices_outside_are_refused(indices):
+    with pytest.raises(InputError, match=r"index|indices"):
+        StructureData(crystals(), CUTOFF).batch(indices)
+
+
+def test_collating_is_much_faster_than_building_graphs():
+    rng = np.random.default_rng(0)
+    frames = []
+    for _ in range(64):
+        atoms = molecule("NH3")
+        atoms.rattle(0.05, rng=rng)
+        atoms.calc = SinglePointCalculator(atoms, energy=0.0, forces=np.zeros((4, 3)))
+        frames.append(atoms)
+    data = StructureData(frames, 5.0)
+    data.batch(range(64))
+
+    def seconds(run) -> float:
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    ratios = [
+        seconds(lambda: AtomGraph.from_atoms(frames, 5.0)) / seconds(lambda: data.batch(range(64)))
+        for _ in range(9)
+    ]
+    assert np.median(ratios) > 4

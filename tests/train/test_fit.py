@@ -1,0 +1,218 @@
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import blips
+from blips.backbones import EGNN, PaiNN
+from blips.config import load_config
+from blips.data.dataset import ParticleData
+from blips.errors import ConfigError, InputError
+from blips.train.checkpoint import read_tensors
+from blips.train.loop import NonFiniteLossError
+
+TINY = {"cutoff": 4.0, "features": 8, "blocks": 1, "num_basis": 4}
+QUICK = {"epochs": 4, "batch_size": 5, "kl_weight": 0.1, "tensorboard": False, "threads": 1}
+
+
+def potential(seed: int = 0) -> blips.BayesianPotential:
+    torch.manual_seed(seed)
+    return blips.bayesianize(PaiNN(**TINY), seed=seed)
+
+
+def fit(model, structures, folder, **training):
+    train, valid = structures
+    config = {"training": QUICK | training}
+    return blips.fit(model, train, valid=valid, config=config, folder=folder, display=False)
+
+
+def test_training_reduces_the_loss_and_leaves_a_complete_folder(tmp_path, structures):
+    result = fit(potential(), structures, tmp_path, epochs=30, lr=5e-3, tensorboard=True)
+    history = result.progress.history
+    assert history[-1]["train_loss"] < 0.8 * history[0]["train_loss"]
+    assert result.progress.best_loss < 0.8 * history[0]["valid_loss"]
+    names = {path.name for path in tmp_path.iterdir()}
+    expected = {"config.yaml", "environment.json", "metrics.csv", "tensorboard"}
+    assert names == expected | {"last.safetensors", "best.safetensors"}
+    assert any((tmp_path / "tensorboard").iterdir())
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(float(row["epoch"])) for row in rows] == list(range(1, 31))
+    assert {"train_kl", "train_coef_edge", "train_coef_node", "valid_loss", "lr"} <= set(rows[0])
+    resolved = load_config(tmp_path / "config.yaml")
+    assert resolved.training.epochs == 30
+
+
+def test_the_model_ends_with_its_best_weights(tmp_path, structures):
+    model = potential()
+    fit(model, structures, tmp_path, epochs=6, lr=0.1)
+    best, _ = read_tensors(tmp_path / "best.safetensors")
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in best.items())
+
+
+OPTIONS = {
+    "plain": {},
+    "plateau": {"schedule": {"kind": "plateau", "patience": 0}, "lr": 0.05},
+    "cosine_ema_clip": {
+        "schedule": {"kind": "cosine", "warmup": 0.3},
+        "ema_decay": 0.9,
+        "clip_norm": 0.5,
+        "optimizer": "adamw",
+        "weight_decay": 0.01,
+        "encoder_lr": 1e-4,
+        "kl_warmup_epochs": 3,
+    },
+    "crps": {"loss": "crps", "samples": 3},
+    "nll": {"loss": "nll", "samples": 3},
+    "huber": {"loss": "conditional_huber"},
+    "elbo": {"kl_reduction": "elbo", "kl_weight": 1e-3},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_resumed_equals_uninterrupted_bitwise(tmp_path, structures, options):
+    fit(potential(), structures, tmp_path / "whole", **options)
+    total = QUICK["epochs"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "blips.train.loop.Trainer._should_stop", lambda self: self.progress.epoch == 2
+        )
+        fit(potential(), structures, tmp_path / "parts", **options)
+    train, valid = structures
+    resumed = blips.fit(
+        potential(),
+        train,
+        valid=valid,
+        config={"training": QUICK | options},
+        folder=tmp_path / "parts",
+        resume=True,
+        display=False,
+    )
+    assert resumed.progress.epoch == total
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    for name in ("last.safetensors", "best.safetensors"):
+        ours, theirs = read_tensors(first / name)[0], read_tensors(second / name)[0]
+        assert ours.keys() == theirs.keys()
+        different = [key for key in ours if not torch.equal(ours[key], theirs[key])]
+        assert not different
+    assert (first / "metrics.csv").read_text() == (second / "metrics.csv").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(tmp_path, structures):
+    import ase.io
+
+    train, valid = structures
+    ase.io.write(tmp_path / "train.extxyz", train)
+    ase.io.write(tmp_path / "valid.extxyz", valid)
+    config = {
+        "model": {"hyperparameters": TINY},
+        "data": {"train": str(tmp_path / "train.extxyz"), "valid": str(tmp_path / "valid.extxyz")},
+        "training": QUICK | {"epochs": 40},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def command(folder: str) -> list[str]:
+        program = "import sys; from blips.cli import main; main()"
+        arguments = ["train", str(tmp_path / "config.yaml"), f"folder={tmp_path / folder}"]
+        return [sys.executable, "-c", program, *arguments, "--resume"]
+
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command("whole"), check=True, capture_output=True, env=environment)
+    rng, kills = random.Random(0), 0
+    for _ in range(60):
+        process = subprocess.Popen(
+            command("killed"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        state = tmp_path / "killed" / "last.safetensors"
+        stamp = state.stat().st_mtime_ns if state.exists() else None
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if (state.stat().st_mtime_ns if state.exists() else None) != stamp:
+                break  # it is past the imports and writes epochs
+            time.sleep(0.02)
+        if kills == 4 or process.poll() is not None:
+            assert process.wait(120) == 0
+            break
+        time.sleep(rng.uniform(0.0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait(10) == -signal.SIGKILL
+    assert kills >= 2
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_non_finite_losses_stop_and_name_the_structures(tmp_path, structures):
+    import ase.io
+
+    train, valid = structures
+    bad = [atoms.copy() for atoms in train]
+    for atoms, labelled in zip(bad, train, strict=True):
+        atoms.calc = labelled.calc
+    model = potential()
+    with torch.no_grad():
+        model.backbone.embedding.weight[1] = 1e38
+    with pytest.raises(NonFiniteLossError, match=r"epoch 1 on: training structures, frame \d+"):
+        fit(model, (bad, valid), tmp_path)
+    assert len(ase.io.read(tmp_path / "nonfinite.extxyz", index=":")) == QUICK["batch_size"]
+
+
+def test_a_folder_in_use_and_changed_settings_are_refused(tmp_path, structures):
+    fit(potential(), structures, tmp_path)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        fit(potential(), structures, tmp_path)
+    train, valid = structures
+    with pytest.raises(ConfigError, match=r"training\.lr differ"):
+        blips.fit(
+            potential(),
+            train,
+            valid=valid,
+            config={"training": QUICK | {"lr": 0.5}},
+            folder=tmp_path,
+            resume=True,
+        )
+
+
+def test_early_stop_and_splits(tmp_path, structures):
+    config = {"training": QUICK | {"epochs": 50, "early_stop_patience": 2, "lr": 1.0}, "seed": 3}
+    result = blips.fit(
+        potential(), structures[0], valid=0.25, config=config, folder=tmp_path, display=False
+    )
+    assert result.progress.epoch < 50
+    assert result.progress.epoch - result.progress.best_epoch == 2
+    assert (tmp_path / "split.json").exists()
+
+
+def test_a_plain_backbone_trains_with_the_same_verb(tmp_path, structures):
+    torch.manual_seed(0)
+    result = fit(PaiNN(**TINY), structures, tmp_path, epochs=10, lr=5e-3)
+    assert "train_kl" not in result.progress.history[0]
+    assert result.progress.history[-1]["train_loss"] < result.progress.history[0]["train_loss"]
+
+
+def test_particle_models_train_on_data_sets(tmp_path):
+    rng = np.random.default_rng(0)
+    x, v = rng.normal(size=(2, 20, 5, 3))
+    q = rng.choice([-1.0, 1.0], size=(20, 5))
+    data = ParticleData(x, v, q, x + 0.5 * v)
+    torch.manual_seed(0)
+    model = blips.bayesianize(EGNN(hidden=8, layers=2))
+    config = {"training": QUICK | {"epochs": 15, "loss": "mse", "kl_weight": 0.01, "lr": 5e-3}}
+    result = blips.fit(model, data, valid=data, config=config, folder=tmp_path, display=False)
+    assert result.progress.best_loss < 0.5 * result.progress.history[0]["valid_loss"]
+    with pytest.raises(InputError, match="not on structures"):
+        blips.fit(model, [], valid=[], config=config, folder=tmp_path / "b", display=False)

@@ -1,0 +1,231 @@
+"""The bundle: its numbers are the metrics' numbers, its intervals sound, its output JSON."""
+
+import json
+
+import numpy as np
+import pytest
+
+from blips.errors import InputError
+from blips.uq import bootstrap_interval, evaluate, metrics
+
+LEVELS = ("energy", "energy_per_atom", "forces", "forces_per_atom", "forces_per_structure")
+
+
+def data(n_structures=40, seed=0, overconfidence=1.0):
+    rng = np.random.default_rng(seed)
+    n_atoms = rng.integers(2, 7, n_structures)
+    total = n_atoms.sum()
+    energy_std = np.exp(rng.normal(-2, 0.5, n_structures))
+    forces_std = np.exp(rng.normal(-2, 0.5, (total, 3)))
+    energy, forces = rng.normal(size=n_structures), rng.normal(size=(total, 3))
+    return {
+        "energy": energy,
+        "energy_std": energy_std / overconfidence,
+        "energy_ref": energy + energy_std * rng.normal(size=n_structures),
+        "forces": forces,
+        "forces_std": forces_std / overconfidence,
+        "forces_ref": forces + forces_std * rng.normal(size=(total, 3)),
+        "n_atoms": n_atoms,
+        "numbers": rng.choice([1, 7, 8], total),
+    }
+
+
+def test_values_are_those_of_the_metrics():
+    d = data()
+    found = evaluate(**d, n_bootstrap=0)
+    energy = d["energy"], d["energy_std"], d["energy_ref"]
+    forces = d["forces"], d["forces_std"], d["forces_ref"]
+    scaled = tuple(array / d["n_atoms"] for array in energy)
+    for table, arrays in (
+        (found.energy, energy),
+        (found.energy_per_atom, scaled),
+        (found.forces, forces),
+    ):
+        expected = {
+            "mae": metrics.mae(*arrays[::2]),
+            "mse": metrics.mse(*arrays[::2]),
+            "rmse": np.sqrt(metrics.mse(*arrays[::2])),
+            "nll": metrics.gaussian_nll(*arrays),
+            "crps": metrics.crps_gaussian(*arrays),
+            "ece": metrics.ece(*arrays),
+            "ence": metrics.ence(*arrays),
+            "zms": metrics.zms(*arrays),
+            "rms_std": np.sqrt(np.mean(arrays[1] ** 2)),
+        }
+        expected |= dict(
+            zip(
+                ("coverage_68", "coverage_90", "coverage_95"),
+                metrics.coverage(*arrays),
+                strict=True,
+            )
+        )
+        assert {name: table[name].value for name in expected} == pytest.approx(expected)
+    assert found.forces["nll_component"].value == pytest.approx(
+        metrics.gaussian_nll(*forces, "mean")
+    )
+    assert found.forces["crps_sum"].value == pytest.approx(metrics.crps_gaussian(*forces, "sum"))
+
+
+def test_ranking_values_are_those_of_the_metrics():
+    d = data()
+    found = evaluate(**d, n_bootstrap=0)
+    forces = d["forces"], d["forces_std"], d["forces_ref"]
+    atoms = metrics.atom_forces(*forces)
+    structures = metrics.structure_forces(*forces, d["n_atoms"])
+    error = np.abs(d["energy"] - d["energy_ref"])
+    for table, variance, squared_error in (
+        (found.energy, d["energy_std"] ** 2, error**2),
+        (found.energy_per_atom, (d["energy_std"] / d["n_atoms"]) ** 2, (error / d["n_atoms"]) ** 2),
+        (found.forces_per_atom, atoms.variance, atoms.squared_error),
+        (found.forces_per_structure, structures.norm_std**2, structures.squared_error),
+    ):
+        norm, std = np.sqrt(squared_error), np.sqrt(variance)
+        curve = metrics.rejection_curve(std, norm)
+        expected = {
+            "spearman": metrics.spearman(variance, squared_error),
+            "auroc": metrics.auroc(std, norm, float(np.quantile(norm, 0.9))),
+            "rejection_auc": curve.auc,
+            "rejection_auc_normalised": curve.auc_normalised,
+        }
+        assert {name: table[name].value for name in expected} == pytest.approx(expected)
+    ece = metrics.ece(structures.norm, structures.norm_std, structures.norm_ref)
+    assert found.forces_per_structure["ece"].value == pytest.approx(ece)
+
+
+def test_intervals_are_those_of_the_general_bootstrap():
+    d = data(n_structures=15)
+    found = evaluate(**d, n_bootstrap=40, seed=2)
+    groups = np.repeat(np.arange(15), d["n_atoms"])
+    arrays = d["forces"], d["forces_std"], d["forces_ref"]
+    for name in ("nll", "crps", "ece", "zms", "ence"):
+        function = {
+            "nll": metrics.gaussian_nll,
+            "crps": metrics.crps_gaussian,
+            "ece": metrics.ece,
+            "zms": metrics.zms,
+            "ence": metrics.ence,
+        }[name]
+        expected = bootstrap_interval(function, *arrays, groups=groups, n_bootstrap=40, seed=2)
+        interval = found.forces[name]
+        assert (interval.value, interval.low, interval.high) == pytest.approx(
+            (expected.value, expected.low, expected.high)
+        )
+
+
+def test_elements_are_evaluated_apart():
+    d = data()
+    found = evaluate(**d, n_bootstrap=20)
+    assert list(found.per_element) == ["H", "N", "O"]
+    assert sum(found.element_counts.values()) == found.n_atoms == len(d["numbers"])
+    for symbol, number in (("H", 1), ("N", 7), ("O", 8)):
+        chosen = d["numbers"] == number
+        mae = metrics.mae(d["forces"][chosen], d["forces_ref"][chosen])
+        assert found.per_element[symbol]["mae"].value == pytest.approx(mae)
+        ece = metrics.ece(*(d[key][chosen] for key in ("forces", "forces_std", "forces_ref")))
+        assert found.per_element[symbol]["ece"].value == pytest.approx(ece)
+
+
+def test_an_element_in_one_structure_only_has_an_interval_without_nan():
+    d = data(n_structures=10)
+    d["numbers"][:] = 1
+    d["numbers"][0] = 92
+    found = evaluate(**d, n_bootstrap=50)
+    interval = found.per_element["U"]["mae"]
+    assert interval.low == pytest.approx(interval.value) == pytest.approx(interval.high)
+
+
+def test_deterministic_models_have_errors_only():
+    d = data() | {"energy_std": None, "forces_std": None}
+    found = evaluate(**d, n_bootstrap=10)
+    for table in (found.energy, found.energy_per_atom, found.forces, found.per_element["N"]):
+        assert set(table) == {"mae", "rmse", "mse"}
+    assert found.forces_per_atom == found.forces_per_structure == {}
+
+
+def test_energies_or_forces_may_be_missing():
+    d = data()
+    no_forces = evaluate(
+        d["energy"], d["energy_std"], d["energy_ref"], None, None, None, d["n_atoms"], n_bootstrap=0
+    )
+    assert no_forces.forces == {}
+    assert "spearman" in no_forces.energy
+    no_energy = evaluate(
+        None, None, None, d["forces"], d["forces_std"], d["forces_ref"], d["n_atoms"], n_bootstrap=0
+    )
+    assert no_energy.energy == {}
+    assert "ece" in no_energy.forces
+
+
+def test_output_is_json_and_rows():
+    found = evaluate(**data(n_structures=25), n_bootstrap=20, seed=4)
+    saved = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert saved["forces"]["mae"]["value"] == found.forces["mae"].value
+    assert saved["n_structures"] == 25
+    assert saved["seed"] == 4
+    rows = found.rows()
+    by_name = {(row["level"], row["metric"]): row for row in rows}
+    assert len(by_name) == len(rows)
+    assert {level for level, _ in by_name} == {*LEVELS, "forces[H]", "forces[N]", "forces[O]"}
+    assert by_name["forces", "mae"]["unit"] == "eV/A"
+    assert by_name["forces", "mse"]["unit"] == "(eV/A)^2"
+    assert by_name["energy_per_atom", "rmse"]["unit"] == "eV/atom"
+    assert by_name["energy", "nll"]["unit"] == "nats"
+    assert by_name["forces", "ece"]["unit"] == ""
+    mae = by_name["forces", "mae"]
+    assert mae["low"] < mae["value"] < mae["high"]
+
+
+def test_seed_decides():
+    d = data(n_structures=10)
+    first, again = (evaluate(**d, n_bootstrap=10, seed=1) for _ in range(2))
+    assert first == again
+    assert first.forces["mae"].low != evaluate(**d, n_bootstrap=10, seed=2).forces["mae"].low
+
+
+def test_overconfidence_shows():
+    calibrated = evaluate(**data(n_structures=200), n_bootstrap=0).forces
+    overconfident = evaluate(**data(n_structures=200, overconfidence=3.0), n_bootstrap=0).forces
+    assert calibrated["ece"].value < 0.02
+    assert overconfident["ece"].value > 0.1
+    assert overconfident["zms"].value == pytest.approx(9 * calibrated["zms"].value)
+    assert overconfident["nll"].value > calibrated["nll"].value
+
+
+@pytest.mark.parametrize("n_structures", [1, 2, 5])
+def test_few_structures_omit_what_they_cannot_tell(n_structures):
+    found = evaluate(**data(n_structures=n_structures), n_bootstrap=10)
+    json.dumps(found.to_dict(), allow_nan=False)
+    assert "ence" not in found.energy
+    assert any(note.startswith("energy: ence") for note in found.omitted)
+    if n_structures == 1:
+        assert found.n_bootstrap == 0
+        assert found.forces["mae"].low is None
+    if n_structures < 3:
+        assert "spearman" not in found.energy
+
+
+def test_bad_input_is_refused():
+    d = data()
+    bad = {
+        "energy_std": (-d["energy_std"], "energy_std has 40 of 40 values"),
+        "energy": (d["energy"][:-1], "shapes differ"),
+        "energy_ref": (None, "energy_ref is missing"),
+        "forces": (d["forces"][:, :2], "shapes differ"),
+        "forces_std": (d["forces_std"] * np.nan, "forces_std"),
+        "n_atoms": (d["n_atoms"][:-1], "adds up"),
+        "numbers": (d["numbers"][:-1], "atomic number"),
+        "n_bootstrap": (-1, "n_bootstrap"),
+    }
+    for key, (value, message) in bad.items():
+        with pytest.raises(InputError, match=message):
+            evaluate(**(d | {"n_bootstrap": 0, key: value}))
+    with pytest.raises(InputError, match="one entry per structure"):
+        evaluate(d["energy"], None, d["energy_ref"], None, None, None, d["n_atoms"][:-1])
+    with pytest.raises(InputError, match="nothing to evaluate"):
+        evaluate(None, None, None, None, None, None, d["n_atoms"])
+    with pytest.raises(InputError, match="one per structure"):
+        evaluate(d["forces"], None, d["forces_ref"], None, None, None, d["n_atoms"])
+    with pytest.raises(InputError, match="energy is missing"):
+        evaluate(None, d["energy_std"], None, None, None, None, d["n_atoms"])
+    with pytest.raises(InputError, match="atomic number"):
+        evaluate(**(d | {"numbers": d["numbers"] + 500}))

@@ -1,0 +1,344 @@
+"""Metrics against closed forms, other libraries, and the properties they must have."""
+
+import numpy as np
+import pytest
+import scoringrules
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import stats
+from torchmetrics.functional.classification import binary_auroc
+from torchmetrics.functional.regression import (
+    mean_absolute_error,
+    mean_squared_error,
+    spearman_corrcoef,
+)
+
+from blips.errors import InputError
+from blips.uq import metrics
+
+UNCERTAIN = (metrics.gaussian_nll, metrics.crps_gaussian, metrics.ece, metrics.zms)
+FINITE = st.floats(-1e3, 1e3, allow_subnormal=False)
+POSITIVE = st.floats(1e-3, 1e3, allow_subnormal=False)
+
+
+@st.composite
+def predictions(draw, min_size=2, max_size=40):
+    n = draw(st.integers(min_size, max_size))
+    mean, target = (draw(hnp.arrays(float, n, elements=FINITE)) for _ in range(2))
+    return mean, draw(hnp.arrays(float, n, elements=POSITIVE)), target
+
+
+@st.composite
+def rankings(draw, min_size=2, max_size=40):
+    n = draw(st.integers(min_size, max_size))
+    values = st.integers(0, 8).map(float)  # many ties
+    return tuple(draw(hnp.arrays(float, n, elements=values)) for _ in range(2))
+
+
+def calibrated(n, seed=0, spread=0.7):
+    rng = np.random.default_rng(seed)
+    mean, std = rng.normal(size=n), np.exp(rng.normal(-1.0, spread, n))
+    return mean, std, mean + std * rng.normal(size=n)
+
+
+# ---------------------------------------------------------------------- errors and proper scores
+def test_errors_match_torchmetrics():
+    rng = np.random.default_rng(0)
+    mean, target = rng.normal(size=(2, 30, 3))
+    tensors = torch.tensor(mean).ravel(), torch.tensor(target).ravel()
+    assert metrics.mse(mean, target) == pytest.approx(mean_squared_error(*tensors).item())
+    assert metrics.mae(mean, target) == pytest.approx(mean_absolute_error(*tensors).item())
+
+
+def test_nll_and_crps_match_scipy_and_scoringrules():
+    mean, std, target = calibrated(50)
+    log_density = stats.norm.logpdf(target, mean, std)
+    assert metrics.gaussian_nll(mean, std, target) == pytest.approx(-log_density.mean())
+    crps = np.mean(scoringrules.crps_normal(target, mean, std))
+    assert metrics.crps_gaussian(mean, std, target) == pytest.approx(crps)
+
+
+def test_crps_matches_its_integral():
+    grid = np.linspace(-20, 20, 400_001)
+    step = (stats.norm.cdf(grid, 0.3, 0.8) - (grid >= 1.1)) ** 2
+    integral = np.sum(0.5 * (step[1:] + step[:-1]) * np.diff(grid))
+    assert metrics.crps_gaussian([0.3], [0.8], [1.1]) == pytest.approx(integral, rel=1e-3)
+
+
+def test_component_reductions():
+    rng = np.random.default_rng(1)
+    mean, target = rng.normal(size=(2, 7, 3))
+    std = rng.uniform(0.5, 2.0, (7, 3))
+    for metric in (metrics.gaussian_nll, metrics.crps_gaussian):
+        total = metric(mean, std, target, components="sum")
+        assert total == pytest.approx(3 * metric(mean, std, target, components="mean"))
+        flat = [array.ravel() for array in (mean, std, target)]
+        assert metric(*flat, components="sum") == metric(*flat, components="mean")
+    nll_default = metrics.gaussian_nll(mean, std, target)
+    assert nll_default == metrics.gaussian_nll(mean, std, target, "sum")
+    crps_default = metrics.crps_gaussian(mean, std, target)
+    assert crps_default == metrics.crps_gaussian(mean, std, target, "mean")
+    with pytest.raises(InputError, match="components"):
+        metrics.gaussian_nll(mean, std, target, "median")  # type: ignore[arg-type]
+
+
+@given(predictions(), st.integers(-4, 4).map(lambda power: 2.0**power))  # exact in floats
+def test_changing_the_unit_scales_as_documented(data, unit):
+    mean, _, target = data
+    scaled = [unit * array for array in data]
+    assert metrics.mse(*scaled[::2]) == pytest.approx(unit**2 * metrics.mse(mean, target))
+    assert metrics.mae(*scaled[::2]) == pytest.approx(unit * metrics.mae(mean, target))
+    crps = unit * metrics.crps_gaussian(*data)
+    assert metrics.crps_gaussian(*scaled) == pytest.approx(crps, rel=1e-6, abs=1e-9)
+    nll = metrics.gaussian_nll(*data) + np.log(unit)
+    assert metrics.gaussian_nll(*scaled) == pytest.approx(nll, rel=1e-6, abs=1e-9)
+    assert metrics.zms(*scaled) == pytest.approx(metrics.zms(*data), rel=1e-6)
+    assert metrics.ece(*scaled) == metrics.ece(*data)
+    assert metrics.ence(*scaled, n_bins=2) == pytest.approx(metrics.ence(*data, n_bins=2))
+
+
+@given(predictions(), st.randoms(use_true_random=False))
+def test_order_of_the_data_does_not_matter(data, random):
+    order = list(range(len(data[0])))
+    random.shuffle(order)
+    shuffled = [array[order] for array in data]
+    for metric in UNCERTAIN:
+        assert metric(*shuffled) == pytest.approx(metric(*data), rel=1e-9, abs=1e-12)
+    np.testing.assert_allclose(metrics.coverage(*shuffled), metrics.coverage(*data))
+    assert metrics.ence(*shuffled, n_bins=2) == pytest.approx(metrics.ence(*data, n_bins=2))
+
+
+# ----------------------------------------------------------------------------------- calibration
+def test_calibrated_predictions_are_found_calibrated():
+    n = 20_000
+    mean, std, target = calibrated(n)
+    assert metrics.ece(mean, std, target) < 0.02
+    assert metrics.zms(mean, std, target) == pytest.approx(1.0, abs=4 * np.sqrt(2 / n))
+    levels = np.array(metrics.COVERAGE_LEVELS)
+    binomial = np.sqrt(levels * (1 - levels) / n)
+    assert np.all(np.abs(metrics.coverage(mean, std, target) - levels) < 4 * binomial)
+
+
+def test_ece_closed_forms():
+    n = 1000
+    zero, one = np.zeros(n), np.ones(n)
+    huge_sigma = metrics.ece(zero, 1e9 * one, one)  # all z just above 0: p_obs = [p > 1/2]
+    assert huge_sigma == pytest.approx(0.25, abs=0.006)
+    one_sided = metrics.ece(zero, 1e-9 * one, one)  # p_obs = 0 up to p = 1
+    assert one_sided == pytest.approx(0.5, abs=0.006)
+    two_sided = metrics.ece(zero, 1e-9 * one, np.where(np.arange(n) % 2, 1.0, -1.0))
+    assert two_sided == pytest.approx(0.25, abs=0.006)
+
+
+def test_ece_of_a_wrong_scale_matches_its_integral():
+    scale = 0.4  # predicted sigma is 0.4 of the true one: p_obs = Phi(0.4 * Phi^-1(p))
+    p = np.linspace(0, 1, 20_001)[1:-1]
+    expected = np.mean(np.abs(p - stats.norm.cdf(scale * stats.norm.ppf(p))))
+    quantiles = stats.norm.ppf((np.arange(5000) + 0.5) / 5000)
+    found = metrics.ece(np.zeros(5000), scale * np.ones(5000), quantiles)
+    assert found == pytest.approx(expected, abs=0.002)
+
+
+@given(predictions(min_size=1))
+def test_ece_is_between_zero_and_one_half(data):
+    p, p_obs = metrics.reliability_curve(*data)
+    assert 0.0 <= metrics.ece(*data) <= 0.5
+    assert (p_obs[0], p_obs[-1]) == (0.0, 1.0)
+    assert np.all(np.diff(p_obs) >= 0.0)
+    z = (data[2] - data[0]) / data[1]
+    counted = [np.mean(z <= stats.norm.ppf(level)) for level in p]
+    np.testing.assert_allclose(p_obs, counted, atol=1e-12)
+
+
+def test_ece_survives_extreme_errors():
+    mean, std = np.zeros(4), np.full(4, 1e-3)
+    assert np.isfinite(metrics.ece(mean, std, np.array([-1e3, 1e3, -1e3, 1e3])))
+
+
+def test_coverage_counts_and_rejects_impossible_levels():
+    z = np.array([0.0, 0.9, -1.1, 1.7, -3.0])
+    zero, one = np.zeros(5), np.ones(5)
+    np.testing.assert_allclose(metrics.coverage(zero, one, z), [0.4, 0.6, 0.8])
+    for level in (0.0, 1.0, np.nan):
+        with pytest.raises(InputError, match="levels"):
+            metrics.coverage(zero, one, z, [level])
+
+
+def test_ence_by_hand():
+    std, error = np.array([1.0, 1.0, 2.0, 2.0]), np.array([1.0, -1.0, 4.0, 4.0])
+    rms_std, rmse = metrics.binned_errors(np.zeros(4), std, error, n_bins=2)
+    np.testing.assert_allclose(rms_std, [1.0, 2.0])
+    np.testing.assert_allclose(rmse, [1.0, 4.0])
+    assert metrics.ence(np.zeros(4), std, error, n_bins=2) == pytest.approx(0.5)
+    with pytest.raises(InputError, match="n_bins"):
+        metrics.ence(np.zeros(4), std, error, n_bins=5)
+
+
+def test_ence_shares_errors_between_equal_sigmas():
+    error = np.array([3.0, 0.0, 0.0, 1.0])
+    rmse = metrics.binned_errors(np.zeros(4), np.ones(4), error, n_bins=2)[1]
+    np.testing.assert_allclose(rmse, np.sqrt([2.5, 2.5]))
+
+
+@pytest.mark.statistical
+def test_ence_floor_of_a_calibrated_model():
+    n, n_bins = 2000, 10
+    values = [metrics.ence(*calibrated(n, seed), n_bins=n_bins) for seed in range(100)]
+    standard_error = np.std(values) / np.sqrt(len(values))
+    assert np.mean(values) == pytest.approx(np.sqrt(n_bins / (np.pi * n)), abs=5 * standard_error)
+
+
+# --------------------------------------------------------------------------------------- ranking
+def test_spearman_matches_torchmetrics_and_ignores_the_square():
+    rng = np.random.default_rng(3)
+    std, error = rng.uniform(size=(2, 40))
+    expected = spearman_corrcoef(torch.tensor(std), torch.tensor(error)).item()
+    assert metrics.spearman(std, error) == pytest.approx(expected, abs=1e-6)
+    assert metrics.spearman(std**2, error**2) == pytest.approx(expected, abs=1e-6)
+
+
+@given(rankings())
+def test_spearman_matches_scipy_with_ties(data):
+    variance, squared_error = data
+    if np.ptp(variance) == 0.0 or np.ptp(squared_error) == 0.0:
+        assert metrics.spearman(*data) == 0.0
+    else:
+        assert metrics.spearman(*data) == pytest.approx(stats.spearmanr(*data)[0])
+
+
+@given(rankings(), st.integers(0, 8))
+def test_auroc_matches_counting_of_pairs(data, threshold):
+    score, error = data
+    above, below = score[error > threshold], score[error <= threshold]
+    expected = 0.5
+    if len(above) and len(below):
+        pairs = above[:, None] - below
+        expected = np.mean((pairs > 0) + 0.5 * (pairs == 0))
+    assert metrics.auroc(score, error, threshold) == pytest.approx(expected)
+
+
+def test_auroc_matches_torchmetrics():
+    rng = np.random.default_rng(4)
+    score, error = rng.uniform(size=(2, 60))
+    event = torch.tensor((error > 0.8).astype(int))
+    expected = binary_auroc(torch.tensor(score), event).item()
+    assert metrics.auroc(score, error, 0.8) == pytest.approx(expected, abs=1e-6)
+
+
+def test_rejection_curve_by_hand():
+    curve = metrics.rejection_curve([1.0, 3.0, 2.0], [1.0, 2.0, 6.0])
+    np.testing.assert_allclose(curve.fraction, [0, 1 / 3, 2 / 3])
+    np.testing.assert_allclose(curve.error, [3.0, 3.5, 1.0])
+    np.testing.assert_allclose(curve.oracle, [3.0, 1.5, 1.0])
+    assert curve.random == pytest.approx(3.0)
+    assert curve.auc == pytest.approx(2.5)
+    assert curve.auc_normalised == pytest.approx((2.5 - 5.5 / 3) / (3.0 - 5.5 / 3))
+
+
+@given(rankings())
+def test_rejection_bounds(data):
+    score, error = data
+    curve = metrics.rejection_curve(score, error)
+    assert np.all(curve.oracle <= curve.error + 1e-9)
+    constant = metrics.rejection_curve(np.ones_like(score), error)
+    np.testing.assert_allclose(constant.error, error.mean())
+    assert constant.auc_normalised == pytest.approx(1.0)
+    perfect = metrics.rejection_curve(error, error).auc_normalised
+    assert perfect == pytest.approx(0.0 if np.ptp(error) > 0 else 1.0, abs=1e-9)
+    worst = metrics.rejection_curve(error.max() - error, error).auc_normalised
+    assert worst >= 1.0 - 1e-9
+
+
+@given(rankings(min_size=3), st.floats(0.1, 10.0), st.randoms(use_true_random=False))
+def test_ranking_ignores_scale_and_order(data, scale, random):
+    order = list(range(len(data[0])))
+    random.shuffle(order)
+    other = scale * data[0][order], data[1][order]
+    assert metrics.spearman(*other) == pytest.approx(metrics.spearman(*data), abs=1e-9)
+    assert metrics.auroc(*other, 4.0) == pytest.approx(metrics.auroc(*data, 4.0))
+    same = metrics.rejection_curve(*data).auc_normalised
+    assert metrics.rejection_curve(*other).auc_normalised == pytest.approx(same, abs=1e-9)
+
+
+# ------------------------------------------------------------------ forces per atom and structure
+def test_atom_and_structure_forces_by_hand():
+    forces = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 1.0], [0.0, 2.0, 0.0]])
+    reference = np.array([[3.0, 4.0, 2.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    std = np.array([[1.0, 2.0, 2.0], [1.0, 1.0, 1.0], [2.0, 1.0, 2.0]])
+    atoms = metrics.atom_forces(forces, std, reference)
+    np.testing.assert_allclose(atoms.variance, [9, 3, 9])
+    np.testing.assert_allclose(atoms.squared_error, [4, 0, 4])
+    structures = metrics.structure_forces(forces, std, reference, [2, 1])
+    np.testing.assert_allclose(structures.norm, [3.0, 2.0])
+    np.testing.assert_allclose(structures.norm_std, [np.sqrt(6), 3])
+    np.testing.assert_allclose(structures.norm_ref, [(np.sqrt(29) + 1) / 2, 0])
+    np.testing.assert_allclose(structures.squared_error, [2, 4])
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**31))
+def test_structure_forces_ignore_rotation(seed):
+    rng = np.random.default_rng(seed)
+    forces, reference = rng.normal(size=(2, 5, 3))
+    std = np.repeat(rng.uniform(0.1, 1.0, (5, 1)), 3, axis=1)
+    rotation = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    before = metrics.structure_forces(forces, std, reference, [2, 3])
+    after = metrics.structure_forces(forces @ rotation, std, reference @ rotation, [2, 3])
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_allclose(new, old)
+
+
+# ------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize("metric", [*UNCERTAIN, metrics.coverage, metrics.ence])
+@pytest.mark.parametrize(
+    ("std", "message"),
+    [
+        ([1.0, 0.0], "zero or negative"),
+        ([1.0, -1.0], "zero or negative"),
+        ([1.0, np.nan], "NaN or infinite"),
+        ([1.0, np.inf], "NaN or infinite"),
+        ([1.0], "shapes differ"),
+        ([], "empty"),
+        (["a", "b"], "real numbers"),
+    ],
+)
+def test_bad_sigma_is_refused(metric, std, message):
+    with pytest.raises(InputError, match=message):
+        metric([0.0, 0.0], std, [1.0, 1.0])
+
+
+@pytest.mark.parametrize("metric", [metrics.mse, metrics.mae])
+def test_bad_values_are_refused(metric):
+    with pytest.raises(InputError, match="shapes differ"):
+        metric(np.zeros(3), np.zeros((3, 1)))  # would broadcast to 3 x 3
+    with pytest.raises(InputError, match="empty"):
+        metric([], [])
+    with pytest.raises(InputError, match=r"\.detach"):
+        metric(torch.zeros(2, requires_grad=True), [0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    "metric", [metrics.spearman, metrics.rejection_curve, lambda a, b: metrics.auroc(a, b, 0.5)]
+)
+def test_bad_rankings_are_refused(metric):
+    with pytest.raises(InputError, match="one value per item"):
+        metric(np.ones((2, 3)), np.ones((2, 3)))
+    with pytest.raises(InputError, match="negative"):
+        metric([1.0, 2.0], [1.0, -1.0])
+    with pytest.raises(InputError, match="shapes differ"):
+        metric([1.0, 2.0], [1.0])
+
+
+def test_more_bad_input_is_refused():
+    with pytest.raises(InputError, match="at least two"):
+        metrics.spearman([1.0], [1.0])
+    with pytest.raises(InputError, match="threshold"):
+        metrics.auroc([1.0, 2.0], [1.0, 2.0], np.nan)
+    forces = np.ones((3, 3))
+    for n_atoms, message in (([2, 2], "adds up"), ([3, 0], "positive"), ([1.5, 1.5], "whole")):
+        with pytest.raises(InputError, match=message):
+            metrics.structure_forces(forces, forces, forces, n_atoms)
+    with pytest.raises(InputError, match="one row per atom"):
+        metrics.atom_forces(np.ones(3), np.ones(3), np.ones(3))
