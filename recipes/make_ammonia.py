@@ -7,25 +7,25 @@
    eigenvalues k_m at the minimum, x = x_min + sum_m sqrt(2 E / k_m) n_m u_m, where n is a random
    unit vector and E is uniform in 0-5 kcal/mol: E is the harmonic energy of x. Geometries whose
    true energy leaves 0-5 kcal/mol are drawn again.
-3. Out-of-distribution geometries: target energies evenly spaced over 5-70 kcal/mol, and four kinds of
-   distortion in turn (see `DISTORTIONS`). Each random distortion has one amplitude a, which is
-   searched until the energy is within 2 kcal/mol of its target.
+3. Out-of-distribution geometries: target energies evenly spaced over 5-70 kcal/mol, and four kinds
+   of distortion in turn (`ammonia_distortions.py`). Each random distortion has one amplitude, which
+   is searched until the energy is within 2 kcal/mol of its target.
 
 Every geometry differs from every other (of all three files) by more than 0.01 A in at least one of
 its sorted N-H and sorted H-H distances. Geometries without a converged SCF are drawn again.
 
-The run is a function of the seed. Labels are appended to the work file as they come; a run that was
-interrupted repeats its draws, finds the labels there, and goes on.
+Draws are seeded. Labels are appended to the work file as they come: a run that was interrupted
+repeats its draws, finds their labels there, and goes on.
 """
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 import ase.io
 import numpy as np
+from ammonia_distortions import DISTORTIONS
 from ase import Atoms
 from ase.build import molecule
 from ase.calculators.calculator import Calculator, all_changes
@@ -55,7 +55,10 @@ class LabelStore:
         self.known: dict[str, dict] = {}
         if path.exists():
             for line in path.read_text().splitlines():
-                record = json.loads(line)
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:
+                    continue  # cut off by an interruption
                 self.known[record["key"]] = record
 
     def label(self, positions: np.ndarray) -> Atoms | None:
@@ -85,7 +88,7 @@ class LabelStore:
             record["failure"] = str(error)
         self.known[key] = record
         with self.path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write("\n" + json.dumps(record))
 
 
 class StoredLabels(Calculator):
@@ -149,77 +152,6 @@ def is_new(atoms: Atoms, accepted: list[Atoms]) -> bool:
 def kcal(atoms: Atoms) -> float:
     """Energy above the minimum in kcal/mol."""
     return atoms.get_potential_energy() / KCAL_PER_MOL
-
-
-def rotated(vector: np.ndarray, axis: np.ndarray, angle: float) -> np.ndarray:
-    """`vector` turned about `axis` by `angle` (radian), Rodrigues' formula."""
-    axis = axis / np.linalg.norm(axis)
-    parallel = axis * (axis @ vector)
-    return parallel + np.cos(angle) * (vector - parallel) + np.sin(angle) * np.cross(axis, vector)
-
-
-Distortion = Callable[[float], np.ndarray]  # amplitude -> positions [4, 3]
-
-
-def stretch(minimum: np.ndarray, rng: np.random.Generator) -> Distortion:
-    """One to three N-H bonds scaled by exp(a c), c random; a > 0 lengthens at least one."""
-    factors = rng.uniform(-0.6, 1.0, 3) * (rng.permutation(3) < rng.integers(1, 4))
-    factors *= rng.choice([1.0, -1.0], p=[0.75, 0.25])
-    factors /= np.abs(factors).max()
-    scale = np.concatenate([[0.0], factors])[:, None]
-    return lambda a: minimum * np.exp(0.2 * a * scale)
-
-
-def bend(minimum: np.ndarray, rng: np.random.Generator) -> Distortion:
-    """One or two N-H bonds turned by a c about a random axis perpendicular to them."""
-    angles = rng.uniform(0.3, 1.0, 3) * rng.choice([-1, 1], 3)
-    angles *= rng.permutation(3) < rng.integers(1, 3)
-    axes = np.cross(minimum[1:], rng.standard_normal((3, 3)))
-
-    def path(a: float) -> np.ndarray:
-        turned = [
-            rotated(bond, axis, 0.4 * a * angle)
-            for bond, axis, angle in zip(minimum[1:], axes, angles, strict=True)
-        ]
-        return np.vstack([minimum[:1], turned])
-
-    return path
-
-
-def inversion(minimum: np.ndarray, rng: np.random.Generator) -> Distortion:
-    """Umbrella opened to near-planar, bonds then scaled by exp(a c) and tilted by a."""
-    centre = minimum[1:].mean(0)
-    height, radius = np.linalg.norm(centre), np.linalg.norm(minimum[1:] - centre, axis=1).mean()
-    axis = centre / height
-    bond = np.hypot(height, radius)
-    start = np.arctan2(height, radius)
-    umbrella = start * rng.uniform(-0.6, 0.6)
-    outward = (minimum[1:] - centre) / radius
-    opened = bond * (np.cos(umbrella) * outward + np.sin(umbrella) * axis)
-    factors = rng.uniform(-1, 1, 3)
-    tilts = rng.uniform(-0.5, 0.5, 3)
-    factors /= np.abs(factors).max()
-
-    def path(a: float) -> np.ndarray:
-        bonds = opened * np.exp(0.15 * a * factors)[:, None] + 0.3 * a * tilts[:, None] * axis
-        return np.vstack([minimum[:1], bonds])
-
-    return path
-
-
-def random_displacement(minimum: np.ndarray, rng: np.random.Generator) -> Distortion:
-    """All atoms displaced along a random Cartesian direction of length a."""
-    direction = rng.standard_normal((4, 3))
-    direction /= np.linalg.norm(direction)
-    return lambda a: minimum + 0.4 * a * direction
-
-
-DISTORTIONS = {
-    "stretch": stretch,
-    "bend": bend,
-    "inversion": inversion,
-    "random": random_displacement,
-}
 
 
 def thermal_geometry(

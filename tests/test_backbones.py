@@ -318,7 +318,7 @@ def _broken(kind: str) -> Callable[[AtomGraph], Tensor]:
             case "stress":
                 return energies * graph.volumes().detach()[graph.structure]
             case "precision":
-                return energies.double()
+                return energies + 0.01 * (x.dtype == torch.float32)
             case "second_derivatives":
                 return energies + _net_direction(graph).norm(dim=1)
         raise ValueError(kind)
@@ -343,7 +343,7 @@ def _net_direction(graph: AtomGraph, power: int = 1) -> Tensor:
         ("smoothness", "smoothness"),
         ("forces", "finite differences"),
         ("stress", "finite strain"),
-        ("precision", "not float32"),
+        ("precision", "precision"),
         ("second_derivatives", "not finite"),
     ],
 )

@@ -27,8 +27,8 @@ def test_mae_is_weighted_and_in_the_chosen_unit():
     terms = data_loss(outputs, targets, counts, settings)
     energy = (outputs["energy"] - targets["energy"]).abs().mean() / KCAL_PER_MOL
     forces = (outputs["forces"] - targets["forces"]).abs().mean() / KCAL_PER_MOL
-    torch.testing.assert_close(terms["energy"], 0.1 * energy)
-    torch.testing.assert_close(terms["forces"], 2.0 * forces)
+    torch.testing.assert_close(terms["energy"], 0.1 * energy.double())
+    torch.testing.assert_close(terms["forces"], 2.0 * forces.double())
 
 
 def test_energy_per_atom_and_zero_weights():
@@ -37,7 +37,7 @@ def test_energy_per_atom_and_zero_weights():
     terms = data_loss(outputs, targets, counts, settings)
     expected = (((outputs["energy"] - targets["energy"]) / counts) ** 2).mean()
     assert list(terms) == ["energy"]
-    torch.testing.assert_close(terms["energy"], expected)
+    torch.testing.assert_close(terms["energy"], expected.double())
 
 
 def test_huber_joins_parabola_and_line_smoothly():

@@ -5,9 +5,9 @@ what its rows are: which linear maps act on which rows (`roles`), what the rows 
 invariant observer (`row_features`), and how large those descriptions are (`feature_sizes`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from ase import Atoms
@@ -64,7 +64,7 @@ class AtomisticBackbone(Backbone):
 
     def graph(self, atoms: Atoms | Sequence[Atoms], dtype: torch.dtype | None = None) -> AtomGraph:
         """Graph of one or many structures with this model's cutoff, dtype and device."""
-        here = self.reference.shift
+        here = next(self.parameters())
         return AtomGraph.from_atoms(atoms, self.cutoff, dtype or here.dtype).to(here.device)
 
     @property
@@ -99,7 +99,8 @@ class ReferenceEnergies(nn.Module):
     """E_i = scale * e_i + shift[Z_i]: the network's e_i in eV around per-element energies.
 
     `shift` (eV, by atomic number) and `scale` (eV) are buffers: set them from data with `set`,
-    they are saved with the weights and never trained.
+    they are saved with the weights and never trained. They and the result are in double
+    precision whatever the model's: total energies of thousands of eV keep their meV.
     """
 
     shift: Tensor
@@ -107,8 +108,9 @@ class ReferenceEnergies(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("shift", torch.zeros(MAX_ATOMIC_NUMBER + 1))
-        self.register_buffer("scale", torch.ones(()))
+        shift = torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.float64)
+        self.register_buffer("shift", shift)
+        self.register_buffer("scale", torch.ones((), dtype=torch.float64))
 
     def set(self, shift: Mapping[int, float], scale: float = 1.0) -> None:
         """Set energies per element (eV) and the scale of the network's output (eV)."""
@@ -120,8 +122,16 @@ class ReferenceEnergies(nn.Module):
         self.scale.fill_(scale)
 
     def forward(self, network_energies: Tensor, numbers: Tensor) -> Tensor:
-        """[N], [N] -> [N] eV."""
-        return self.scale * network_energies + self.shift[numbers]
+        """[N], [N] -> [N] eV, float64."""
+        return self.scale * network_energies.double() + self.shift[numbers]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move with the model, but stay in double precision when it changes dtype."""
+        shift, scale = self.shift, self.scale
+        super()._apply(fn, recurse)
+        device = self.shift.device
+        self.shift, self.scale = shift.to(device), scale.to(device)
+        return self
 
 
 def edge_lengths(vectors: Tensor) -> Tensor:

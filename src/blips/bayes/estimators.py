@@ -14,11 +14,12 @@ The weights of the map are Gaussian, with a width that belongs to the row they a
 Rows are replica-major: K blocks of R rows. A replica's noise depends on its own generator alone.
 Derivatives of every order exist, also at ``h = 0``.
 
-Large maps are applied to a few hundred rows at a time. Each piece is an ordinary differentiable
-graph whose intermediate results stay in the processor's cache, forward and backward; its matrix
-products are torch's own, so that autograd skips those whose result nobody asked for.
+A large map is applied to some hundred rows at a time (``_Plan``). Each piece is an ordinary
+differentiable graph whose intermediate results stay in the processor's cache, forward and backward.
+All matrix products are torch's own, so that autograd skips those whose result nobody asked for.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,12 +62,14 @@ def local_linear(
     """
     plan = _Plan(h, weight, len(generators))
     weight_square = weight * weight
-    floor = weight.new_full((len(weight),), VAR_FLOOR / 4)
+    floor = weight.new_full((len(weight),), VAR_FLOOR)
     outputs: list[Tensor] = []
-    for x, c, replicas in zip(plan.split(h), plan.split(coef), plan.replicas, strict=True):
+    for x, c, sources in zip(
+        plan.rows(h), plan.rows(coef), plan.generators(generators), strict=True
+    ):
         mean = F.linear(x, weight, bias)  # [k*r, out]
-        quarter_var = F.linear(_square(x, c / 4), weight_square, floor)  # [k*r, out]
-        outputs.append(_perturb(mean, quarter_var, generators[replicas]))
+        var = F.linear(_square(x, c), weight_square, floor)  # [k*r, out]
+        outputs.append(_perturb(mean, var, sources))
     return plan.join(outputs)
 
 
@@ -94,22 +97,20 @@ def flipout_linear(
         z, ``[K*R, *irrep, out]``.
     """
     plan = _Plan(h, weight, len(generators))
-    outputs_count, inputs_count = weight.shape
     deviation = weight * normals(weight.shape, generators, weight.dtype)  # [K, out, in]
-    bits_in = sign_bits(plan.rows, inputs_count, generators)
-    bits_out = sign_bits(plan.rows, outputs_count, generators)
-    one = coef.new_ones(())
+    signs_in = sign_bits(plan.rows_per_replica, weight.shape[1], generators)
+    signs_out = sign_bits(plan.rows_per_replica, weight.shape[0], generators)
     outputs: list[Tensor] = []
-    for x, scale, s, r, replicas in zip(
-        plan.split(h),
-        plan.split(coef.sqrt()),
-        plan.split(bits_in),
-        plan.split(bits_out),
-        plan.replicas,
+    for x, scale, s, r, dev in zip(
+        plan.rows(h),
+        plan.rows(coef.sqrt()),
+        plan.rows(signs_in),
+        plan.rows(signs_out),
+        plan.replicas(deviation),
         strict=True,
     ):
-        product = _linear_per_replica(_flip(x, scale, s), deviation[replicas])
-        outputs.append(F.linear(x, weight, bias) + _flip(product, one, r))
+        mean = F.linear(x, weight, bias)
+        outputs.append(_add_flipped(mean, _batched_linear(_flip(x, scale, s), dev), r))
     return plan.join(outputs)
 
 
@@ -131,19 +132,19 @@ def frozen_linear(
         z, ``[K*R, *irrep, out]``.
     """
     plan = _Plan(h, weight, len(eps))
-    deviation = weight * eps  # [K, out, in]
-    scale = coef.sqrt().reshape(-1, *(1,) * (h.ndim - 1))
+    scales = coef.sqrt().view(-1, *(1,) * (h.ndim - 1))
     outputs: list[Tensor] = []
-    for x, c, replicas in zip(plan.split(h), plan.split(scale), plan.replicas, strict=True):
-        product = _linear_per_replica(x * c, deviation[replicas])
-        outputs.append(F.linear(x, weight, bias) + product)
+    for x, scale, dev in zip(
+        plan.rows(h), plan.rows(scales), plan.replicas(weight * eps), strict=True
+    ):
+        outputs.append(F.linear(x, weight, bias) + _batched_linear(x * scale, dev))
     return plan.join(outputs)
 
 
 class _Plan:
     """How K blocks of R rows are cut into pieces: parts of one replica, or several whole ones.
 
-    The cut within a replica depends on the shapes of its own data only, never on K.
+    The cut of a replica depends on the shape of its own rows, never on K: neither does its noise.
     """
 
     def __init__(self, h: Tensor, weight: Tensor, replicas: int) -> None:
@@ -152,37 +153,51 @@ class _Plan:
                 f"{len(h)} rows cannot be split into {replicas} replicas of equal size; "
                 "repeat the whole input once per replica."
             )
-        self.rows = len(h) // replicas
-        irrep = h[0].numel() // h.shape[-1] if len(h) else 1
-        most = max(1, PIECE // (irrep * max(weight.shape)))  # rows of a piece
-        if self.rows > most:
-            parts = -(-self.rows // most)
-            self.sizes = [len(part) for part in torch.arange(self.rows).tensor_split(parts)]
-            self.replicas = [slice(k, k + 1) for k in range(replicas) for _ in self.sizes]
-            self.sizes *= replicas
-        else:
-            group = most // max(1, self.rows)
-            starts = range(0, replicas, group)
-            self.replicas = [slice(k, min(k + group, replicas)) for k in starts]
-            self.sizes = [self.rows * (part.stop - part.start) for part in self.replicas]
+        self.rows_per_replica = len(h) // replicas
+        width = math.prod(h.shape[1:-1]) * max(weight.shape)
+        most = max(1, PIECE // width)  # rows of a piece
+        group = max(1, most // max(1, self.rows_per_replica))  # replicas of a piece
+        self._groups = _cut(replicas, group)
+        self._parts = _cut(self.rows_per_replica, most)
+        self._sizes = [k * rows for k in self._groups for rows in self._parts]
 
-    def split(self, rows: Tensor) -> Sequence[Tensor]:
-        return rows.split(self.sizes) if len(self.sizes) > 1 else (rows,)
+    def rows(self, x: Tensor) -> Sequence[Tensor]:
+        """Cut ``[K*R, ...]`` into the rows of each piece."""
+        return x.split(self._sizes) if len(self._sizes) > 1 else (x,)
+
+    def replicas(self, x: Tensor) -> Sequence[Tensor]:
+        """Cut ``[K, ...]`` into what belongs to the replicas of each piece."""
+        return [block for block in x.split(self._groups) for _ in self._parts]
+
+    def generators(
+        self, generators: Sequence[torch.Generator]
+    ) -> Sequence[Sequence[torch.Generator]]:
+        """Cut the K generators into those of each piece."""
+        remaining = iter(generators)
+        groups = [[next(remaining) for _ in range(size)] for size in self._groups]
+        return [group for group in groups for _ in self._parts]
 
     def join(self, pieces: Sequence[Tensor]) -> Tensor:
-        return _join(self.sizes, pieces) if len(pieces) > 1 else pieces[0]
+        """Put the rows of all pieces together."""
+        return _join(self._sizes, pieces) if len(pieces) > 1 else pieces[0]
 
 
-def _linear_per_replica(x: Tensor, weight: Tensor) -> Tensor:
-    """Rows of replica k ``[k*r, *irrep, in]`` times its own weight ``[k, out, in]``."""
+def _cut(total: int, most: int) -> list[int]:
+    """Cut ``total`` into as few near-equal sizes as possible, none above ``most``."""
+    parts = max(1, -(-total // most))
+    return [(total + i) // parts for i in range(parts)]
+
+
+def _batched_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Rows of replica k, ``[k*r, *irrep, in]``, times its own weight, ``[k, out, in]``."""
     if len(weight) == 1:
-        return F.linear(x, weight[0])
+        return F.linear(x, weight.squeeze(0))
     blocks = x.reshape(len(weight), -1, x.shape[-1])
     return torch.bmm(blocks, weight.mT).view(*x.shape[:-1], weight.shape[1])
 
 
 class _Join(Function):
-    """Concatenate rows; its gradient is one split (that of ``torch.cat`` is many slices)."""
+    """Concatenate rows. The gradient is one split, where that of ``torch.cat`` is many slices."""
 
     @staticmethod
     def forward(ctx: Any, sizes: list[int], *pieces: Tensor) -> Tensor:
@@ -205,45 +220,57 @@ class _Square(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         x, scale = ctx.saved_tensors
-        grad_x = grads[0] * x
-        grad_scale = torch.linalg.vecdot(grad_x, x)
-        return grad_x * (2 * scale).unsqueeze(-1), grad_scale
+        half = grads[0] * x
+        return half * (2 * scale).unsqueeze(-1), torch.linalg.vecdot(half, x)
 
 
 class _Flip(Function):
-    """``y = scale * sign * x``, scale per row, sign per row and channel, packed in bits."""
+    """``y = scale * sign * x``: scale per row (1 if None), packed sign per row and channel."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, bits: Tensor) -> Tensor:
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, scale, bits)
-        signed = with_signs(scale.unsqueeze(-1), bits, x.shape[-1])
-        return x * signed.view(len(x), *(1,) * (x.ndim - 2), -1)
+    def forward(ctx: Any, x: Tensor, scale: Tensor | None, bits: Tensor) -> Tensor:
+        ctx.save_for_backward(None if scale is None else x, scale, bits)
+        return x * _signed(scale, bits, x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, scale, bits = ctx.saved_tensors
         grad_x = _flip(grads[0], scale, bits)
-        if x is None:
+        if scale is None:
             return grad_x, None, None
         return grad_x, torch.linalg.vecdot(grad_x.flatten(1), x.flatten(1)) / scale, None
 
 
-class _Perturb(Function):
-    """``z = mean + eps * (sqrt(var + floor) - sqrt(floor))`` from ``q = (var + floor) / 4``.
+class _AddFlipped(Function):
+    """``z = mean + sign * x``, with a packed sign per row and channel."""
 
-    The second result, ``slope = dz/dq = eps / sqrt(q)``, is what the backward pass needs; its own
-    derivative ``-slope / (2 q)`` is only needed for second derivatives of z and draws eps again.
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, x: Tensor, bits: Tensor) -> Tensor:
+        ctx.save_for_backward(bits)
+        return torch.addcmul(mean, x, _signed(None, bits, x))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (bits,) = ctx.saved_tensors
+        return grads[0], _flip(grads[0], None, bits), None
+
+
+class _Perturb(Function):
+    """``z = mean + eps * (sqrt(var) - sqrt(floor))``, where ``var`` includes the floor.
+
+    The second result, ``slope = dz/dvar = eps / (2 sqrt(var))``, is all that the backward pass
+    needs. Its own derivative, ``-slope / (2 var)``, only occurs in second derivatives of z; there
+    eps is drawn again instead of being kept.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, mean: Tensor, q: Tensor, generators: Sequence[torch.Generator]
+        ctx: Any, mean: Tensor, var: Tensor, generators: Sequence[torch.Generator]
     ) -> tuple[Tensor, Tensor]:
         ctx.generators = [generator.clone_state() for generator in generators]
-        noise = _noise(q, generators)
-        slope = torch.rsqrt(q).mul_(noise)
-        z = mean.addcmul_(q, slope, value=2).sub_(noise, alpha=VAR_FLOOR**0.5)
-        ctx.mark_dirty(mean)
+        half_eps = _half_eps(var, generators)
+        slope = var.rsqrt().mul_(half_eps)
+        z = torch.addcmul(mean, var, slope, value=2).sub_(half_eps, alpha=2 * VAR_FLOOR**0.5)
         ctx.save_for_backward(slope)
         ctx.set_materialize_grads(False)
         return z, slope
@@ -252,18 +279,25 @@ class _Perturb(Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         (slope,) = ctx.saved_tensors
         grad_z, grad_slope = grads
-        grad_q = None if grad_z is None else grad_z * slope
+        grad_var = None if grad_z is None else grad_z * slope
         if grad_slope is not None:
-            noise = _noise(slope, [generator.clone_state() for generator in ctx.generators])
-            inverse_q = (slope / noise.masked_fill_(noise == 0, 1)).square()
-            bend = grad_slope * slope * inverse_q * -0.5
-            grad_q = bend if grad_q is None else grad_q + bend
-        return grad_z, grad_q, None
+            half_eps = _half_eps(slope, [generator.clone_state() for generator in ctx.generators])
+            inverse_std = slope / half_eps.masked_fill_(half_eps == 0, 1)
+            bend = grad_slope * (slope * inverse_std * inverse_std * -0.5)
+            grad_var = bend if grad_var is None else grad_var + bend
+        return grad_z, grad_var, None
 
 
-def _noise(like: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+def _half_eps(like: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
     block = (len(like) // len(generators), like.shape[1])
-    return normals(block, generators, like.dtype).view(like.shape)
+    return normals(block, generators, like.dtype, std=0.5).view(like.shape)
+
+
+def _signed(scale: Tensor | None, bits: Tensor, like: Tensor) -> Tensor:
+    """Scale (1 if None) with random signs, broadcast over the irrep axes of ``like``."""
+    magnitude = bits.new_ones((), dtype=like.dtype) if scale is None else scale.unsqueeze(-1)
+    signed = with_signs(magnitude, bits, like.shape[-1]).to(like.dtype)
+    return signed.view(len(like), *(1,) * (like.ndim - 2), -1)
 
 
 def _join(sizes: list[int], pieces: Sequence[Tensor]) -> Tensor:
@@ -274,10 +308,14 @@ def _square(x: Tensor, scale: Tensor) -> Tensor:
     return _Square.apply(x, scale)  # pyright: ignore
 
 
-def _flip(x: Tensor, scale: Tensor, bits: Tensor) -> Tensor:
+def _flip(x: Tensor, scale: Tensor | None, bits: Tensor) -> Tensor:
     return _Flip.apply(x, scale, bits)  # pyright: ignore
 
 
-def _perturb(mean: Tensor, q: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    z, _ = _Perturb.apply(mean, q, generators)  # pyright: ignore
+def _add_flipped(mean: Tensor, x: Tensor, bits: Tensor) -> Tensor:
+    return _AddFlipped.apply(mean, x, bits)  # pyright: ignore
+
+
+def _perturb(mean: Tensor, var: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    z, _ = _Perturb.apply(mean, var, generators)  # pyright: ignore
     return z

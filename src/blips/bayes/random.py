@@ -5,6 +5,7 @@ are drawn at once, and however many threads draw them.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from threading import Thread
 
 import torch
@@ -18,33 +19,34 @@ SIGNS = 32
 
 
 def normals(
-    shape: Sequence[int], generators: Sequence[torch.Generator], dtype: torch.dtype
+    shape: Sequence[int],
+    generators: Sequence[torch.Generator],
+    dtype: torch.dtype,
+    std: float = 1.0,
 ) -> Tensor:
-    """Draw standard normals ``[K, *shape]`` on the device of the K generators.
+    """Draw normals ``[K, *shape]`` of mean 0 on the device of the K generators.
 
     A CPU generator is serial and slower than the matrix products around it. From a long draw it
     only takes a seed; torch's threads then fill streams whose seeds follow on from that one.
     """
     device = generators[0].device
     noise = torch.empty((len(generators), *shape), dtype=dtype, device=device)
-    if noise[0].numel() <= STREAM or device.type != "cpu":
+    if noise.numel() <= STREAM * len(generators) or device.type != "cpu":
         for block, generator in zip(noise, generators, strict=True):
-            block.normal_(generator=generator)
-    else:
-        _fill_in_threads(
-            [
-                (stream, seed + number)
-                for block, seed in zip(noise, _seeds(generators), strict=True)
-                for number, stream in enumerate(block.view(-1).split(STREAM))
-            ]
-        )
+            block.normal_(std=std, generator=generator)
+        return noise
+    streams: list[tuple[Tensor, int]] = []
+    for block, generator in zip(noise, generators, strict=True):
+        seed = int(torch.randint(2**32, (), generator=generator))
+        streams += [(part, seed + i) for i, part in enumerate(block.view(-1).split(STREAM))]
+    _fill_in_threads(streams, std)
     return noise
 
 
 def sign_bits(rows: int, channels: int, generators: Sequence[torch.Generator]) -> Tensor:
     """Draw one fair bit per row and channel, packed into int32 words ``[K * rows, words]``."""
     words = -(-channels // SIGNS)
-    pairs = -(-rows * words // 2)  # int64 draws cost no more than int32 draws
+    pairs = -(-rows * words // 2)  # an int64 draw costs no more than an int32 draw
     draws = torch.empty(len(generators), pairs, dtype=torch.int64, device=generators[0].device)
     for block, generator in zip(draws, generators, strict=True):
         block.random_(-(2**63), None, generator=generator)
@@ -52,33 +54,28 @@ def sign_bits(rows: int, channels: int, generators: Sequence[torch.Generator]) -
 
 
 def with_signs(magnitude: Tensor, bits: Tensor, channels: int) -> Tensor:
-    """Give ``magnitude >= 0`` (``[rows, 1]`` or a scalar) the signs of ``[rows, channels]`` bits.
+    """Give ``magnitude >= 0`` (``[rows, 1]`` or ``[]``) random signs: ``[rows, channels]``.
 
-    Shifting a word by 0..31 brings each of its bits to the sign bit of a float in turn.
+    Shifts by 0..31 bring every bit of a word to the place of a float's sign bit.
     """
-    if magnitude.dtype != torch.float32:
-        signs = with_signs(torch.ones((), device=bits.device), bits, channels)
-        return magnitude * signs.to(magnitude.dtype)
-    shifts = torch.arange(SIGNS, dtype=torch.int32, device=bits.device)
-    words = (bits.unsqueeze(-1) << shifts).flatten(1).narrow(1, 0, channels)
+    words = (bits.unsqueeze(-1) << _shifts(bits.device)).view(len(bits), -1)[:, :channels]
     return torch.copysign(magnitude, words.view(torch.float32))
 
 
-def _seeds(generators: Sequence[torch.Generator]) -> list[int]:
-    draws = [torch.randint(2**32, (), generator=generator) for generator in generators]
-    return [int(draw) for draw in draws]
+@cache
+def _shifts(device: torch.device) -> Tensor:
+    return torch.arange(SIGNS, dtype=torch.int32, device=device)
 
 
-def _fill(streams: Sequence[tuple[Tensor, int]]) -> None:
-    for stream, seed in streams:
-        stream.normal_(generator=torch.Generator().manual_seed(seed))
+def _fill_in_threads(streams: Sequence[tuple[Tensor, int]], std: float) -> None:
+    def fill(part: Sequence[tuple[Tensor, int]]) -> None:
+        for stream, seed in part:
+            stream.normal_(std=std, generator=torch.Generator().manual_seed(seed))
 
-
-def _fill_in_threads(streams: Sequence[tuple[Tensor, int]]) -> None:
     threads = min(torch.get_num_threads(), len(streams))
-    helpers = [Thread(target=_fill, args=(streams[i::threads],)) for i in range(1, threads)]
+    helpers = [Thread(target=fill, args=(streams[i::threads],)) for i in range(1, threads)]
     for helper in helpers:
         helper.start()
-    _fill(streams[::threads])
+    fill(streams[::threads])
     for helper in helpers:
         helper.join()

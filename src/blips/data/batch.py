@@ -7,6 +7,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from blips import keys
 from blips.data.graph import Graph
 from blips.errors import InputError
 
@@ -17,8 +18,8 @@ class Batch:
 
     Attributes:
         graph: the structures.
-        targets: energy [S] eV, forces [N, 3] eV/A, stress [S, 3, 3] eV/A^3, positions [N, 3];
-            those that the data set has.
+        targets: energy [S] eV (always float64), forces [N, 3] eV/A, stress [S, 3, 3] eV/A^3,
+            positions [N, 3]; those that the data set has.
         indices: numbers of the structures in their data set, [S].
     """
 
@@ -29,8 +30,11 @@ class Batch:
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
-        """Copy on another device, with floating-point tensors of another dtype."""
-        targets = {name: target.to(device, dtype) for name, target in self.targets.items()}
+        """Copy on another device, with floating-point tensors but energies of another dtype."""
+        targets = {
+            name: target.to(device, None if name == keys.ENERGY else dtype)
+            for name, target in self.targets.items()
+        }
         return replace(self, graph=self.graph.to(device, dtype), targets=targets)
 
     @classmethod

@@ -81,7 +81,10 @@ class AtomData:
         with _named(self.name_of(index)):
             found = extract(atoms, self.quantities, self.labels)
         return {
-            name: torch.as_tensor(value if name == keys.FORCES else value[None], dtype=self.dtype)
+            name: torch.as_tensor(
+                value if name == keys.FORCES else value[None],
+                dtype=torch.float64 if name == keys.ENERGY else self.dtype,
+            )
             for name, value in found.items()
         }
 

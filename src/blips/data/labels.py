@@ -21,7 +21,6 @@ from blips.errors import InputError
 from blips.units import energy_factor, length_factor
 
 QUANTITIES = (keys.ENERGY, keys.FORCES, keys.STRESS)
-GEOMETRY = {"positions", "numbers", "cell", "pbc"}
 
 
 @dataclass(frozen=True)
@@ -110,12 +109,20 @@ def _results(atoms: Atoms) -> dict[str, Any]:
 
 def _refuse_stale(atoms: Atoms) -> None:
     """Error where atoms moved after their labels were computed."""
-    calculator: Any = atoms.calc
-    changed = GEOMETRY & set(calculator.check_state(atoms)) if calculator.atoms else set()
+    before: Atoms | None = getattr(atoms.calc, "atoms", None)
+    if before is None:
+        return
+    pairs = {
+        "positions": (before.positions, atoms.positions),
+        "numbers": (before.numbers, atoms.numbers),
+        "cell": (before.cell.array, atoms.cell.array),
+        "pbc": (before.pbc, atoms.pbc),
+    }
+    changed = [n for n, (old, new) in pairs.items() if not np.array_equal(old, new, equal_nan=True)]
     if changed:
         raise InputError(
-            f"the labels belong to another geometry: {', '.join(sorted(changed))} changed after "
-            "the calculation; compute the labels again"
+            f"the labels belong to another geometry: {', '.join(changed)} changed after the "
+            "calculation; compute the labels again"
         )
 
 

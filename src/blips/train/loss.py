@@ -45,7 +45,8 @@ def data_loss(
         factor = torch.ones((), dtype=target.dtype) if name == keys.POSITIONS else unit
         if name == keys.ENERGY and config.energy_per_atom:
             factor = factor / atom_counts.to(target.dtype)
-        terms[name] = weight * _distance(config)(outputs[name] * factor, target * factor)
+        distance = _distance(config)(outputs[name] * factor, target * factor)
+        terms[name] = weight * distance.double()
     return terms
 
 
