@@ -184,7 +184,7 @@ def markdown(table: list[dict[str, object]]) -> str:
 
 def main() -> None:
     """Measure every shape with one thread and with the default number, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Cost of the stochastic linear maps.")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, nargs="+", help="default: 1 and torch's default")
     parser.add_argument("--output", type=Path, help="path without suffix for the JSON and Markdown")

@@ -69,24 +69,47 @@ def test_every_module_has_a_layer():
     assert parts <= LEVEL.keys()
 
 
+def imported_modules(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+ARRAYS = {"numpy", "scipy", "blips.errors", "blips.uq"}
+
+
 @pytest.mark.parametrize(
-    ("folder", "allowed"),
-    [("bayes", {"torch", "blips"}), ("uq/metrics.py", {"numpy", "scipy", "blips"})],
+    ("target", "allowed"),
+    [
+        ("bayes", {"torch", "blips"}),
+        ("uq/checks.py", ARRAYS),
+        ("uq/metrics.py", ARRAYS),
+        ("uq/ranking.py", ARRAYS),
+        ("uq/forces.py", ARRAYS),
+        ("uq/bootstrap.py", ARRAYS),
+        ("uq/calibration", ARRAYS),
+    ],
 )
-def test_the_mathematics_needs_few_packages(folder: str, allowed: set[str]):
+def test_the_mathematics_needs_few_packages(target: str, allowed: set[str]):
     import sys
 
-    target = PACKAGE / folder
-    for path in [target] if target.is_file() else target.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module]
-            for name in names:
-                root = name.split(".")[0]
-                assert root in allowed | sys.stdlib_module_names, f"{path.name} imports {root}"
+    location = PACKAGE / target
+    paths = [location] if location.is_file() else sorted(location.rglob("*.py"))
+    assert paths, f"{target} is missing"
+    for path in paths:
+        for name in imported_modules(path):
+            known = name.split(".")[0] in sys.stdlib_module_names
+            known |= any(f"{name}.".startswith(f"{prefix}.") for prefix in allowed)
+            assert known, f"{path.name} imports {name}"
+
+
+def test_figures_are_made_without_pyplot():
+    for path in modules():
+        assert not any("pyplot" in name for name in imported_modules(path)), path.name
 
 
 def test_importing_blips_is_free_of_side_effects():
@@ -95,7 +118,7 @@ def test_importing_blips_is_free_of_side_effects():
 
     code = (
         "import torch; before = (torch.get_default_dtype(), torch.is_grad_enabled());"
-        "import blips; assert before == (torch.get_default_dtype(), torch.is_grad_enabled());"
+        "import blips, blips.uq; assert before == (torch.get_default_dtype(), torch.is_grad_enabled());"
         "import sys; heavy = {'matplotlib', 'pyscf', 'lightning_fabric', 'tensorboard'};"
         "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()"
     )

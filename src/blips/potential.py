@@ -85,7 +85,8 @@ class BayesianPotential(nn.Module):
         self.rho = prior_coefficient(settings["prior_dropout"])
         self.estimator: str = settings["estimator"]
         self.calibration: dict[str, Calibrator] = {}
-        self._gauge = MemoryGauge()
+        weights = sum(self._num_weights(name) for name in conversion.roles)
+        self._gauge = MemoryGauge(weights * next(encoder.parameters()).element_size())
 
     def forward(
         self, graph: Graph, *, forces: bool = True, stress: bool = False, create_graph: bool = False
@@ -176,7 +177,9 @@ class BayesianPotential(nn.Module):
                 graph,
                 samples,
                 memory_gb * GIGABYTE,
-                lambda graph=graph: self._outputs(graph, range(1), seed, derivatives),
+                lambda graph=graph: self.sample(
+                    graph, noise_context.generators(seed, 1, 0, graph.positions.device)
+                ),
             )
             parts.append(
                 monte_carlo(

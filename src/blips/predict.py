@@ -83,6 +83,13 @@ class Prediction:
         """Epistemic and aleatoric together, [N, 3] eV/A."""
         return _total_std(self.forces_std, self.forces_aleatoric_std)
 
+    def array(self, name: str) -> Array:
+        """The array of that name, or an error where the prediction has none."""
+        value = getattr(self, name)
+        if value is None:
+            raise InputError(f"the prediction has no {name}; ask predict for it")
+        return value
+
     def recalibrated(self, calibrators: Mapping[str, Any]) -> "Prediction":
         """Standard deviations passed through `calibrators[quantity].apply`, where there is one."""
         changes: dict[str, Any] = {}
@@ -227,11 +234,15 @@ def atom_counts(graph: Graph) -> Array:
 class MemoryGauge:
     """How many samples of a graph fit a memory bound.
 
-    The bytes that autograd keeps for one row (edge or node) are measured on the first graph that
-    comes, with `saved_tensors_hooks`, and remembered.
+    A pass needs bytes for its rows (edges and nodes) and for the noise of its weights. The bytes
+    that autograd keeps for a row are measured on the first graph that comes, and remembered.
+
+    Args:
+        weight_bytes: size of the weights that each sample draws anew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weight_bytes: int = 0) -> None:
+        self.weight_bytes = 2 * weight_bytes  # the noise, and its product with the weights
         self._bytes_per_row: float | None = None
 
     def chunk(self, graph: Graph, samples: int, limit: float, run_once: Callable[[], Any]) -> int:
@@ -239,7 +250,7 @@ class MemoryGauge:
         rows = graph.num_nodes + graph.num_edges
         if self._bytes_per_row is None:
             self._bytes_per_row = SAVED_TO_PEAK * saved_bytes(run_once) / rows
-        fits = int(limit / (self._bytes_per_row * rows))
+        fits = int(limit / (self.weight_bytes + self._bytes_per_row * rows))
         return max(1, min(samples, fits))
 
 
@@ -252,6 +263,7 @@ def saved_bytes(run: Callable[[], Any]) -> int:
         storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with torch.enable_grad(), hooks:
         run()
     return sum(storages.values())

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from blips.errors import InputError
-from blips.uq import bootstrap_interval, evaluate, metrics
+from blips.uq import (
+    atom_forces,
+    auroc,
+    bootstrap_interval,
+    evaluate,
+    metrics,
+    rejection_curve,
+    spearman,
+    structure_forces,
+)
 
 LEVELS = ("energy", "energy_per_atom", "forces", "forces_per_atom", "forces_per_structure")
 
@@ -70,8 +79,8 @@ def test_ranking_values_are_those_of_the_metrics():
     d = data()
     found = evaluate(**d, n_bootstrap=0)
     forces = d["forces"], d["forces_std"], d["forces_ref"]
-    atoms = metrics.atom_forces(*forces)
-    structures = metrics.structure_forces(*forces, d["n_atoms"])
+    atoms = atom_forces(*forces)
+    structures = structure_forces(*forces, d["n_atoms"])
     error = np.abs(d["energy"] - d["energy_ref"])
     for table, variance, squared_error in (
         (found.energy, d["energy_std"] ** 2, error**2),
@@ -80,10 +89,10 @@ def test_ranking_values_are_those_of_the_metrics():
         (found.forces_per_structure, structures.norm_std**2, structures.squared_error),
     ):
         norm, std = np.sqrt(squared_error), np.sqrt(variance)
-        curve = metrics.rejection_curve(std, norm)
+        curve = rejection_curve(std, norm)
         expected = {
-            "spearman": metrics.spearman(variance, squared_error),
-            "auroc": metrics.auroc(std, norm, float(np.quantile(norm, 0.9))),
+            "spearman": spearman(variance, squared_error),
+            "auroc": auroc(std, norm, float(np.quantile(norm, 0.9))),
             "rejection_auc": curve.auc,
             "rejection_auc_normalised": curve.auc_normalised,
         }

@@ -4,16 +4,11 @@ import numpy as np
 import pytest
 import scoringrules
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
-from torchmetrics.functional.classification import binary_auroc
-from torchmetrics.functional.regression import (
-    mean_absolute_error,
-    mean_squared_error,
-    spearman_corrcoef,
-)
+from torchmetrics.functional.regression import mean_absolute_error, mean_squared_error
 
 from blips.errors import InputError
 from blips.uq import metrics
@@ -28,13 +23,6 @@ def predictions(draw, min_size=2, max_size=40):
     n = draw(st.integers(min_size, max_size))
     mean, target = (draw(hnp.arrays(float, n, elements=FINITE)) for _ in range(2))
     return mean, draw(hnp.arrays(float, n, elements=POSITIVE)), target
-
-
-@st.composite
-def rankings(draw, min_size=2, max_size=40):
-    n = draw(st.integers(min_size, max_size))
-    values = st.integers(0, 8).map(float)  # many ties
-    return tuple(draw(hnp.arrays(float, n, elements=values)) for _ in range(2))
 
 
 def calibrated(n, seed=0, spread=0.7):
@@ -190,106 +178,6 @@ def test_ence_floor_of_a_calibrated_model():
     assert np.mean(values) == pytest.approx(np.sqrt(n_bins / (np.pi * n)), abs=5 * standard_error)
 
 
-# --------------------------------------------------------------------------------------- ranking
-def test_spearman_matches_torchmetrics_and_ignores_the_square():
-    rng = np.random.default_rng(3)
-    std, error = rng.uniform(size=(2, 40))
-    expected = spearman_corrcoef(torch.tensor(std), torch.tensor(error)).item()
-    assert metrics.spearman(std, error) == pytest.approx(expected, abs=1e-6)
-    assert metrics.spearman(std**2, error**2) == pytest.approx(expected, abs=1e-6)
-
-
-@given(rankings())
-def test_spearman_matches_scipy_with_ties(data):
-    variance, squared_error = data
-    if np.ptp(variance) == 0.0 or np.ptp(squared_error) == 0.0:
-        assert metrics.spearman(*data) == 0.0
-    else:
-        assert metrics.spearman(*data) == pytest.approx(stats.spearmanr(*data)[0])
-
-
-@given(rankings(), st.integers(0, 8))
-def test_auroc_matches_counting_of_pairs(data, threshold):
-    score, error = data
-    above, below = score[error > threshold], score[error <= threshold]
-    expected = 0.5
-    if len(above) and len(below):
-        pairs = above[:, None] - below
-        expected = np.mean((pairs > 0) + 0.5 * (pairs == 0))
-    assert metrics.auroc(score, error, threshold) == pytest.approx(expected)
-
-
-def test_auroc_matches_torchmetrics():
-    rng = np.random.default_rng(4)
-    score, error = rng.uniform(size=(2, 60))
-    event = torch.tensor((error > 0.8).astype(int))
-    expected = binary_auroc(torch.tensor(score), event).item()
-    assert metrics.auroc(score, error, 0.8) == pytest.approx(expected, abs=1e-6)
-
-
-def test_rejection_curve_by_hand():
-    curve = metrics.rejection_curve([1.0, 3.0, 2.0], [1.0, 2.0, 6.0])
-    np.testing.assert_allclose(curve.fraction, [0, 1 / 3, 2 / 3])
-    np.testing.assert_allclose(curve.error, [3.0, 3.5, 1.0])
-    np.testing.assert_allclose(curve.oracle, [3.0, 1.5, 1.0])
-    assert curve.random == pytest.approx(3.0)
-    assert curve.auc == pytest.approx(2.5)
-    assert curve.auc_normalised == pytest.approx((2.5 - 5.5 / 3) / (3.0 - 5.5 / 3))
-
-
-@given(rankings())
-def test_rejection_bounds(data):
-    score, error = data
-    curve = metrics.rejection_curve(score, error)
-    assert np.all(curve.oracle <= curve.error + 1e-9)
-    constant = metrics.rejection_curve(np.ones_like(score), error)
-    np.testing.assert_allclose(constant.error, error.mean())
-    assert constant.auc_normalised == pytest.approx(1.0)
-    perfect = metrics.rejection_curve(error, error).auc_normalised
-    assert perfect == pytest.approx(0.0 if np.ptp(error) > 0 else 1.0, abs=1e-9)
-    worst = metrics.rejection_curve(error.max() - error, error).auc_normalised
-    assert worst >= 1.0 - 1e-9
-
-
-@given(rankings(min_size=3), st.floats(0.1, 10.0), st.randoms(use_true_random=False))
-def test_ranking_ignores_scale_and_order(data, scale, random):
-    order = list(range(len(data[0])))
-    random.shuffle(order)
-    other = scale * data[0][order], data[1][order]
-    assert metrics.spearman(*other) == pytest.approx(metrics.spearman(*data), abs=1e-9)
-    assert metrics.auroc(*other, 4.0) == pytest.approx(metrics.auroc(*data, 4.0))
-    same = metrics.rejection_curve(*data).auc_normalised
-    assert metrics.rejection_curve(*other).auc_normalised == pytest.approx(same, abs=1e-9)
-
-
-# ------------------------------------------------------------------ forces per atom and structure
-def test_atom_and_structure_forces_by_hand():
-    forces = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 1.0], [0.0, 2.0, 0.0]])
-    reference = np.array([[3.0, 4.0, 2.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
-    std = np.array([[1.0, 2.0, 2.0], [1.0, 1.0, 1.0], [2.0, 1.0, 2.0]])
-    atoms = metrics.atom_forces(forces, std, reference)
-    np.testing.assert_allclose(atoms.variance, [9, 3, 9])
-    np.testing.assert_allclose(atoms.squared_error, [4, 0, 4])
-    structures = metrics.structure_forces(forces, std, reference, [2, 1])
-    np.testing.assert_allclose(structures.norm, [3.0, 2.0])
-    np.testing.assert_allclose(structures.norm_std, [np.sqrt(6), 3])
-    np.testing.assert_allclose(structures.norm_ref, [(np.sqrt(29) + 1) / 2, 0])
-    np.testing.assert_allclose(structures.squared_error, [2, 4])
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 2**31))
-def test_structure_forces_ignore_rotation(seed):
-    rng = np.random.default_rng(seed)
-    forces, reference = rng.normal(size=(2, 5, 3))
-    std = np.repeat(rng.uniform(0.1, 1.0, (5, 1)), 3, axis=1)
-    rotation = np.linalg.qr(rng.normal(size=(3, 3)))[0]
-    before = metrics.structure_forces(forces, std, reference, [2, 3])
-    after = metrics.structure_forces(forces @ rotation, std, reference @ rotation, [2, 3])
-    for old, new in zip(before, after, strict=True):
-        np.testing.assert_allclose(new, old)
-
-
 # ------------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize("metric", [*UNCERTAIN, metrics.coverage, metrics.ence])
 @pytest.mark.parametrize(
@@ -317,28 +205,3 @@ def test_bad_values_are_refused(metric):
         metric([], [])
     with pytest.raises(InputError, match=r"\.detach"):
         metric(torch.zeros(2, requires_grad=True), [0.0, 0.0])
-
-
-@pytest.mark.parametrize(
-    "metric", [metrics.spearman, metrics.rejection_curve, lambda a, b: metrics.auroc(a, b, 0.5)]
-)
-def test_bad_rankings_are_refused(metric):
-    with pytest.raises(InputError, match="one value per item"):
-        metric(np.ones((2, 3)), np.ones((2, 3)))
-    with pytest.raises(InputError, match="negative"):
-        metric([1.0, 2.0], [1.0, -1.0])
-    with pytest.raises(InputError, match="shapes differ"):
-        metric([1.0, 2.0], [1.0])
-
-
-def test_more_bad_input_is_refused():
-    with pytest.raises(InputError, match="at least two"):
-        metrics.spearman([1.0], [1.0])
-    with pytest.raises(InputError, match="threshold"):
-        metrics.auroc([1.0, 2.0], [1.0, 2.0], np.nan)
-    forces = np.ones((3, 3))
-    for n_atoms, message in (([2, 2], "adds up"), ([3, 0], "positive"), ([1.5, 1.5], "whole")):
-        with pytest.raises(InputError, match=message):
-            metrics.structure_forces(forces, forces, forces, n_atoms)
-    with pytest.raises(InputError, match="one row per atom"):
-        metrics.atom_forces(np.ones(3), np.ones(3), np.ones(3))

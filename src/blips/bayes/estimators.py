@@ -20,13 +20,15 @@ All matrix products are torch's own, so that autograd skips those whose result n
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
 
 from blips.bayes.random import normals, sign_bits, with_signs
 from blips.errors import InputError
@@ -68,7 +70,9 @@ def local_linear(
         plan.rows(h), plan.rows(coef), plan.generators(generators), strict=True
     ):
         mean = F.linear(x, weight, bias)  # [k*r, out]
-        var = F.linear(_square(x, c), weight_square, floor)  # [k*r, out]
+        square = _square(x, c)
+        with _forgetting(square, partial(_Square.compute, x.detach(), c.detach())):
+            var = F.linear(square, weight_square, floor)  # [k*r, out]
         outputs.append(_perturb(mean, var, sources))
     return plan.join(outputs)
 
@@ -110,7 +114,10 @@ def flipout_linear(
         strict=True,
     ):
         mean = F.linear(x, weight, bias)
-        outputs.append(_add_flipped(mean, _batched_linear(_flip(x, scale, s), dev), r))
+        flipped = _flip(x, scale, s)
+        with _forgetting(flipped, partial(_times_signs, x.detach(), scale.detach(), s)):
+            product = _batched_linear(flipped, dev)
+        outputs.append(_add_flipped(mean, product, r))
     return plan.join(outputs)
 
 
@@ -163,11 +170,12 @@ class _Plan:
 
     def rows(self, x: Tensor) -> Sequence[Tensor]:
         """Cut ``[K*R, ...]`` into the rows of each piece."""
-        return x.split(self._sizes) if len(self._sizes) > 1 else (x,)
+        return x.split_with_sizes(self._sizes) if len(self._sizes) > 1 else (x,)
 
     def replicas(self, x: Tensor) -> Sequence[Tensor]:
         """Cut ``[K, ...]`` into what belongs to the replicas of each piece."""
-        return [block for block in x.split(self._groups) for _ in self._parts]
+        blocks = x.split_with_sizes(self._groups) if len(self._groups) > 1 else (x,)
+        return [block for block in blocks for _ in self._parts]
 
     def generators(
         self, generators: Sequence[torch.Generator]
@@ -188,6 +196,19 @@ def _cut(total: int, most: int) -> list[int]:
     return [(total + i) // parts for i in range(parts)]
 
 
+def _forgetting(x: Tensor, recipe: Callable[[], Tensor]) -> saved_tensors_hooks:
+    """Autograd keeps the recipe of ``x`` instead of ``x`` for the products in this context."""
+    address = x.data_ptr()
+
+    def pack(saved: Tensor) -> Any:
+        return (recipe, saved.shape) if saved.data_ptr() == address else saved
+
+    def unpack(kept: Any) -> Tensor:
+        return kept if isinstance(kept, Tensor) else kept[0]().view(kept[1])
+
+    return saved_tensors_hooks(pack, unpack)
+
+
 def _batched_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Rows of replica k, ``[k*r, *irrep, in]``, times its own weight, ``[k, out, in]``."""
     if len(weight) == 1:
@@ -206,7 +227,7 @@ class _Join(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *grads[0].split(ctx.sizes)
+        return None, *grads[0].split_with_sizes(ctx.sizes)
 
 
 class _Square(Function):
@@ -215,13 +236,17 @@ class _Square(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
         ctx.save_for_backward(x, scale)
+        return _Square.compute(x, scale)
+
+    @staticmethod
+    def compute(x: Tensor, scale: Tensor) -> Tensor:
         return (x * x).mul_(scale.unsqueeze(-1))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         x, scale = ctx.saved_tensors
         half = grads[0] * x
-        return half * (2 * scale).unsqueeze(-1), torch.linalg.vecdot(half, x)
+        return half * (2 * scale).unsqueeze(-1), _row_dot(half, x)
 
 
 class _Flip(Function):
@@ -230,7 +255,7 @@ class _Flip(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor | None, bits: Tensor) -> Tensor:
         ctx.save_for_backward(None if scale is None else x, scale, bits)
-        return x * _signed(scale, bits, x)
+        return _times_signs(x, scale, bits)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
@@ -238,7 +263,7 @@ class _Flip(Function):
         grad_x = _flip(grads[0], scale, bits)
         if scale is None:
             return grad_x, None, None
-        return grad_x, torch.linalg.vecdot(grad_x.flatten(1), x.flatten(1)) / scale, None
+        return grad_x, _row_dot(grad_x.flatten(1), x.flatten(1)) / scale, None
 
 
 class _AddFlipped(Function):
@@ -247,7 +272,8 @@ class _AddFlipped(Function):
     @staticmethod
     def forward(ctx: Any, mean: Tensor, x: Tensor, bits: Tensor) -> Tensor:
         ctx.save_for_backward(bits)
-        return torch.addcmul(mean, x, _signed(None, bits, x))
+        signs = _signed(None, bits, x)
+        return torch.addcmul(mean, x, signs, out=signs if signs.shape == x.shape else None)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -270,7 +296,8 @@ class _Perturb(Function):
         ctx.generators = [generator.clone_state() for generator in generators]
         half_eps = _half_eps(var, generators)
         slope = var.rsqrt().mul_(half_eps)
-        z = torch.addcmul(mean, var, slope, value=2).sub_(half_eps, alpha=2 * VAR_FLOOR**0.5)
+        z = mean.addcmul_(var, slope, value=2).sub_(half_eps, alpha=2 * VAR_FLOOR**0.5)
+        ctx.mark_dirty(mean)
         ctx.save_for_backward(slope)
         ctx.set_materialize_grads(False)
         return z, slope
@@ -295,9 +322,23 @@ def _half_eps(like: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
 
 def _signed(scale: Tensor | None, bits: Tensor, like: Tensor) -> Tensor:
     """Scale (1 if None) with random signs, broadcast over the irrep axes of ``like``."""
-    magnitude = bits.new_ones((), dtype=like.dtype) if scale is None else scale.unsqueeze(-1)
+    magnitude = _one(like.device, like.dtype) if scale is None else scale.unsqueeze(-1)
     signed = with_signs(magnitude, bits, like.shape[-1]).to(like.dtype)
-    return signed.view(len(like), *(1,) * (like.ndim - 2), -1)
+    return signed if like.ndim == 2 else signed.view(len(like), *(1,) * (like.ndim - 2), -1)
+
+
+def _times_signs(x: Tensor, scale: Tensor | None, bits: Tensor) -> Tensor:
+    signed = _signed(scale, bits, x)
+    return torch.mul(x, signed, out=signed if signed.shape == x.shape else None)
+
+
+@cache
+def _one(device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.ones(1, device=device, dtype=dtype)
+
+
+def _row_dot(x: Tensor, y: Tensor) -> Tensor:
+    return torch.linalg.vecdot(x, y)  # pyright: ignore
 
 
 def _join(sizes: list[int], pieces: Sequence[Tensor]) -> Tensor:
@@ -309,6 +350,8 @@ def _square(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _flip(x: Tensor, scale: Tensor | None, bits: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return _times_signs(x, scale, bits)
     return _Flip.apply(x, scale, bits)  # pyright: ignore
 
 

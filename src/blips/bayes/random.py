@@ -38,28 +38,32 @@ def normals(
     streams: list[tuple[Tensor, int]] = []
     for block, generator in zip(noise, generators, strict=True):
         seed = int(torch.randint(2**32, (), generator=generator))
-        streams += [(part, seed + i) for i, part in enumerate(block.view(-1).split(STREAM))]
+        starts = range(0, block.numel(), STREAM)
+        flat = block.view(-1)
+        streams += [(flat[i : i + STREAM], seed + n) for n, i in enumerate(starts)]
     _fill_in_threads(streams, std)
     return noise
 
 
 def sign_bits(rows: int, channels: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw one fair bit per row and channel, packed into int32 words ``[K * rows, words]``."""
+    """Draw a fair bit per row and channel, packed into int32 words ``[K * rows, words, 1]``."""
     words = -(-channels // SIGNS)
     pairs = -(-rows * words // 2)  # an int64 draw costs no more than an int32 draw
-    draws = torch.empty(len(generators), pairs, dtype=torch.int64, device=generators[0].device)
+    draws = torch.empty((len(generators), pairs), dtype=torch.int64, device=generators[0].device)
     for block, generator in zip(draws, generators, strict=True):
         block.random_(-(2**63), None, generator=generator)
-    return draws.view(torch.int32)[:, : rows * words].reshape(-1, words)
+    return draws.view(torch.int32)[:, : rows * words].reshape(-1, words, 1)
 
 
 def with_signs(magnitude: Tensor, bits: Tensor, channels: int) -> Tensor:
-    """Give ``magnitude >= 0`` (``[rows, 1]`` or ``[]``) random signs: ``[rows, channels]``.
+    """Give ``magnitude >= 0`` (``[rows, 1]`` or ``[1]``) random signs: ``[rows, channels]``.
 
     Shifts by 0..31 bring every bit of a word to the place of a float's sign bit.
     """
-    words = (bits.unsqueeze(-1) << _shifts(bits.device)).view(len(bits), -1)[:, :channels]
-    return torch.copysign(magnitude, words.view(torch.float32))
+    signs = (bits << _shifts(bits.device)).view(torch.float32).flatten(1)
+    if signs.shape[1] > channels:
+        signs = signs[:, :channels]
+    return torch.copysign(magnitude, signs, out=signs if signs.dtype == magnitude.dtype else None)
 
 
 @cache

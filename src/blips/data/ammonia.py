@@ -5,11 +5,12 @@ Level of theory: BP86-D3(BJ)/def2-SVP, closed shell, Coulomb part by density fit
     E = E_KS[B88 + P86, def2-SVP, RI-J] + E_D3(BJ, "bp") - E_min
 
 P86 is the gradient correction of Perdew (1986) on top of the PW92 local correlation. libxc's P86
-brings the PZ81 local part, which `FUNCTIONAL` exchanges for PW92. So defined, the labels agree with
-those of the public BP86-D3/def2-SVP ammonia set (ORCA) to 0.001 kcal/mol and 0.004 kcal/mol/A on
-average. With VWN5 local correlation and no density fitting (`b88,p86vwn`) the agreement is
-0.02 kcal/mol and 0.05 kcal/mol/A; zero damping instead of Becke-Johnson damping misses single force
-components of stretched bonds by 0.5 kcal/mol/A.
+brings the PZ81 local part, which `FUNCTIONAL` exchanges for PW92. So defined, the labels agree
+with those of the public BP86-D3/def2-SVP ammonia set (ORCA, 108 geometries, 0-42 kcal/mol) to
+0.0005 kcal/mol and 0.003 kcal/mol/A on average, 0.002 and 0.03 at worst. With VWN5 local
+correlation and no density fitting (`b88,p86vwn`) the agreement is 0.01 kcal/mol and 0.05
+kcal/mol/A; zero damping instead of Becke-Johnson damping misses single force components of
+stretched bonds by 0.5 kcal/mol/A.
 
 The analytic gradient includes the response of the integration grid: forces are the derivative of
 the very energy that is reported, and their sum is zero to rounding.

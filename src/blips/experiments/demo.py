@@ -23,7 +23,7 @@ from blips.potential import BayesianPotential
 from blips.predict import Prediction
 from blips.train.checkpoint import save
 from blips.train.fit import fit
-from blips.uq.evaluate import Evaluation
+from blips.uq.evaluation import Evaluation
 from blips.uq.report import References, assess, recalibrate, write_evaluation, write_figures
 
 NUM_TRAIN = 64
@@ -167,5 +167,5 @@ def _summary(evaluations: dict[str, dict[str, Evaluation]]) -> str:
         "",
         "Intervals: 95 %, bootstrap over structures. Error bars of BLIP are calibrated on",
     ]
-    lines.append("the validation geometries; metrics are defined in `blips.uq.metrics`.")
+    lines.append("the validation geometries; metrics are defined in `blips.uq`.")
     return "\n".join(lines) + "\n"

@@ -24,28 +24,31 @@ from blips.backbones.base import Backbone
 from blips.errors import BlipsError, CheckpointError
 from blips.factory import bayesianize
 from blips.potential import BayesianPotential
+from blips.train.wrapper import Wrapper
 from blips.uq.calibration import calibrator_from_dict
 
 FORMAT = "blips-1"
 HEADER_LENGTH_BYTES = 8
 
+Saveable = BayesianPotential | Backbone | Wrapper
 
-def save(potential: BayesianPotential | Backbone, path: str | Path) -> Path:
+
+def save(potential: Saveable, path: str | Path) -> Path:
     """Write a model to `path` (.safetensors); `load` gives it back."""
     return write_tensors(path, potential.state_dict(), {"model": describe(potential)})
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> BayesianPotential | Backbone:
-    """Read a model written by `save` (a Bayesian potential, or a plain backbone)."""
+def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
+    """Read a model written by `save`: a Bayesian potential, a plain backbone or a baseline."""
     tensors, header = read_tensors(path)
     model = rebuild(header.get("model"), path)
     restore(model, tensors, path)
     return model.to(device)
 
 
-def describe(model: BayesianPotential | Backbone) -> dict[str, Any]:
+def describe(model: Saveable) -> dict[str, Any]:
     """Everything but the weights that `rebuild` needs, JSON-able."""
-    backbone = model.backbone if isinstance(model, BayesianPotential) else model
+    backbone = model if isinstance(model, Backbone) else model.backbone
     names = {cls: name for name, cls in BACKBONES.items()}
     if type(backbone) not in names:
         raise CheckpointError(
@@ -59,30 +62,42 @@ def describe(model: BayesianPotential | Backbone) -> dict[str, Any]:
     }
     if isinstance(model, BayesianPotential):
         description["bayes"] = model.settings
+    if isinstance(model, Wrapper):
+        description["wrapper"] = {"kind": model.kind, "settings": model.settings}
+    if not isinstance(model, Backbone):
         description["calibration"] = {
             quantity: calibrator.to_dict() for quantity, calibrator in model.calibration.items()
         }
     return description
 
 
-def rebuild(description: Any, path: str | Path) -> BayesianPotential | Backbone:
+def rebuild(description: Any, path: str | Path) -> Saveable:
     """A model with the described architecture and arbitrary weights."""
     try:
         backbone = build(description["backbone"], **description["hyperparameters"])
         backbone.to({"float32": torch.float32, "float64": torch.float64}[description["dtype"]])
-        if "bayes" not in description:
+        if "bayes" in description:
+            settings = dict(description["bayes"])
+            settings["bounds"] = tuple(settings["bounds"])
+            model = bayesianize(backbone, **settings)
+        elif "wrapper" in description:
+            model = _wrapped(backbone, **description["wrapper"])
+        else:
             return backbone
-        settings = dict(description["bayes"])
-        settings["bounds"] = tuple(settings["bounds"])
-        potential = bayesianize(backbone, **settings)
         for quantity, saved in description["calibration"].items():
-            potential.calibration[quantity] = calibrator_from_dict(saved)
+            model.calibration[quantity] = calibrator_from_dict(saved)
     except (KeyError, TypeError, AttributeError, ValueError, BlipsError) as error:
         raise CheckpointError(
             f"{path} does not describe a model that this version of blips can build "
             f"({type(error).__name__}: {error}); was it made by blips.save?"
         ) from error
-    return potential
+    return model
+
+
+def _wrapped(backbone: Backbone, kind: str, settings: dict[str, Any]) -> Wrapper:
+    if kind not in Wrapper.kinds:
+        raise CheckpointError(f"unknown kind {kind!r} of model; import blips.baselines to load it")
+    return Wrapper.kinds[kind](backbone, **settings)
 
 
 def restore(model: torch.nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:

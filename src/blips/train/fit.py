@@ -1,6 +1,6 @@
 """`fit`: from structures, files or data sets to a trained potential in a run folder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 from ase import Atoms
 from ase.data import atomic_numbers
 
-from blips.backbones.base import AtomisticBackbone
+from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.config import RunConfig, Source, load_config
 from blips.data.batch import TrainingData
 from blips.data.dataset import StreamedData, StructureData
@@ -18,7 +18,6 @@ from blips.data.labels import Labels
 from blips.data.splits import Split, group_split, random_split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import ConfigError, InputError
-from blips.potential import BayesianPotential
 from blips.train.checkpoint import read_tensors, restore
 from blips.train.display import TrainingDisplay
 from blips.train.loop import Trainer
@@ -31,10 +30,12 @@ Data = str | Path | Sequence[Atoms] | TrainingData
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a finished run leaves: its folder, and the history of its epochs."""
+    """What a finished run leaves: its folder, the history of its epochs, and its data."""
 
     folder: Path
     progress: Progress
+    train_data: TrainingData
+    valid_data: TrainingData
 
 
 def fit(
@@ -50,7 +51,7 @@ def fit(
     """Train `potential` in place; it ends with the weights of the best validation loss.
 
     Args:
-        potential: what `bayesianize` returns, or a plain backbone.
+        potential: what `bayesianize` returns, a plain backbone, or a wrapper of one.
         train: a file that ASE reads, structures, or a data set; default: config's data.train.
         valid: the same, or a fraction of the training structures; default: config's data.valid.
         config: YAML file, mapping, overrides such as "training.epochs=50", or a list of these.
@@ -58,8 +59,7 @@ def fit(
         resume: continue the run in that folder.
         display: show progress.
     """
-    sources = [config] if isinstance(config, str | Path | dict | RunConfig) else list(config)
-    settings = load_config(*sources)
+    settings = resolve_config(config)
     run = RunFolder(folder or settings.folder)
     run.start(settings, resume=resume)
     train_data, valid_data = _datasets(potential, train, valid, settings, run)
@@ -72,7 +72,13 @@ def fit(
         progress = trainer.run()
     if run.best.exists():
         restore(potential, read_tensors(run.best)[0], run.best)
-    return FitResult(run.path, progress)
+    return FitResult(run.path, progress, train_data, valid_data)
+
+
+def resolve_config(config: Source | Sequence[Source]) -> RunConfig:
+    """The configuration that one source, or several merged left to right, describe."""
+    one = isinstance(config, str | Path | Mapping | RunConfig)
+    return load_config(*([config] if one else config))
 
 
 def _datasets(
@@ -91,7 +97,7 @@ def _datasets(
         if not _is_data_set(valid):
             raise InputError("a training data set needs a validation data set, not a file")
         return train, valid
-    backbone = potential.backbone if isinstance(potential, BayesianPotential) else potential
+    backbone = potential if isinstance(potential, Backbone) else potential.backbone
     if not isinstance(backbone, AtomisticBackbone):
         raise InputError(f"{type(backbone).__name__} trains on data sets, not on structures")
     if settings.data.stream:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blips import keys
 from blips.config import TrainingConfig
+from blips.data.graph import Graph
 from blips.units import energy_factor
 
 DISTRIBUTION_LOSSES = ("nll", "crps")
@@ -36,18 +37,29 @@ def data_loss(
     Returns:
         Terms by quantity; their sum is the data loss.
     """
-    unit = 1.0 / energy_factor(config.loss_unit)
     terms = {}
     for name, target in targets.items():
         weight = getattr(config.weights, name)
         if weight == 0:
             continue
-        factor = torch.ones((), dtype=target.dtype) if name == keys.POSITIONS else unit
-        if name == keys.ENERGY and config.energy_per_atom:
-            factor = factor / atom_counts.to(target.dtype)
+        factor = loss_factor(name, atom_counts, config)
         distance = _distance(config)(outputs[name] * factor, target * factor)
         terms[name] = weight * distance.double()
     return terms
+
+
+def loss_factor(name: str, atom_counts: Tensor, config: TrainingConfig) -> float | Tensor:
+    """What turns a quantity (eV, A) into the loss's unit; [S] for energies per atom."""
+    if name == keys.POSITIONS:
+        return 1.0
+    unit = 1.0 / energy_factor(config.loss_unit)
+    per_atom = name == keys.ENERGY and config.energy_per_atom
+    return unit / atom_counts.double() if per_atom else unit
+
+
+def atom_counts(graph: Graph) -> Tensor:
+    """Atoms of each structure, [S]."""
+    return torch.bincount(graph.structure, minlength=graph.num_structures)
 
 
 def _distance(config: TrainingConfig) -> Callable[[Tensor, Tensor], Tensor]:

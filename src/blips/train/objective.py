@@ -1,7 +1,7 @@
 """What a training step minimises: data loss of posterior samples + lambda * KL."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,13 @@ from blips.backbones.derivatives import Derivatives, energy_and_derivatives
 from blips.bayes.noise import seeded_generator
 from blips.config import TrainingConfig
 from blips.data.batch import Batch
-from blips.data.graph import AtomGraph
+from blips.data.graph import AtomGraph, Graph
 from blips.potential import BayesianPotential
-from blips.train.loss import DISTRIBUTION_LOSSES, data_loss
+from blips.predict import Outputs
+from blips.train.loss import DISTRIBUTION_LOSSES, atom_counts, data_loss
+from blips.train.wrapper import Likelihood, Stochastic
 
-Model = BayesianPotential | Backbone
+Model = BayesianPotential | Backbone | Stochastic | Likelihood
 
 
 class LossTerms(NamedTuple):
@@ -30,7 +32,7 @@ class Objective(nn.Module):
     """The loss of a batch; a module, so that Fabric can wrap and distribute it.
 
     Args:
-        model: a Bayesian potential, or a plain backbone (then there is no KL).
+        model: a Bayesian potential; or a plain backbone or a wrapper, then there is no KL.
         config: losses, weights, lambda.
         num_data: training structures, for the "elbo" reduction of the KL.
     """
@@ -51,17 +53,22 @@ class Objective(nn.Module):
         """
         config = self.config
         derivatives = self._derivatives(batch, create_graph=True)
-        if not isinstance(self.model, BayesianPotential):
-            outputs = plain_outputs(self.model, batch, derivatives)
-            return self._terms(outputs, batch, 1, None, 0.0)
+        if isinstance(self.model, Likelihood):
+            return _total(self.model.loss_terms(batch, config, derivatives))
+        if isinstance(self.model, Backbone):
+            outputs = plain_outputs(self.model, batch.graph, **derivatives)
+            return _total(self._data_terms(outputs, batch, 1))
         count = config.samples if config.loss in DISTRIBUTION_LOSSES else 1
         device = batch.graph.positions.device
         generators = [seeded_generator(*noise_key, k, device=device) for k in range(count)]
         sample = self.model.sample(batch.graph, generators, **derivatives)
+        data_terms = self._data_terms(sample.outputs, batch, count)
+        if not isinstance(self.model, BayesianPotential):
+            return _total(data_terms)
         kl = self.model.kl(
             sample.coefficients, reduction=config.kl_reduction, num_data=self.num_data
         )
-        terms = self._terms(sample.outputs, batch, count, kl, config.kl_weight * kl_scale)
+        terms = _total(data_terms, kl, config.kl_weight * kl_scale)
         for role, mean in _mean_coefficients(self.model, sample.coefficients).items():
             terms.parts[f"coef_{role}"] = mean
         return terms
@@ -70,9 +77,11 @@ class Objective(nn.Module):
         """Validation terms: MAP for point losses, K fixed samples for distribution losses."""
         config = self.config
         derivatives = self._derivatives(batch, create_graph=False)
+        if isinstance(self.model, Likelihood):
+            return _total(self.model.loss_terms(batch, config, derivatives)).parts
         count = 1
-        if not isinstance(self.model, BayesianPotential):
-            outputs = plain_outputs(self.model, batch, derivatives)
+        if isinstance(self.model, Backbone):
+            outputs = plain_outputs(self.model, batch.graph, **derivatives)
         elif config.loss in DISTRIBUTION_LOSSES:
             count = max(config.samples, 8)
             device = batch.graph.positions.device
@@ -80,7 +89,7 @@ class Objective(nn.Module):
             outputs = self.model.sample(batch.graph, generators, **derivatives).outputs
         else:
             outputs = self.model(batch.graph, **derivatives)
-        return self._terms(outputs, batch, count, None, 0.0).parts
+        return _total(self._data_terms(outputs, batch, count)).parts
 
     def _derivatives(self, batch: Batch, *, create_graph: bool) -> Derivatives:
         weights = self.config.weights
@@ -90,32 +99,29 @@ class Objective(nn.Module):
             create_graph=create_graph,
         )
 
-    def _terms(
-        self,
-        outputs: dict[str, Tensor],
-        batch: Batch,
-        count: int,
-        kl: Tensor | None,
-        kl_weight: float,
-    ) -> LossTerms:
+    def _data_terms(self, outputs: Outputs, batch: Batch, count: int) -> dict[str, Tensor]:
+        """Weighted loss of every quantity, for outputs of `count` samples, replica-major."""
         by_sample = {
             name: outputs[name].reshape(count, *target.shape)
             for name, target in batch.targets.items()
         }
-        atom_counts = torch.bincount(batch.graph.structure, minlength=batch.graph.num_structures)
-        terms = data_loss(by_sample, batch.targets, atom_counts, self.config)
-        data = torch.stack(list(terms.values())).sum()
-        parts = {name: float(term.detach()) for name, term in terms.items()}
-        parts["loss"] = float(data.detach())
-        if kl is None:
-            return LossTerms(data, parts)
-        parts["kl"] = float(kl.detach())
-        return LossTerms(data + kl_weight * kl, parts)
+        return data_loss(by_sample, batch.targets, atom_counts(batch.graph), self.config)
 
 
-def plain_outputs(backbone: Backbone, batch: Batch, derivatives: Derivatives) -> dict[str, Tensor]:
+def _total(
+    terms: Mapping[str, Tensor], kl: Tensor | None = None, kl_weight: float = 0.0
+) -> LossTerms:
+    data = torch.stack(list(terms.values())).sum()
+    parts = {name: float(term.detach()) for name, term in terms.items()}
+    parts["loss"] = float(data.detach())
+    if kl is None:
+        return LossTerms(data, parts)
+    parts["kl"] = float(kl.detach())
+    return LossTerms(data + kl_weight * kl, parts)
+
+
+def plain_outputs(backbone: Backbone, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
     """Outputs of a backbone without posterior."""
-    graph = batch.graph
     if backbone.conservative and isinstance(graph, AtomGraph):
         return energy_and_derivatives(
             lambda graph: backbone(graph)[keys.ENERGIES], graph, **derivatives

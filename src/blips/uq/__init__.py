@@ -11,13 +11,10 @@ from blips.uq.calibration import (
     ScaleCalibrator,
     calibrator_from_dict,
 )
-from blips.uq.evaluate import Evaluation, evaluate
+from blips.uq.evaluate import evaluate
+from blips.uq.evaluation import Evaluation
+from blips.uq.forces import AtomForces, StructureForces, atom_forces, structure_forces
 from blips.uq.metrics import (
-    AtomForces,
-    RejectionCurve,
-    StructureForces,
-    atom_forces,
-    auroc,
     binned_errors,
     coverage,
     crps_gaussian,
@@ -26,12 +23,10 @@ from blips.uq.metrics import (
     gaussian_nll,
     mae,
     mse,
-    rejection_curve,
     reliability_curve,
-    spearman,
-    structure_forces,
     zms,
 )
+from blips.uq.ranking import RejectionCurve, auroc, rejection_curve, spearman
 
 __all__ = [
     "AtomForces",

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blips.errors import InputError
-from blips.uq.metrics import FloatArray, finite_array
+from blips.uq.checks import FloatArray, finite_array
 
 Metric = Callable[..., "float | FloatArray"]
 

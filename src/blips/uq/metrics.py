@@ -1,4 +1,4 @@
-"""Error and uncertainty metrics on numpy arrays; every definition is stated where it is computed.
+"""Errors, proper scores and calibration on numpy arrays, each defined where it is computed.
 
 Throughout, ``mean`` and ``std`` describe a Gaussian prediction N(mean, std^2) of ``target``:
 
@@ -8,23 +8,29 @@ Arrays share one shape. In arrays of two or more dimensions the last axis holds 
 vector (forces: [N, 3]); one-dimensional arrays hold scalars (energies: [S]). Any consistent unit
 works; in this package energies are in eV and forces in eV/A.
 
-Letters in shape comments: N atoms, S structures, n any number of predictions.
+Letters in shape comments: N atoms, S structures, P levels of probability, n any number of
+predictions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr, ndtri
-from scipy.stats import spearmanr
 
 from blips.errors import InputError
+from blips.uq.checks import (
+    FloatArray,
+    IntArray,
+    checked_pair,
+    finite_array,
+    standardised_error,
+)
+from blips.uq.ranking import tie_averaged
 
-FloatArray = npt.NDArray[np.float64]
 Components = Literal["sum", "mean"]
 
 ECE_LEVELS: FloatArray = np.linspace(0.0, 1.0, 101)
@@ -32,93 +38,6 @@ ECE_LEVELS: FloatArray = np.linspace(0.0, 1.0, 101)
 
 COVERAGE_LEVELS = (0.68, 0.90, 0.95)
 """Nominal probabilities of the central intervals whose coverage is reported."""
-
-
-# ---------------------------------------------------------------------------------- input checks
-def finite_array(name: str, values: npt.ArrayLike) -> FloatArray:
-    """Return ``values`` as a non-empty, finite float64 array or raise InputError."""
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"{name} cannot be read as an array of real numbers ({error}); expected a numpy array "
-            "or nested lists of equal length. Convert tensors with .detach().cpu().numpy()."
-        ) from error
-    if array.size == 0:
-        raise InputError(f"{name} is empty; expected at least one value. Check the data selection.")
-    n_bad = int(np.count_nonzero(~np.isfinite(array)))
-    if n_bad:
-        raise InputError(
-            f"{name} has {n_bad} of {array.size} values that are NaN or infinite; expected finite "
-            "numbers. Find the structures they come from and fix or remove them."
-        )
-    return array
-
-
-def positive_array(name: str, values: npt.ArrayLike) -> FloatArray:
-    """Return ``values`` as a non-empty, finite, strictly positive array or raise InputError."""
-    array = finite_array(name, values)
-    n_bad = int(np.count_nonzero(array <= 0.0))
-    if n_bad:
-        raise InputError(
-            f"{name} has {n_bad} of {array.size} values that are zero or negative; expected "
-            "standard deviations above zero. Pass std=None for a deterministic model, or floor "
-            "them at your numerical resolution, e.g. np.maximum(std, 1e-6)."
-        )
-    return array
-
-
-def same_shape(**arrays: FloatArray) -> None:
-    """Raise InputError unless all arrays have one shape (nothing is broadcast)."""
-    if len({array.shape for array in arrays.values()}) > 1:
-        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise InputError(
-            f"shapes differ: {shapes}; expected one common shape, because nothing is broadcast. "
-            "Reshape or repeat the arrays explicitly."
-        )
-
-
-def checked_pair(mean: npt.ArrayLike, target: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Validate predictions and targets."""
-    mean, target = finite_array("mean", mean), finite_array("target", target)
-    same_shape(mean=mean, target=target)
-    return mean, target
-
-
-def standardised_error(
-    mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike
-) -> tuple[FloatArray, FloatArray]:
-    """Validate a Gaussian prediction and return (z, std) with z = (target - mean) / std."""
-    mean, target = checked_pair(mean, target)
-    std = positive_array("std", std)
-    same_shape(mean=mean, std=std, target=target)
-    return (target - mean) / std, std
-
-
-def checked_ranking(score: npt.ArrayLike, error: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Validate one non-negative uncertainty and one non-negative error per item, both [n]."""
-    score, error = finite_array("uncertainty", score), finite_array("error", error)
-    same_shape(uncertainty=score, error=error)
-    if score.ndim != 1:
-        raise InputError(
-            f"ranking metrics got arrays of shape {score.shape}; expected one value per item, [n]. "
-            "Reduce vectors first, e.g. with atom_forces or structure_forces."
-        )
-    if score.min() < 0.0 or error.min() < 0.0:
-        raise InputError(
-            "ranking metrics got negative values; expected uncertainties and errors that are not "
-            "negative. Pass absolute (or squared) errors."
-        )
-    return score, error
-
-
-def _over_components(scores: FloatArray, components: Components) -> float:
-    """Average scores, either over everything or after summing the last axis of vectors."""
-    if components not in ("sum", "mean"):
-        raise InputError(f"components={components!r} is unknown; expected 'sum' or 'mean'.")
-    if components == "sum" and scores.ndim > 1:
-        scores = scores.sum(axis=-1)
-    return float(scores.mean())
 
 
 # ---------------------------------------------------------------------- errors and proper scores
@@ -182,8 +101,17 @@ def crps_gaussian(
     )
 
 
+def _over_components(scores: FloatArray, components: Components) -> float:
+    """Average scores, either over everything or after summing the last axis of vectors."""
+    if components not in ("sum", "mean"):
+        raise InputError(f"components={components!r} is unknown; expected 'sum' or 'mean'.")
+    if components == "sum" and scores.ndim > 1:
+        scores = scores.sum(axis=-1)
+    return float(scores.mean())
+
+
 # ----------------------------------------------------------------------------------- calibration
-def reliability_counts(z: FloatArray, groups: npt.NDArray[np.int64], n_groups: int) -> FloatArray:
+def reliability_counts(z: FloatArray, groups: IntArray, n_groups: int) -> FloatArray:
     """Count, per group and level of ECE_LEVELS, the z at or below the normal quantile: [S, P]."""
     n_levels = len(ECE_LEVELS)
     first_level = np.searchsorted(ndtri(ECE_LEVELS), z, side="left")  # [n], quantile(0) = -inf
@@ -243,15 +171,6 @@ def coverage(
     return np.array([np.mean(np.abs(z) <= ndtri(0.5 * (1.0 + level))) for level in wanted])
 
 
-def tie_averaged(sorted_key: FloatArray, values: FloatArray) -> FloatArray:
-    """Replace values by their mean over equal keys: the expectation over random tie-breaking."""
-    starts = np.flatnonzero(np.diff(sorted_key, prepend=-np.inf) > 0.0)
-    if len(starts) == len(sorted_key):
-        return values
-    counts = np.diff(starts, append=len(sorted_key))
-    return np.repeat(np.add.reduceat(values, starts) / counts, counts)
-
-
 def binned_errors(
     mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike, n_bins: int = 10
 ) -> tuple[FloatArray, FloatArray]:
@@ -285,171 +204,3 @@ def ence(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike, n_bins:
     """
     rms_std, rmse = binned_errors(mean, std, target, n_bins)
     return float(np.mean(np.abs(rms_std - rmse) / rms_std))
-
-
-# --------------------------------------------------------------------------------------- ranking
-def spearman(variance: npt.ArrayLike, squared_error: npt.ArrayLike) -> float:
-    """Spearman's rank correlation (scipy.stats.spearmanr) of variance and squared error, [n] each.
-
-    Ranks do not change under the square root, so sigma and error norm give the same number.
-    Returns 0 where the correlation is undefined because either array is constant.
-    """
-    variance, squared_error = checked_ranking(variance, squared_error)
-    if len(variance) < 2:
-        raise InputError("a rank correlation got one item; expected at least two. Add data.")
-    if np.ptp(variance) == 0.0 or np.ptp(squared_error) == 0.0:
-        return 0.0
-    return float(np.asarray(spearmanr(variance, squared_error))[0])
-
-
-def auroc(uncertainty: npt.ArrayLike, error: npt.ArrayLike, threshold: float) -> float:
-    """Area under the ROC curve for finding "error above threshold" by a large uncertainty.
-
-    The probability that a random item with error > threshold has a larger uncertainty than a random
-    item with error <= threshold; equal uncertainties count one half (Mann-Whitney U). Returns 0.5,
-    the value of guessing, if either class is empty.
-    """
-    uncertainty, error = checked_ranking(uncertainty, error)
-    if not np.isfinite(threshold):
-        raise InputError(f"threshold is {threshold}; expected a finite error in the data's unit.")
-    event = error > threshold
-    n_event, n_rest = int(event.sum()), int((~event).sum())
-    if n_event == 0 or n_rest == 0:
-        return 0.5
-    order = np.argsort(uncertainty, kind="stable")
-    midrank = tie_averaged(uncertainty[order], np.arange(1.0, len(order) + 1.0))
-    rank_sum = midrank[event[order]].sum()
-    return float((rank_sum - 0.5 * n_event * (n_event + 1)) / (n_event * n_rest))
-
-
-@dataclass(frozen=True)
-class RejectionCurve:
-    """Error that remains after the most uncertain items are dropped.
-
-    With n items, R(k/n) is the mean error of the n - k items of least uncertainty, k = 0..n-1.
-
-    Attributes:
-        fraction: dropped fraction k/n, [n].
-        error: R, the mean error that remains, [n].
-        oracle: the same when the items of largest error are dropped first, [n].
-        random: expected R when dropping at random, at every fraction: the mean error.
-        auc: mean of ``error`` over k; the expected area under random dropping is ``random``.
-        auc_normalised: (auc - oracle auc) / (random - oracle auc): 0 oracle, 1 random, above 1
-            worse than random. It is 1 if all errors are equal, when no order helps.
-    """
-
-    fraction: FloatArray
-    error: FloatArray
-    oracle: FloatArray
-    random: float
-    auc: float
-    auc_normalised: float
-
-
-def rejection_curve(uncertainty: npt.ArrayLike, error: npt.ArrayLike) -> RejectionCurve:
-    """Compute the error-rejection curve of non-negative errors [n] by uncertainties [n].
-
-    Equal uncertainties are dropped in random order (their expected error is used), so a constant
-    uncertainty gives exactly the random curve.
-    """
-    uncertainty, error = checked_ranking(uncertainty, error)
-    n = len(error)
-    order = np.argsort(uncertainty, kind="stable")
-    kept = np.arange(1, n + 1)  # [n] items kept, from the most certain one to all
-    by_uncertainty = np.cumsum(tie_averaged(uncertainty[order], error[order])) / kept
-    by_error = np.cumsum(np.sort(error)) / kept
-    random = float(error.mean())
-    auc, oracle_auc = float(by_uncertainty.mean()), float(by_error.mean())
-    spread = random - oracle_auc
-    normalised = (auc - oracle_auc) / spread if np.ptp(error) > 0.0 and spread > 0.0 else 1.0
-    return RejectionCurve(
-        np.arange(n) / n, by_uncertainty[::-1], by_error[::-1], random, auc, normalised
-    )
-
-
-# ------------------------------------------------------------------ forces per atom and structure
-class AtomForces(NamedTuple):
-    """Per-atom reductions of force predictions, each [N]."""
-
-    variance: FloatArray
-    """Summed component variances, (eV/A)^2."""
-    squared_error: FloatArray
-    """Squared norm of the force error, (eV/A)^2."""
-
-
-class StructureForces(NamedTuple):
-    """Per-structure reductions of force predictions, each [S].
-
-    The mean force VECTOR of a structure is the net force, which is zero for every conservative
-    model whatever its quality; therefore norms are averaged instead. ``norm_std`` has the scale of
-    one atom's force error. It ranks structures, but is larger than the spread of an average over
-    many atoms with independent errors: even an ideal model has an ECE above 0 at this level.
-    """
-
-    norm: FloatArray
-    """Atom-mean of the predicted force norms, eV/A."""
-    norm_std: FloatArray
-    """Root of the atom-mean of the summed component variances, eV/A."""
-    norm_ref: FloatArray
-    """Atom-mean of the reference force norms, eV/A."""
-    squared_error: FloatArray
-    """Atom-mean of the squared norms of the force errors, (eV/A)^2."""
-
-
-def checked_counts(n_atoms: npt.ArrayLike, n_rows: int | None = None) -> npt.NDArray[np.int64]:
-    """Validate numbers of atoms per structure [S], which must add up to ``n_rows`` if given."""
-    counts = finite_array("n_atoms", n_atoms)
-    if counts.ndim != 1 or np.any(counts < 1) or np.any(counts != np.round(counts)):
-        raise InputError(
-            "n_atoms must hold one positive whole number per structure, [S]; drop structures "
-            "without atoms and pass a flat list."
-        )
-    if n_rows is not None and int(counts.sum()) != n_rows:
-        raise InputError(
-            f"n_atoms adds up to {int(counts.sum())} atoms but the forces have {n_rows} rows; "
-            "expected one row per atom, structures one after the other. Check their order."
-        )
-    return counts.astype(np.int64)
-
-
-def _checked_vectors(
-    forces: npt.ArrayLike, forces_std: npt.ArrayLike, forces_ref: npt.ArrayLike
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    forces, forces_ref = finite_array("forces", forces), finite_array("forces_ref", forces_ref)
-    forces_std = positive_array("forces_std", forces_std)
-    same_shape(forces=forces, forces_std=forces_std, forces_ref=forces_ref)
-    if forces.ndim != 2:
-        raise InputError(f"forces have shape {forces.shape}; expected [N, 3], one row per atom.")
-    return forces, forces_std, forces_ref
-
-
-def atom_forces(
-    forces: npt.ArrayLike, forces_std: npt.ArrayLike, forces_ref: npt.ArrayLike
-) -> AtomForces:
-    """Reduce force components [N, 3] to one variance and one squared error norm per atom."""
-    forces, forces_std, forces_ref = _checked_vectors(forces, forces_std, forces_ref)
-    squared_error = np.sum((forces_ref - forces) ** 2, axis=1)
-    return AtomForces(np.sum(forces_std**2, axis=1), squared_error)
-
-
-def structure_forces(
-    forces: npt.ArrayLike,
-    forces_std: npt.ArrayLike,
-    forces_ref: npt.ArrayLike,
-    n_atoms: npt.ArrayLike,
-) -> StructureForces:
-    """Reduce force components [N, 3] to per-structure norms, sigma and squared errors, [S]."""
-    forces, forces_std, forces_ref = _checked_vectors(forces, forces_std, forces_ref)
-    counts = checked_counts(n_atoms, len(forces))
-    starts = np.cumsum(counts) - counts
-
-    def atom_mean(per_atom: FloatArray) -> FloatArray:  # [N] -> [S]
-        return np.add.reduceat(per_atom, starts) / counts
-
-    variance, squared_error = atom_forces(forces, forces_std, forces_ref)
-    return StructureForces(
-        norm=atom_mean(np.linalg.norm(forces, axis=1)),
-        norm_std=np.sqrt(atom_mean(variance)),
-        norm_ref=atom_mean(np.linalg.norm(forces_ref, axis=1)),
-        squared_error=atom_mean(squared_error),
-    )

@@ -18,7 +18,8 @@ from blips.uq.calibration import (
     IsotonicCalibrator,
     ScaleCalibrator,
 )
-from blips.uq.evaluate import Evaluation, evaluate
+from blips.uq.evaluate import evaluate
+from blips.uq.evaluation import Evaluation
 
 CALIBRATORS = {
     "scale": ScaleCalibrator,
@@ -26,6 +27,7 @@ CALIBRATORS = {
     "conformal": ConformalCalibrator,
 }
 QUANTITIES = ("energy", "forces")
+STD_FLOOR = 1e-6  # eV, eV/A: by symmetry a component can be certain, and no metric can divide by 0
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,15 @@ class References:
 def assess(
     prediction: Prediction, references: References, *, n_bootstrap: int = 1000, seed: int = 0
 ) -> Evaluation:
-    """Every metric of a prediction, with bootstrap intervals."""
+    """Every metric of a prediction, with bootstrap intervals; deviations are floored at 1e-6."""
     energy = prediction.energy if references.energy is not None else None
     forces = prediction.forces if references.forces is not None else None
     return evaluate(
         energy,
-        prediction.energy_total_std if energy is not None else None,
+        _floored(prediction.energy_total_std) if energy is not None else None,
         references.energy,
         forces,
-        prediction.forces_total_std if forces is not None else None,
+        _floored(prediction.forces_total_std) if forces is not None else None,
         references.forces,
         references.n_atoms,
         references.numbers,
@@ -106,7 +108,7 @@ def recalibrate(
         target = getattr(references, quantity)
         if target is not None:
             mean, std = getattr(prediction, quantity), getattr(prediction, f"{quantity}_std")
-            fitted[quantity] = CALIBRATORS[kind].fit(mean, std, target)
+            fitted[quantity] = CALIBRATORS[kind].fit(mean, _floored(std), target)
     potential.calibration = dict(fitted)
     return fitted
 
@@ -123,39 +125,48 @@ def write_figures(
     """
     from blips.uq import plots
 
+    figures: dict[str, Any] = {}
+    if references.energy is not None:
+        figures |= _energy_figures(predictions, references.energy)
+    if references.forces is not None:
+        figures |= _force_figures(predictions, references.forces)
+        by_element = {k: _element_mae(p, references) for k, p in predictions.items()}
+        figures["elements"] = plots.plot_elements(by_element)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {}
+    paths = [folder / f"{name}.png" for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        figure.savefig(path)
+    return paths
+
+
+def _energy_figures(predictions: Mapping[str, Prediction], target: np.ndarray) -> dict[str, Any]:
+    from blips.uq import plots
+
     first = next(iter(predictions.values()))
-    uncertain = {k: p for k, p in predictions.items() if p.forces_total_std is not None}
-    if references.energy is not None and first.energy is not None:
-        figures["parity_energy"] = plots.plot_parity(
-            first.energy, first.energy_total_std, references.energy, quantity="energy", unit="eV"
-        )
-    if references.forces is not None and first.forces is not None:
-        target = references.forces
-        figures["parity_forces"] = plots.plot_parity(first.forces, first.forces_total_std, target)
-        figures["elements"] = plots.plot_elements(
+    mean, std = first.array("energy"), _floored(first.energy_total_std)
+    parity = plots.plot_parity(mean, std, target, quantity="energy", unit="eV")
+    return {"parity_energy": parity}
+
+
+def _force_figures(predictions: Mapping[str, Prediction], target: np.ndarray) -> dict[str, Any]:
+    from blips.uq import plots
+
+    arrays = {k: (p.array("forces"), _floored(p.forces_total_std)) for k, p in predictions.items()}
+    mean, std = next(iter(arrays.values()))
+    figures = {"parity_forces": plots.plot_parity(mean, std, target)}
+    uncertain = {k: (m, s, target) for k, (m, s) in arrays.items() if s is not None}
+    if std is not None:
+        figures["sigma_error"] = plots.plot_sigma_error(mean, std, target)
+    if uncertain:
+        figures["reliability"] = plots.plot_reliability(uncertain)
+        figures["rejection"] = plots.plot_rejection(
             {
-                label: _element_mae(prediction, references)
-                for label, prediction in predictions.items()
+                k: (np.linalg.norm(s, axis=-1), np.linalg.norm(m - target, axis=-1))
+                for k, (m, s, _) in uncertain.items()
             }
         )
-        if first.forces_total_std is not None:
-            figures["sigma_error"] = plots.plot_sigma_error(
-                first.forces, first.forces_total_std, target
-            )
-            figures["reliability"] = plots.plot_reliability(
-                {k: (p.forces, p.forces_total_std, target) for k, p in uncertain.items()}  # type: ignore[misc]
-            )
-            figures["rejection"] = plots.plot_rejection(
-                {k: _force_ranking(p, target) for k, p in uncertain.items()}
-            )
-    paths = []
-    for name, figure in figures.items():
-        paths.append(folder / f"{name}.png")
-        figure.savefig(paths[-1])
-    return paths
+    return figures
 
 
 def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) -> Path:
@@ -167,14 +178,10 @@ def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) ->
     return path
 
 
+def _floored(std: np.ndarray | None) -> np.ndarray | None:
+    return None if std is None else np.maximum(std, STD_FLOOR)
+
+
 def _element_mae(prediction: Prediction, references: References) -> dict[str, Any]:
     tables = assess(prediction, references, n_bootstrap=200).per_element
     return {symbol: table["mae"] for symbol, table in tables.items()}
-
-
-def _force_ranking(prediction: Prediction, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Uncertainty and error norm of each atom's force."""
-    std, forces = prediction.forces_total_std, prediction.forces
-    if std is None or forces is None:
-        raise InputError("the prediction has no force uncertainties to rank by")
-    return np.sqrt((std**2).sum(-1)), np.linalg.norm(forces - target, axis=-1)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from blips.uq.evaluate import Evaluation
+from blips.uq.evaluation import Evaluation
 
 
 def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:

@@ -1,0 +1,167 @@
+"""Monte Carlo dropout: random channels are silent, in training and in prediction.
+
+Gal, Ghahramani, "Dropout as a Bayesian Approximation" (2016). After every linear map of the
+message-passing network
+
+    z <- z * m / (1 - p),    m ~ Bernoulli(1 - p) for every row and channel
+
+with one mask for all components of a vector feature, so that every sample of an equivariant model
+is equivariant. The masks of a sample are drawn once for an energy, which its forces differentiate.
+Without masks it is the plain model.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from blips.backbones.base import Backbone
+from blips.backbones.derivatives import Derivatives
+from blips.baselines.base import Baseline
+from blips.bayes.linear import kind_of
+from blips.bayes.noise import generators as sample_generators
+from blips.data.graph import Graph
+from blips.errors import ConversionError, InputError
+from blips.potential import GIGABYTE, Sample
+from blips.predict import MemoryGauge, Outputs, Prediction, monte_carlo
+from blips.train.objective import plain_outputs
+from blips.train.wrapper import Stochastic
+
+
+@dataclass(frozen=True)
+class Masks:
+    """How the masks of K samples are drawn: those of sample k from generator k alone."""
+
+    rate: float
+    generators: Sequence[torch.Generator]
+
+    def apply(self, z: Tensor) -> Tensor:
+        """Silence channels of z, [K*R, *irrep, channels]."""
+        count, keep = len(self.generators), 1.0 - self.rate
+        mask = z.new_empty(count, len(z) // count, z.shape[-1])  # [K, R, channels]
+        for block, generator in zip(mask, self.generators, strict=True):
+            block.bernoulli_(keep, generator=generator)
+        mask = mask.reshape(len(z), *(1,) * (z.ndim - 2), z.shape[-1])
+        return z * (mask / keep)
+
+
+_active: ContextVar[Masks | None] = ContextVar("blips_active_masks", default=None)
+
+
+@contextmanager
+def _use(masks: Masks) -> Generator[None]:
+    token = _active.set(masks)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def _drop(_layer: nn.Module, _args: tuple[Any, ...], z: Tensor) -> Tensor:
+    """Forward hook of a linear map."""
+    masks = _active.get()
+    return z if masks is None else masks.apply(z)
+
+
+class MCDropout(Stochastic, Baseline):
+    """A backbone, of atoms or of particles, with dropout after its message and update maps.
+
+    Left alone are maps without a row type in the backbone's `roles`, maps with a single output
+    (energies, steps of coordinates), and those that match `exclude`.
+
+    Args:
+        backbone: the plain model; it gets hooks, which do nothing outside of samples.
+        rate: p, the probability that a channel is silent.
+        exclude: name patterns of maps without dropout.
+    """
+
+    kind: ClassVar = "dropout"
+
+    def __init__(
+        self, backbone: Backbone, rate: float = 0.1, exclude: Sequence[str] = ("readout.*",)
+    ) -> None:
+        if not 0.0 < rate < 1.0:
+            raise InputError(f"the dropout rate must be between 0 and 1, got {rate}")
+        super().__init__(backbone, {"rate": rate, "exclude": list(exclude)})
+        self.rate = rate
+        self.maps = _maps(backbone, exclude)
+        for name in self.maps:
+            backbone.get_submodule(name).register_forward_hook(_drop)
+        self._gauge = MemoryGauge()
+
+    def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
+        """Outputs of the plain model."""
+        return plain_outputs(self.backbone, graph, **derivatives)
+
+    def sample(
+        self,
+        graph: Graph,
+        generators: Sequence[torch.Generator],
+        **derivatives: Unpack[Derivatives],
+    ) -> Sample:
+        """K = len(generators) samples, each with masks of its own, as one replicated batch."""
+        with _use(Masks(self.rate, generators)):
+            return Sample(self(graph.replicate(len(generators)), **derivatives), {})
+
+    def predict_graph(
+        self,
+        graph: Graph,
+        *,
+        seed: int = 0,
+        samples: int = 32,
+        forces: bool = True,
+        stress: bool = False,
+        covariance: bool = False,
+        memory_gb: float = 2.0,
+    ) -> Prediction:
+        """Mean and deviation of K samples; sample k is a function of (seed, k).
+
+        Args:
+            graph: the structures.
+            seed: of the masks.
+            samples: K.
+            forces: also forces.
+            stress: also the stress.
+            covariance: also the 3x3 covariance of each atom's force.
+            memory_gb: bound for one pass; samples run in chunks that fit it.
+        """
+        device = graph.positions.device
+
+        def sampler(graph: Graph, numbers: range) -> Outputs:
+            sources = sample_generators(seed, len(numbers), numbers.start, device)
+            with torch.no_grad():
+                return self.sample(graph, sources, forces=forces, stress=stress).outputs
+
+        chunk = self._gauge.chunk(
+            graph,
+            samples,
+            memory_gb * GIGABYTE,
+            lambda: self.sample(graph, sample_generators(seed, 1, 0, device)),
+        )
+        return monte_carlo(
+            sampler, graph, samples, method="dropout", chunk=chunk, covariance=covariance
+        )
+
+
+def _maps(backbone: Backbone, exclude: Sequence[str]) -> tuple[str, ...]:
+    """Names of the linear maps that get dropout."""
+    found = []
+    for name, layer in backbone.named_modules():
+        if kind_of(layer) is None or not any(fnmatchcase(name, p) for p in backbone.roles):
+            continue
+        if _drop in layer._forward_hooks.values():
+            raise ConversionError("the backbone has dropout already; start from a plain one")
+        single = getattr(layer, "out_features", None) == 1
+        if not single and not any(fnmatchcase(name, p) for p in exclude):
+            found.append(name)
+    if not found:
+        raise ConversionError(
+            f"{type(backbone).__name__} has no map for dropout: none has a row type in its roles "
+            f"({', '.join(backbone.roles) or 'empty'}), or all are excluded"
+        )
+    return tuple(found)

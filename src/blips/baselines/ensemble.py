@@ -1,0 +1,150 @@
+"""Deep ensemble: the same model trained several times.
+
+Lakshminarayanan, Pritzel, Blundell, "Simple and Scalable Predictive Uncertainty Estimation using
+Deep Ensembles" (2017), with point losses. Members differ in their initial weights and in the order
+of their batches, both functions of seed + k:
+
+    mean = 1/M sum_m y_m,    epistemic std = sqrt( 1/(M-1) sum_m (y_m - mean)^2 )
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from blips.backbones import build
+from blips.backbones.base import Backbone
+from blips.baselines.base import Baseline
+from blips.config import Source
+from blips.data.dataset import StructureData
+from blips.data.graph import Graph
+from blips.errors import InputError
+from blips.potential import Calibrator
+from blips.predict import Outputs, Prediction, monte_carlo
+from blips.train.fit import Data, FitResult, fit, resolve_config
+from blips.train.objective import plain_outputs
+
+MakeBackbone = Callable[[int], Backbone]  # seed -> untrained backbone
+
+
+@dataclass(frozen=True)
+class EnsembleFit(FitResult):
+    """The runs of all members; `progress` is that of the first."""
+
+    members: tuple[FitResult, ...]
+
+
+class DeepEnsemble(Baseline):
+    """M independently trained backbones, of atoms or of particles.
+
+    Args:
+        make_backbone: function of a seed, or the name of a backbone as for `build`. It is called
+            with torch's generator seeded by that number, so that it may ignore it.
+        members: M, at least 2.
+        hyperparameters: of the named backbone.
+    """
+
+    def __init__(
+        self,
+        make_backbone: MakeBackbone | str,
+        members: int = 5,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if members < 2:
+            raise InputError(f"members={members}: a standard deviation needs at least 2 members")
+        if isinstance(make_backbone, str):
+            name, options = make_backbone, dict(hyperparameters or {})
+            self.make_backbone: MakeBackbone = lambda _seed: build(name, **options)
+        else:
+            self.make_backbone = make_backbone
+        self.num_members = members
+        self.models: list[Backbone] = []
+        self.calibration: dict[str, Calibrator] = {}
+
+    @classmethod
+    def of(cls, models: Sequence[Backbone]) -> Self:
+        """Ensemble of models that are trained already."""
+        models = list(models)
+        ensemble = cls(lambda seed: models[seed], len(models))
+        ensemble.models = models
+        return ensemble
+
+    @property
+    def backbone(self) -> Backbone:
+        """The first member."""
+        if not self.models:
+            raise InputError("the ensemble has no members yet; call fit first")
+        return self.models[0]
+
+    def fit(
+        self,
+        train: Data | None = None,
+        *,
+        valid: Data | float | None = None,
+        config: Source | Sequence[Source] = (),
+        folder: str | Path | None = None,
+        resume: bool = True,
+        display: bool = False,
+    ) -> EnsembleFit:
+        """Train member k with seed + k in `folder`/member_k; all on the same data."""
+        settings = resolve_config(config)
+        root = Path(folder or settings.folder)
+        models: list[Backbone] = []
+        results: list[FitResult] = []
+        for member in range(self.num_members):
+            seed = settings.seed + member
+            models.append(self._new(seed))
+            result = fit(
+                models[-1],
+                train,
+                valid=valid,
+                config=[settings, {"seed": seed}],
+                folder=root / f"member_{member}",
+                resume=resume,
+                display=display,
+            )
+            results.append(result)
+            train, valid = _same_data(result, train, valid)
+        self.models = models
+        first = results[0]
+        return EnsembleFit(
+            root, first.progress, first.train_data, first.valid_data, tuple(results)
+        )
+
+    def predict_graph(
+        self,
+        graph: Graph,
+        *,
+        seed: int = 0,
+        forces: bool = True,
+        stress: bool = False,
+        covariance: bool = False,
+    ) -> Prediction:
+        """Mean and (M-1)-normalised deviation over the members; `covariance` also of forces."""
+
+        def member(graph: Graph, numbers: range) -> Outputs:
+            with torch.no_grad():
+                return plain_outputs(
+                    self.models[numbers.start], graph, forces=forces, stress=stress
+                )
+
+        return monte_carlo(
+            member, graph, len(self.models), method="ensemble", chunk=1, covariance=covariance
+        )
+
+    def _new(self, seed: int) -> Backbone:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.make_backbone(seed)
+
+
+def _same_data(
+    result: FitResult, train: Data | None, valid: Data | float | None
+) -> tuple[Data | None, Data | float | None]:
+    """The structures of the first member's split for the others, whose seeds differ."""
+    split = isinstance(result.train_data, StructureData), isinstance(result.valid_data, StructureData)
+    if train is result.train_data or not all(split):
+        return train, valid
+    return result.train_data.structures, result.valid_data.structures

@@ -1,0 +1,102 @@
+"""What goes into the readout of a potential, and its derivatives.
+
+The energy of an atom is linear in its last-layer features f_i, so that of a structure is linear in
+Phi = sum_i f_i, and forces are linear in dPhi/dr:
+
+    E = w . Phi + const,    F = -w . dPhi/dr
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from blips import keys
+from blips.backbones.base import AtomisticBackbone, Backbone
+from blips.data.graph import AtomGraph, Graph
+from blips.errors import InputError
+
+CHUNK = 32  # gradients at once
+
+
+class LastLayer(NamedTuple):
+    """Energies of the atoms, and the features that they are linear in."""
+
+    energies: Tensor  # [N] eV
+    features: Tensor  # [N, D]
+
+
+def readout_of(backbone: Backbone) -> nn.Sequential:
+    """The network from an atom's embedding to its energy, whose last map is linear."""
+    readout = getattr(backbone, "readout", None)
+    linear = isinstance(readout, nn.Sequential) and isinstance(readout[-1], nn.Linear)
+    if not (isinstance(backbone, AtomisticBackbone) and linear):
+        raise InputError(
+            f"{type(backbone).__name__} has no `readout` network of atomic energies, ending in a "
+            "linear map; use a potential such as PaiNN or SchNet"
+        )
+    return readout  # type: ignore[return-value]
+
+
+@contextmanager
+def inputs_of(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """The inputs of `layer` in the block, one for each call."""
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _layer, args: seen.append(args[0]))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def embeddings(backbone: Backbone, graph: Graph) -> Tensor:
+    """What the readout sees of each atom, [N, F], without autograd's graph."""
+    with torch.no_grad(), inputs_of(readout_of(backbone)) as seen:
+        backbone(graph)
+    return seen[-1]
+
+
+def last_layer(backbone: Backbone, graph: Graph) -> LastLayer:
+    """Energies and last-layer features of each atom, differentiable."""
+    with inputs_of(readout_of(backbone)[-1]) as seen:
+        energies = backbone(graph)[keys.ENERGIES]
+    return LastLayer(energies, seen[-1])
+
+
+def with_leaf_positions(graph: Graph) -> AtomGraph:
+    """The graph as a function of fresh positions to differentiate by."""
+    if not isinstance(graph, AtomGraph):
+        raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
+    return replace(graph, positions=graph.positions.detach().requires_grad_())
+
+
+def gradient_of_each(values: Tensor, positions: Tensor, *, create_graph: bool = False) -> Tensor:
+    """Gradients of values [M] by positions, [M, N, 3], as batched backward passes."""
+    if not values.requires_grad:  # no neighbours, no gradient
+        return positions.new_zeros(len(values), *positions.shape)
+    choices = torch.eye(len(values), dtype=values.dtype, device=values.device).split(CHUNK)
+    gradients = []
+    for number, chosen in enumerate(choices, start=1):
+        (gradient,) = torch.autograd.grad(
+            values,
+            positions,
+            chosen,
+            retain_graph=create_graph or number < len(choices),
+            create_graph=create_graph,
+            is_grads_batched=True,
+        )
+        gradients.append(gradient)
+    return torch.cat(gradients)
+
+
+def summed_features(backbone: Backbone, graph: Graph) -> tuple[Tensor, Tensor]:
+    """Phi of each structure, [S, D], and dPhi/dr of each component, [N, 3, D]; float64."""
+    with torch.enable_grad():
+        leaf = with_leaf_positions(graph)
+        features = last_layer(backbone, leaf).features  # [N, D]
+        gradient = gradient_of_each(features.sum(0), leaf.positions)  # [D, N, 3]
+    summed = graph.sum_over_structures(features.detach().double())
+    return summed, gradient.double().permute(1, 2, 0)

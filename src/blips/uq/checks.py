@@ -1,0 +1,136 @@
+"""Checks of the arrays that metrics, calibrators and figures take; each refuses with an InputError.
+
+``mean`` and ``std`` describe a Gaussian prediction N(mean, std^2) of ``target``; arrays share one
+shape and nothing is broadcast. Letters in shape comments: N atoms, S structures, n any number.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from blips.errors import InputError
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+def finite_array(name: str, values: npt.ArrayLike) -> FloatArray:
+    """Return ``values`` as a non-empty, finite float64 array or raise InputError."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{name} cannot be read as an array of real numbers ({error}); expected a numpy array "
+            "or nested lists of equal length. Convert tensors with .detach().cpu().numpy()."
+        ) from error
+    if array.size == 0:
+        raise InputError(f"{name} is empty; expected at least one value. Check the data selection.")
+    n_bad = int(np.count_nonzero(~np.isfinite(array)))
+    if n_bad:
+        raise InputError(
+            f"{name} has {n_bad} of {array.size} values that are NaN or infinite; expected finite "
+            "numbers. Find the structures they come from and fix or remove them."
+        )
+    return array
+
+
+def positive_array(name: str, values: npt.ArrayLike) -> FloatArray:
+    """Return ``values`` as a non-empty, finite, strictly positive array or raise InputError."""
+    array = finite_array(name, values)
+    n_bad = int(np.count_nonzero(array <= 0.0))
+    if n_bad:
+        raise InputError(
+            f"{name} has {n_bad} of {array.size} values that are zero or negative; expected "
+            "standard deviations above zero. Pass std=None for a deterministic model, or floor "
+            "them at your numerical resolution, e.g. np.maximum(std, 1e-6)."
+        )
+    return array
+
+
+def non_negative_array(name: str, values: npt.ArrayLike) -> FloatArray:
+    """Return ``values`` as a non-empty, finite array without negative entries or raise InputError.
+
+    For what does not divide by sigma: a model may be exactly certain, for instance an equivariant
+    one about the out-of-plane force of a planar molecule.
+    """
+    array = finite_array(name, values)
+    n_bad = int(np.count_nonzero(array < 0.0))
+    if n_bad:
+        raise InputError(
+            f"{name} has {n_bad} of {array.size} values that are negative; expected standard "
+            "deviations of zero or more. Check that they are neither logarithms nor errors."
+        )
+    return array
+
+
+def same_shape(**arrays: FloatArray) -> None:
+    """Raise InputError unless all arrays have one shape (nothing is broadcast)."""
+    if len({array.shape for array in arrays.values()}) > 1:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise InputError(
+            f"shapes differ: {shapes}; expected one common shape, because nothing is broadcast. "
+            "Reshape or repeat the arrays explicitly."
+        )
+
+
+def checked_pair(mean: npt.ArrayLike, target: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Validate predictions and targets."""
+    mean, target = finite_array("mean", mean), finite_array("target", target)
+    same_shape(mean=mean, target=target)
+    return mean, target
+
+
+def standardised_error(
+    mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike
+) -> tuple[FloatArray, FloatArray]:
+    """Validate a Gaussian prediction and return (z, std) with z = (target - mean) / std."""
+    mean, target = checked_pair(mean, target)
+    std = positive_array("std", std)
+    same_shape(mean=mean, std=std, target=target)
+    return (target - mean) / std, std
+
+
+def checked_ranking(score: npt.ArrayLike, error: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Validate one non-negative uncertainty and one non-negative error per item, both [n]."""
+    score, error = finite_array("uncertainty", score), finite_array("error", error)
+    same_shape(uncertainty=score, error=error)
+    if score.ndim != 1:
+        raise InputError(
+            f"ranking metrics got arrays of shape {score.shape}; expected one value per item, [n]. "
+            "Reduce vectors first, e.g. with atom_forces or structure_forces."
+        )
+    if score.min() < 0.0 or error.min() < 0.0:
+        raise InputError(
+            "ranking metrics got negative values; expected uncertainties and errors that are not "
+            "negative. Pass absolute (or squared) errors."
+        )
+    return score, error
+
+
+def checked_vectors(
+    forces: npt.ArrayLike, forces_std: npt.ArrayLike, forces_ref: npt.ArrayLike
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Validate predicted forces, their standard deviations and references, each [N, 3]."""
+    forces, forces_ref = finite_array("forces", forces), finite_array("forces_ref", forces_ref)
+    forces_std = positive_array("forces_std", forces_std)
+    same_shape(forces=forces, forces_std=forces_std, forces_ref=forces_ref)
+    if forces.ndim != 2:
+        raise InputError(f"forces have shape {forces.shape}; expected [N, 3], one row per atom.")
+    return forces, forces_std, forces_ref
+
+
+def checked_counts(n_atoms: npt.ArrayLike, n_rows: int | None = None) -> IntArray:
+    """Validate numbers of atoms per structure [S], which must add up to ``n_rows`` if given."""
+    counts = finite_array("n_atoms", n_atoms)
+    if counts.ndim != 1 or np.any(counts < 1) or np.any(counts != np.round(counts)):
+        raise InputError(
+            "n_atoms must hold one positive whole number per structure, [S]; drop structures "
+            "without atoms and pass a flat list."
+        )
+    if n_rows is not None and int(counts.sum()) != n_rows:
+        raise InputError(
+            f"n_atoms adds up to {int(counts.sum())} atoms but the forces have {n_rows} rows; "
+            "expected one row per atom, structures one after the other. Check their order."
+        )
+    return counts.astype(np.int64)

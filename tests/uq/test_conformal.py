@@ -1,0 +1,94 @@
+"""The conformal calibrator: its quantiles and its promise of coverage."""
+
+import numpy as np
+import pytest
+
+from blips.errors import InputError
+from blips.uq import ConformalCalibrator
+from blips.uq.calibration import ONE_SIGMA
+
+
+def test_conformal_quantile_is_the_right_order_statistic():
+    scores = np.arange(1.0, 20.0)  # n = 19
+    calibrator = ConformalCalibrator.fit(np.zeros(19), np.ones(19), scores[::-1])
+    assert calibrator.quantile(0.5) == 10.0  # ceil(20 * 0.5)
+    assert calibrator.quantile(0.51) == 11.0
+    assert calibrator.quantile(0.9) == 18.0
+    assert calibrator.quantile(0.95) == 19.0
+    assert calibrator.quantile(1e-6) == 1.0
+    with pytest.raises(InputError, match="at least 24 are needed"):
+        calibrator.quantile(0.96)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("n", "level"), [(19, 0.9), (49, 0.68), (40, 0.95)])
+def test_conformal_marginal_coverage(n, level):
+    rng = np.random.default_rng(n)
+    draws = 8_000
+    std = np.exp(rng.normal(size=(draws, n + 1)))
+    error = 5.0 * std * rng.standard_t(2, size=(draws, n + 1))  # heavy tails, sigma far too small
+    hits = 0
+    for row_std, row_error in zip(std, error, strict=True):
+        calibrator = ConformalCalibrator.fit(np.zeros(n), row_std[:n], row_error[:n])
+        low, high = calibrator.interval([0.0], row_std[n:], level)
+        hits += low[0] <= row_error[n] <= high[0]
+    coverage, four_errors = hits / draws, 4 * np.sqrt(level * (1 - level) / draws)
+    assert coverage >= level - four_errors
+    assert coverage <= level + 1 / (n + 1) + four_errors
+
+
+@pytest.mark.statistical
+def test_conformal_covers_whole_structures():
+    rng = np.random.default_rng(0)
+    level, n, draws, hits = 0.8, 30, 2000, 0
+    groups = np.repeat(np.arange(n + 1), 4)
+    held_out = groups < n
+    for _ in range(draws):
+        common = rng.normal(size=(n + 1, 1, 1))  # atoms of a structure err together
+        error = (common + 0.5 * rng.normal(size=(n + 1, 4, 3))).reshape(-1, 3)
+        std = np.ones_like(error)
+        calibrator = ConformalCalibrator.fit(
+            0 * error[held_out], std[held_out], error[held_out], groups=groups[held_out]
+        )
+        low, high = calibrator.interval(0 * error[~held_out], std[~held_out], level)
+        hits += np.all((low <= error[~held_out]) & (error[~held_out] <= high))
+    assert calibrator.simultaneous
+    assert len(calibrator.scores) == n
+    four_errors = 4 * np.sqrt(level * (1 - level) / draws)
+    assert level - four_errors <= hits / draws <= level + 1 / (n + 1) + four_errors
+
+
+def test_conformal_sigma_covers_as_one_sigma(synthetic):
+    calibrator = ConformalCalibrator.fit(*synthetic(distort=lambda std: std / 4))
+    mean, std, target = synthetic(seed=9, distort=lambda std: std / 4)
+    sigma = calibrator.apply(std)
+    inside = np.mean(np.abs(target - mean) <= sigma)
+    # Both sets have 4000 points, so the variances of both add.
+    four_errors = 4 * np.sqrt(2 * ONE_SIGMA * (1 - ONE_SIGMA) / 4000)
+    assert inside == pytest.approx(ONE_SIGMA, abs=four_errors)
+    np.testing.assert_allclose(calibrator.apply(std, 0.9), calibrator.quantile(0.9) * std)
+
+
+def test_interval_of_a_certain_prediction_is_a_point(synthetic):
+    calibrator = ConformalCalibrator.fit(*synthetic(n=30))
+    low, high = calibrator.interval([1.5, 2.0], [0.0, 0.1])
+    assert low[0] == high[0] == 1.5
+    assert high[1] - low[1] == pytest.approx(0.2 * calibrator.quantile(0.9))
+    for bad in (-0.1, np.nan, np.inf):
+        with pytest.raises(InputError, match="std"):
+            calibrator.interval([1.5, 2.0], [bad, 0.1])
+
+
+def test_conformal_refuses_bad_input(synthetic):
+    data = synthetic(n=30)
+    calibrator = ConformalCalibrator.fit(*data)
+    for level in (0.0, 1.0, 95):
+        with pytest.raises(InputError, match="level"):
+            calibrator.quantile(level)
+    with pytest.raises(InputError, match="one label per row"):
+        ConformalCalibrator.fit(*data, groups=[0, 1])
+    with pytest.raises(InputError, match="shapes differ"):
+        calibrator.interval([0.0, 1.0], [1.0])
+    exact = ConformalCalibrator.fit(data[0], data[1], data[0])
+    with pytest.raises(InputError, match="quantile"):
+        exact.apply(data[1])

@@ -1,0 +1,130 @@
+"""Ranking metrics against counting, other libraries, and the properties they must have."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import stats
+from torchmetrics.functional.classification import binary_auroc
+from torchmetrics.functional.regression import spearman_corrcoef
+
+from blips.errors import InputError
+from blips.uq import ranking
+
+
+@st.composite
+def rankings(draw, min_size=2, max_size=40):
+    n = draw(st.integers(min_size, max_size))
+    values = st.integers(0, 8).map(float)  # many ties
+    return tuple(draw(hnp.arrays(float, n, elements=values)) for _ in range(2))
+
+
+def test_spearman_matches_torchmetrics_and_ignores_the_square():
+    rng = np.random.default_rng(3)
+    std, error = rng.uniform(size=(2, 40))
+    expected = spearman_corrcoef(torch.tensor(std), torch.tensor(error)).item()
+    assert ranking.spearman(std, error) == pytest.approx(expected, abs=1e-6)
+    assert ranking.spearman(std**2, error**2) == pytest.approx(expected, abs=1e-6)
+
+
+def scipy_spearman(a, b):
+    return 0.0 if np.ptp(a) == 0.0 or np.ptp(b) == 0.0 else stats.spearmanr(a, b)[0]
+
+
+@given(rankings())
+def test_spearman_matches_scipy_with_ties(data):
+    assert ranking.spearman(*data) == pytest.approx(scipy_spearman(*data), abs=1e-12)
+
+
+@given(rankings(), st.integers(0, 2**31))
+def test_ranks_of_the_whole_serve_every_resample(data, seed):
+    rows = np.random.default_rng(seed).integers(len(data[0]), size=len(data[0]))
+    ranks = [ranking.dense_ranks(array)[rows] for array in data]
+    expected = scipy_spearman(*(array[rows] for array in data))
+    assert ranking.rank_correlation(*ranks) == pytest.approx(expected, abs=1e-12)
+
+
+def test_spearman_without_ties_matches_scipy_and_stays_within_one():
+    rng = np.random.default_rng(5)
+    variance, squared_error = rng.lognormal(size=(2, 3001))
+    expected = stats.spearmanr(variance, squared_error)[0]
+    assert ranking.spearman(variance, squared_error) == pytest.approx(expected, abs=1e-12)
+    assert ranking.spearman(variance, variance**2) == 1.0
+    assert ranking.spearman(variance, 1.0 / variance) == -1.0
+
+
+@given(rankings(), st.integers(0, 8))
+def test_auroc_matches_counting_of_pairs(data, threshold):
+    score, error = data
+    above, below = score[error > threshold], score[error <= threshold]
+    expected = 0.5
+    if len(above) and len(below):
+        pairs = above[:, None] - below
+        expected = np.mean((pairs > 0) + 0.5 * (pairs == 0))
+    assert ranking.auroc(score, error, threshold) == pytest.approx(expected)
+
+
+def test_auroc_matches_torchmetrics():
+    rng = np.random.default_rng(4)
+    score, error = rng.uniform(size=(2, 60))
+    event = torch.tensor((error > 0.8).astype(int))
+    expected = binary_auroc(torch.tensor(score), event).item()
+    assert ranking.auroc(score, error, 0.8) == pytest.approx(expected, abs=1e-6)
+
+
+def test_rejection_curve_by_hand():
+    curve = ranking.rejection_curve([1.0, 3.0, 2.0], [1.0, 2.0, 6.0])
+    np.testing.assert_allclose(curve.fraction, [0, 1 / 3, 2 / 3])
+    np.testing.assert_allclose(curve.error, [3.0, 3.5, 1.0])
+    np.testing.assert_allclose(curve.oracle, [3.0, 1.5, 1.0])
+    assert curve.random == pytest.approx(3.0)
+    assert curve.auc == pytest.approx(2.5)
+    assert curve.auc_normalised == pytest.approx((2.5 - 5.5 / 3) / (3.0 - 5.5 / 3))
+
+
+@given(rankings())
+def test_rejection_bounds(data):
+    score, error = data
+    curve = ranking.rejection_curve(score, error)
+    assert np.all(curve.oracle <= curve.error + 1e-9)
+    constant = ranking.rejection_curve(np.ones_like(score), error)
+    np.testing.assert_allclose(constant.error, error.mean())
+    assert constant.auc_normalised == pytest.approx(1.0)
+    perfect = ranking.rejection_curve(error, error).auc_normalised
+    assert perfect == pytest.approx(0.0 if np.ptp(error) > 0 else 1.0, abs=1e-9)
+    worst = ranking.rejection_curve(error.max() - error, error).auc_normalised
+    assert worst >= 1.0 - 1e-9
+
+
+@given(rankings(min_size=3), st.floats(0.1, 10.0), st.randoms(use_true_random=False))
+def test_ranking_ignores_scale_and_order(data, scale, random):
+    order = list(range(len(data[0])))
+    random.shuffle(order)
+    other = scale * data[0][order], data[1][order]
+    assert ranking.spearman(*other) == pytest.approx(ranking.spearman(*data), abs=1e-9)
+    assert ranking.auroc(*other, 4.0) == pytest.approx(ranking.auroc(*data, 4.0))
+    same = ranking.rejection_curve(*data).auc_normalised
+    assert ranking.rejection_curve(*other).auc_normalised == pytest.approx(same, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "metric", [ranking.spearman, ranking.rejection_curve, lambda a, b: ranking.auroc(a, b, 0.5)]
+)
+def test_bad_rankings_are_refused(metric):
+    with pytest.raises(InputError, match="one value per item"):
+        metric(np.ones((2, 3)), np.ones((2, 3)))
+    with pytest.raises(InputError, match="negative"):
+        metric([1.0, 2.0], [1.0, -1.0])
+    with pytest.raises(InputError, match="shapes differ"):
+        metric([1.0, 2.0], [1.0])
+    with pytest.raises(InputError, match="empty"):
+        metric([], [])
+
+
+def test_more_bad_input_is_refused():
+    with pytest.raises(InputError, match="at least two"):
+        ranking.spearman([1.0], [1.0])
+    with pytest.raises(InputError, match="threshold"):
+        ranking.auroc([1.0, 2.0], [1.0, 2.0], np.nan)
