@@ -123,6 +123,27 @@ def calibrate(
 
 
 @app.command()
+def reproduce(
+    study: Annotated[str, typer.Argument(help="nbody")],
+    profile: Annotated[str, typer.Option(help="quick, default or paper")] = "default",
+    workers: Annotated[
+        int | None, typer.Option(help="runs side by side, one thread each; default: all cores")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help='runs to do, such as "egnn-blip*"; repeatable')
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="for results and tables")] = Path("results"),
+    runs: Annotated[Path, typer.Option(help="for checkpoints and logs")] = Path("runs"),
+) -> None:
+    """Run a study of the paper, or the rest of it, and write its tables."""
+    from blips.experiments.reproduce import reproduce
+
+    outcome = reproduce(study, profile, workers=workers, only=only or (), folder=folder, runs=runs)
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def info(model: Model) -> None:
     """What a model file holds: architecture, posterior, calibration."""
     import json

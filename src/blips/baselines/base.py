@@ -1,6 +1,6 @@
 """What all baselines share: the verbs `fit` and `predict`, and a backbone in the middle."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Baseline:
 
     backbone: Backbone
     calibration: dict[str, Calibrator]
+    predict_graph: Callable[..., Prediction]  # (graph, *, seed, **options), one batch
 
     def fit(
         self,
@@ -82,10 +83,6 @@ class Baseline:
         prediction = Prediction.join(parts)
         return prediction.recalibrated(self.calibration) if calibrated else prediction
 
-    def predict_graph(self, graph: Graph, *, seed: int = 0, **options: Any) -> Prediction:
-        """Prediction of one batch."""
-        raise NotImplementedError
-
 
 def predict_plain(
     backbone: Backbone,
@@ -116,9 +113,7 @@ def graph_batches(backbone: Backbone, atoms: Structures, batch_size: int) -> lis
     return [backbone.graph(piece, here.dtype).to(here.device) for piece in pieces]
 
 
-def data_batches(
-    backbone: Backbone, data: TrainingData, batch_size: int = 32
-) -> Iterator[Batch]:
+def data_batches(backbone: Backbone, data: TrainingData, batch_size: int = 32) -> Iterator[Batch]:
     """The structures of a data set in order, with the dtype and device of the backbone."""
     here = next(backbone.parameters())
     for first in range(0, len(data), batch_size):

@@ -72,7 +72,7 @@ class DeepEnsemble(Baseline):
         return ensemble
 
     @property
-    def backbone(self) -> Backbone:
+    def backbone(self) -> Backbone:  # type: ignore[override]
         """The first member."""
         if not self.models:
             raise InputError("the ensemble has no members yet; call fit first")
@@ -109,9 +109,7 @@ class DeepEnsemble(Baseline):
             train, valid = _same_data(result, train, valid)
         self.models = models
         first = results[0]
-        return EnsembleFit(
-            root, first.progress, first.train_data, first.valid_data, tuple(results)
-        )
+        return EnsembleFit(root, first.progress, first.train_data, first.valid_data, tuple(results))
 
     def predict_graph(
         self,
@@ -144,7 +142,7 @@ def _same_data(
     result: FitResult, train: Data | None, valid: Data | float | None
 ) -> tuple[Data | None, Data | float | None]:
     """The structures of the first member's split for the others, whose seeds differ."""
-    split = isinstance(result.train_data, StructureData), isinstance(result.valid_data, StructureData)
-    if train is result.train_data or not all(split):
+    first, second = result.train_data, result.valid_data
+    if train is first or not isinstance(first, StructureData):
         return train, valid
-    return result.train_data.structures, result.valid_data.structures
+    return first.structures, second.structures if isinstance(second, StructureData) else valid

@@ -41,6 +41,12 @@ def readout_of(backbone: Backbone) -> nn.Sequential:
     return readout  # type: ignore[return-value]
 
 
+def energy_scale(backbone: Backbone) -> Tensor:
+    """What the readout's output is multiplied by, eV."""
+    is_potential = isinstance(backbone, AtomisticBackbone)
+    return backbone.reference.scale if is_potential else torch.ones(())
+
+
 @contextmanager
 def inputs_of(layer: nn.Module) -> Iterator[list[Tensor]]:
     """The inputs of `layer` in the block, one for each call."""

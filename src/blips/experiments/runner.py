@@ -1,8 +1,5 @@
 """Independent runs side by side, each a process of its own with a result of its own.
 
-    results/<study>/<profile>/<run>.json      what a finished run found
-    runs/<study>/<profile>/<run>-<hash>/      where it works: checkpoints, log.txt, elapsed.json
-
 A run is known by its settings: one whose result has the same settings hash is not run again, and
 an unfinished one continues from its folder, which has the hash in its name. A failed run does not
 stop the others. Workers end when the process that started them does, in whatever way it ends, so

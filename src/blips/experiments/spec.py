@@ -1,7 +1,7 @@
 """What a run is, where its files are, what it gets and what it gives.
 
-    results/<study>/<profile>/<run>.json      what a finished run found
-    runs/<study>/<profile>/<run>-<hash>/      where it works: checkpoints, log.txt, elapsed.json
+results/<study>/<profile>/<run>.json      what a finished run found
+runs/<study>/<profile>/<run>-<hash>/      where it works: checkpoints, log.txt, elapsed.json
 """
 
 import hashlib

@@ -142,4 +142,4 @@ def _tex_line(cells: Sequence[str]) -> str:
 def _tex(text: str) -> str:
     for character in "&%$#_":
         text = text.replace(character, "\\" + character)
-    return text.replace("×", r"$\times$").replace("ρ", r"$\rho$")
+    return text

@@ -77,9 +77,8 @@ class Trainer:
         optimizer = make_optimizer(self.model, settings)
         objective = Objective(self.model, settings, num_data=len(train))
         self.objective, self.optimizer = self.fabric.setup(objective, optimizer)
-        self.schedule = Schedule(
-            self.optimizer, settings.schedule, settings.epochs * self.steps_per_epoch
-        )
+        total_steps = settings.epochs * self.steps_per_epoch
+        self.schedule = Schedule(self.optimizer, settings, total_steps)
         decay = settings.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)
         self.progress = Progress()

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from blips.config import ScheduleConfig, TrainingConfig
+from blips.config import TrainingConfig
 from blips.potential import BayesianPotential
 
 
@@ -30,32 +30,38 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 class Schedule:
-    """Learning rate by step (warm-up, cosine) or by validation loss (plateau)."""
+    """Learning rate by step (warm-up, cosine) and by validation loss (plateau, after warm-up)."""
 
-    def __init__(self, optimizer: Optimizer, config: ScheduleConfig, total_steps: int) -> None:
-        self.config = config
-        self._by_step = LambdaLR(optimizer, lambda step: self.factor(step, total_steps))
+    def __init__(self, optimizer: Optimizer, config: TrainingConfig, total_steps: int) -> None:
+        schedule = config.schedule
+        self.kind, self.total_steps = schedule.kind, total_steps
+        self.warmup_steps = int(schedule.warmup * total_steps)
+        self.least_factor = schedule.min_lr / config.lr
+        self._by_step = LambdaLR(optimizer, self.factor)
         self._plateau = (
             ReduceLROnPlateau(
-                optimizer, factor=config.factor, patience=config.patience, min_lr=config.min_lr
+                optimizer,
+                factor=schedule.factor,
+                patience=schedule.patience,
+                min_lr=schedule.min_lr,
             )
-            if config.kind == "plateau"
+            if schedule.kind == "plateau"
             else None
         )
 
-    def factor(self, step: int, total_steps: int) -> float:
-        """Factor on the initial learning rate at a step (plateau has none but warm-up)."""
-        warmup_steps = int(self.config.warmup * total_steps)
-        if step < warmup_steps:
-            return (step + 1) / warmup_steps
-        if self.config.kind == "cosine":
-            progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-            return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+    def factor(self, step: int) -> float:
+        """Factor on the initial learning rate at a step."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.kind == "cosine":
+            progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+            cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+            return self.least_factor + (1.0 - self.least_factor) * cosine
         return 1.0
 
     def after_step(self) -> None:
-        """Advance warm-up and cosine; a plateau schedule warms up only."""
-        if self._plateau is None:
+        """Advance warm-up and cosine; from the end of the warm-up on a plateau rules alone."""
+        if self._plateau is None or self._by_step.last_epoch < self.warmup_steps:
             self._by_step.step()
 
     def after_epoch(self, valid_loss: float) -> None:

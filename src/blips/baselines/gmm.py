@@ -1,0 +1,140 @@
+"""Gaussian mixture on the embeddings: atoms unlike those of the training set are uncertain.
+
+Zhu, Batzner, Musaelian, Kozinsky, "Fast uncertainty estimates in deep learning interatomic
+potentials" (2023); Tan et al. (2023). A mixture is fitted to what the readout sees of the atoms of
+the training set. The strangeness of an atom is its negative log-density above the least one of the
+training set,
+
+    u_i = max( -log p(x_i) - min_train( -log p ), 0 ),
+
+which grows with the square of the distance from a component. Error bars are monotone in it,
+
+    sigma_F,i^2 = a_F + b_F u_i,    sigma_E^2 = sum_i ( a_E + b_E u_i ),    a > 0, b >= 0,
+
+with a and b of least Gaussian NLL on validation data. Unlike an isotonic map this goes on beyond
+the validation data, where it matters: their order is that of u.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from blips import keys
+from blips.backbones.base import Backbone
+from blips.baselines.base import Baseline, data_batches
+from blips.baselines.last_layer import embeddings, readout_of
+from blips.baselines.mixture import GaussianMixture
+from blips.data.batch import TrainingData
+from blips.data.graph import Graph
+from blips.errors import InputError
+from blips.potential import Calibrator
+from blips.predict import Prediction, point_prediction
+from blips.train.objective import plain_outputs
+
+
+@dataclass(frozen=True)
+class LinearVariance:
+    """var = a count + b strangeness."""
+
+    a: float
+    b: float
+
+    @classmethod
+    def fit(cls, count: Tensor, strangeness: Tensor, error: Tensor) -> "LinearVariance":
+        """Of least Gaussian NLL, for counts, strangenesses and errors [R]."""
+        n, u, square = (t.double().cpu().numpy() for t in (count, strangeness, error.square()))
+        start = np.log([square.sum() / n.sum(), square.sum() / max(u.sum(), 1e-12)]) - np.log(2.0)
+
+        def nll(log_parameters: np.ndarray) -> float:
+            a, b = np.exp(log_parameters)
+            var = a * n + b * u
+            return float(np.mean(np.log(var) + square / var))
+
+        found = minimize(nll, start, method="Nelder-Mead", options={"maxiter": 1000})
+        a, b = np.exp(found.x)
+        return cls(float(a), float(b))
+
+    def std(self, count: Tensor | float, strangeness: Tensor) -> Tensor:
+        """Root of the variance."""
+        return (self.a * count + self.b * strangeness).sqrt()
+
+
+class EmbeddingMixture(Baseline):
+    """Error bars for a trained potential from the density of its embeddings.
+
+    Args:
+        backbone: the plain potential; `fit` trains it, `condition` takes it as it is.
+        components: of the mixture.
+        regularisation: of its covariances, in units of the embeddings' mean variance.
+        seed: of the mixture's initial centres.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        components: int = 2,
+        regularisation: float = 1e-6,
+        seed: int = 0,
+    ) -> None:
+        readout_of(backbone)
+        self.backbone = backbone
+        self.components = components
+        self.regularisation = regularisation
+        self.seed = seed
+        self.calibration: dict[str, Calibrator] = {}
+        self.mixture: GaussianMixture | None = None
+        self.least = 0.0
+        self.variances: dict[str, LinearVariance] = {}
+
+    def condition(self, train: TrainingData, valid: TrainingData) -> None:
+        """Fit the mixture to training data, and the error bars to validation data."""
+        batches = data_batches(self.backbone, train)
+        rows = torch.cat([embeddings(self.backbone, batch.graph) for batch in batches])
+        self.mixture = GaussianMixture.fit(
+            rows, self.components, seed=self.seed, regularisation=self.regularisation
+        )
+        self.least = float(-self.mixture.log_density(rows).max())
+        parts: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {keys.ENERGY: [], keys.FORCES: []}
+        for batch in data_batches(self.backbone, valid):
+            outputs = plain_outputs(self.backbone, batch.graph)
+            by_atom = self.strangeness(batch.graph)  # [N]
+            for name in parts.keys() & batch.targets.keys():
+                error = (batch.targets[name] - outputs[name]).double()
+                parts[name].append((*_summed(name, by_atom, batch.graph), error))
+        self.variances = {
+            name: LinearVariance.fit(*map(_flat, zip(*rows, strict=True)))
+            for name, rows in parts.items()
+            if rows
+        }
+
+    def strangeness(self, graph: Graph) -> Tensor:
+        """The u of each atom, [N]."""
+        if self.mixture is None:
+            raise InputError("the mixture is not known yet; call fit or condition first")
+        nll = -self.mixture.log_density(embeddings(self.backbone, graph))
+        return (nll - self.least).clamp(min=0.0)
+
+    def predict_graph(self, graph: Graph, *, seed: int = 0) -> Prediction:
+        """Outputs of the potential, with deviations from the strangeness of its atoms."""
+        by_atom = self.strangeness(graph)
+        with torch.no_grad():
+            outputs = plain_outputs(self.backbone, graph)
+        arrays = dict(outputs)
+        for name, variance in self.variances.items():
+            arrays[f"{name}_std"] = variance.std(*_summed(name, by_atom, graph))
+        return point_prediction(arrays, graph, method="gmm")
+
+
+def _summed(name: str, by_atom: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+    """Number of atoms and their strangeness behind each label: [S] energies, [N, 3] forces."""
+    counts = torch.ones_like(by_atom)
+    if name == keys.ENERGY:
+        return graph.sum_over_structures(counts), graph.sum_over_structures(by_atom)
+    return counts[:, None].expand(-1, 3), by_atom[:, None].expand(-1, 3)
+
+
+def _flat(tensors: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])

@@ -1,0 +1,101 @@
+"""`blips reproduce`: a study from its data to its tables."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from blips.errors import InputError
+from blips.experiments.runner import Outcome, run_all, select
+from blips.experiments.spec import Layout, RunSpec
+from blips.experiments.tables import Table
+from blips.train.checkpoint import write_atomically
+
+STUDIES = {"nbody": "blips.experiments.nbody"}
+
+
+class Study(Protocol):
+    """What the module of a study defines, besides `execute(run) -> Findings`."""
+
+    PROFILES: Mapping[str, Any]
+
+    def specs(self, profile: str) -> list[RunSpec]:
+        """The runs, in order."""
+        ...
+
+    def prepare(self, profile: str, console: Console) -> None:
+        """What has to be done once before the runs, such as making the data."""
+        ...
+
+    def table(self, specs: Sequence[RunSpec], layout: Layout) -> Table:
+        """Table of the results that there are."""
+        ...
+
+
+def reproduce(
+    study: str,
+    profile: str = "default",
+    *,
+    workers: int | None = None,
+    only: Sequence[str] = (),
+    folder: str | Path = "results",
+    runs: str | Path = "runs",
+    console: Console | None = None,
+) -> Outcome:
+    """Run a study, or the rest of it, and write its tables.
+
+    Args:
+        study: one of `STUDIES`.
+        profile: one of the study's: "quick" (seconds, for tests), "default" (hours on a few
+            cores), "paper" (the paper's settings).
+        workers: processes side by side; default: the number of cores.
+        only: patterns of runs, see `runner.select`.
+        folder: for results.
+        runs: for what the runs need to resume.
+        console: for the display.
+    """
+    console = console or Console()
+    module = _study(study)
+    if profile not in module.PROFILES:
+        raise InputError(
+            f"{study} has no profile {profile!r}; use one of {', '.join(module.PROFILES)}"
+        )
+    specs = module.specs(profile)
+    chosen = select(specs, only)
+    layout = Layout.of(study, profile, folder, runs)
+    module.prepare(profile, console)
+    try:
+        outcome = run_all(chosen, layout, module=STUDIES[study], workers=workers, console=console)
+    finally:
+        text = write_tables(module.table(specs, layout), layout)
+    console.print(Markdown(text) if console.is_terminal else text)
+    _tell(outcome, layout, console)
+    return outcome
+
+
+def write_tables(table: Table, layout: Layout) -> str:
+    """Write table.md and table.tex beside the results; return the former."""
+    text = table.markdown()
+    write_atomically(layout.results / "table.md", text.encode())
+    write_atomically(layout.results / "table.tex", table.latex().encode())
+    return text
+
+
+def _study(name: str) -> Study:
+    if name not in STUDIES:
+        raise InputError(f"there is no study {name!r}; use one of {', '.join(STUDIES)}")
+    return cast(Study, importlib.import_module(STUDIES[name]))
+
+
+def _tell(outcome: Outcome, layout: Layout, console: Console) -> None:
+    console.print(
+        f"{len(outcome.finished)} runs finished, {len(outcome.reused)} were finished before, "
+        f"{len(outcome.failed)} failed; results and tables in {layout.results}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for name, why in outcome.failed.items():
+        console.print(f"\n{name} failed: {why}", markup=False, highlight=False, soft_wrap=True)
