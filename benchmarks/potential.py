@@ -52,7 +52,7 @@ def quartz(seed: int = 0) -> Atoms:
     """A 36-atom cell of alpha quartz (2 x 2 x 1), rattled."""
     cell = crystal(
         ["Si", "O"],
-        basis=[(0.4697, 0, 0), (0.4135, 0.2669, 0.1191)],
+        basis=[(0.4697, 0, 1 / 3), (0.4135, 0.2669, 0.7858)],
         spacegroup=152,
         cellpar=[4.916, 4.916, 5.4054, 90, 90, 120],
     )

@@ -20,15 +20,14 @@ All matrix products are torch's own, so that autograd skips those whose result n
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.graph import saved_tensors_hooks
 
 from blips.bayes.random import normals, sign_bits, with_signs
 from blips.errors import InputError
@@ -70,9 +69,7 @@ def local_linear(
         plan.rows(h), plan.rows(coef), plan.generators(generators), strict=True
     ):
         mean = F.linear(x, weight, bias)  # [k*r, out]
-        square = _square(x, c)
-        with _forgetting(square, partial(_Square.compute, x.detach(), c.detach())):
-            var = F.linear(square, weight_square, floor)  # [k*r, out]
+        var = F.linear(_square(x, c), weight_square, floor)  # [k*r, out]
         outputs.append(_perturb(mean, var, sources))
     return plan.join(outputs)
 
@@ -114,10 +111,7 @@ def flipout_linear(
         strict=True,
     ):
         mean = F.linear(x, weight, bias)
-        flipped = _flip(x, scale, s)
-        with _forgetting(flipped, partial(_times_signs, x.detach(), scale.detach(), s)):
-            product = _batched_linear(flipped, dev)
-        outputs.append(_add_flipped(mean, product, r))
+        outputs.append(_add_flipped(mean, _batched_linear(_flip(x, scale, s), dev), r))
     return plan.join(outputs)
 
 
@@ -196,19 +190,6 @@ def _cut(total: int, most: int) -> list[int]:
     return [(total + i) // parts for i in range(parts)]
 
 
-def _forgetting(x: Tensor, recipe: Callable[[], Tensor]) -> saved_tensors_hooks:
-    """Autograd keeps the recipe of ``x`` instead of ``x`` for the products in this context."""
-    address = x.data_ptr()
-
-    def pack(saved: Tensor) -> Any:
-        return (recipe, saved.shape) if saved.data_ptr() == address else saved
-
-    def unpack(kept: Any) -> Tensor:
-        return kept if isinstance(kept, Tensor) else kept[0]().view(kept[1])
-
-    return saved_tensors_hooks(pack, unpack)
-
-
 def _batched_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Rows of replica k, ``[k*r, *irrep, in]``, times its own weight, ``[k, out, in]``."""
     if len(weight) == 1:
@@ -236,10 +217,6 @@ class _Square(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
         ctx.save_for_backward(x, scale)
-        return _Square.compute(x, scale)
-
-    @staticmethod
-    def compute(x: Tensor, scale: Tensor) -> Tensor:
         return (x * x).mul_(scale.unsqueeze(-1))
 
     @staticmethod

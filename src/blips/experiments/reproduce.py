@@ -71,7 +71,10 @@ def reproduce(
         outcome = run_all(chosen, layout, module=STUDIES[study], workers=workers, console=console)
     finally:
         text = write_tables(module.table(specs, layout), layout)
-    console.print(Markdown(text) if console.is_terminal else text)
+    if console.is_terminal:
+        console.print(Markdown(text))
+    else:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     _tell(outcome, layout, console)
     return outcome
 

@@ -53,19 +53,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows and columns, and the headers of the leading columns."""
+    """Rows and columns, the headers of the leading columns, and what a reader has to know."""
 
     headers: tuple[str, ...]
     columns: Sequence[Column]
     rows: Sequence[Row]
     title: str = ""
+    note: str = ""
 
     def markdown(self) -> str:
         """Pipe table."""
         lines = [self._titles(), ["---"] * len(self._titles())]
         lines += [self._cells(row, _plain) for row in self.rows]
-        title = f"{self.title}\n\n" if self.title else ""
-        return title + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+        pipes = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return "\n\n".join(part for part in (self.title, pipes, self.note) if part) + "\n"
 
     def latex(self) -> str:
         """The tabular environment, for the package booktabs."""
@@ -77,8 +78,8 @@ class Table:
             cells = self._cells(row, _math)
             lines.append(_tex_line([_tex(c) for c in cells[:leading]] + cells[leading:]))
         lines += [r"\bottomrule", r"\end{tabular}"]
-        comment = f"% {self.title}\n" if self.title else ""
-        return comment + "\n".join(lines) + "\n"
+        comments = [f"% {line}" for part in (self.title, self.note) for line in part.splitlines()]
+        return "\n".join(comments + lines) + "\n"
 
     def _titles(self) -> list[str]:
         titles = [*self.headers, "seeds"]

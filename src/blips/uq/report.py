@@ -108,7 +108,10 @@ def recalibrate(
         target = getattr(references, quantity)
         if target is not None:
             mean, std = getattr(prediction, quantity), getattr(prediction, f"{quantity}_std")
-            fitted[quantity] = CALIBRATORS[kind].fit(mean, _floored(std), target)
+            uncertain = std > STD_FLOOR  # what symmetry makes certain says nothing about scale
+            fitted[quantity] = CALIBRATORS[kind].fit(
+                mean[uncertain], std[uncertain], target[uncertain]
+            )
     potential.calibration = dict(fitted)
     return fitted
 
