@@ -21,7 +21,6 @@ repeats its draws, finds their labels there, and goes on.
 import argparse
 import json
 from pathlib import Path
-from typing import ClassVar
 
 import ase.io
 import numpy as np
@@ -94,7 +93,7 @@ class LabelStore:
 class StoredLabels(Calculator):
     """ASE calculator that reads or makes labels through a `LabelStore`."""
 
-    implemented_properties: ClassVar[list[str]] = ["energy", "forces"]
+    implemented_properties = ["energy", "forces"]  # noqa: RUF012
 
     def __init__(self, store: LabelStore) -> None:
         super().__init__()
@@ -103,7 +102,9 @@ class StoredLabels(Calculator):
     def calculate(self, atoms=None, properties=None, system_changes=all_changes) -> None:
         """Fill `results` with the label of `atoms`."""
         super().calculate(atoms, properties, system_changes)
-        labelled = self.store.label(self.atoms.positions)
+        if atoms is None:
+            raise InputError("StoredLabels needs a structure")
+        labelled = self.store.label(atoms.positions)
         if labelled is None:
             raise InputError("the SCF did not converge during the optimisation")
         self.results = {
@@ -252,7 +253,7 @@ def ood_set(store, minimum, size: int, stream: int, accepted: list[Atoms], seed:
 
 def main() -> None:
     """Run the recipe and write the three files."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Make the shipped NH3 data set.")
     parser.add_argument("--work", type=Path, default=Path("nh3_labels.jsonl"))
     parser.add_argument("--out", type=Path, default=FILES)
     parser.add_argument("--seed", type=int, default=SEED)

@@ -1,10 +1,13 @@
-"""Tiny labelled structures for tests that train."""
+"""Tiny labelled structures, models and trainings."""
 
 import numpy as np
 from ase import Atoms
 from ase.build import molecule
 from ase.calculators.morse import MorsePotential
 from ase.calculators.singlepoint import SinglePointCalculator
+
+TINY = {"cutoff": 4.0, "features": 8, "blocks": 2, "num_basis": 4}  # PaiNN, SchNet
+QUICK = {"epochs": 5, "batch_size": 4, "lr": 0.01, "tensorboard": False, "threads": 1}
 
 
 def morse_ammonia(count: int, seed: int, scale: float = 0.05) -> list[Atoms]:

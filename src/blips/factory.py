@@ -40,7 +40,10 @@ def bayesianize(
         prior_dropout: p of the prior N(0, p/(1-p) theta^2).
         bounds: least and largest coefficient (posterior variance in units of theta^2).
         initial: coefficient to start from; by default the prior's, within the bounds.
-        estimator: "auto" (local on scalar rows, flipout on irreps), "local" or "flipout".
+        estimator: "local", "flipout", or "auto": flipout for conservative models, otherwise
+            local on scalar rows and flipout on irreps. Both sample the same energies, but only
+            flipout samples weights, and so the right spread of derivatives: with noise on the
+            outputs, forces vary too little.
         maps: name patterns, or a predicate (name, module), of the maps to convert; None for all
             that have a row type.
         exclude: patterns or predicate of maps to leave deterministic.
@@ -64,7 +67,7 @@ def bayesianize(
         "prior_dropout": prior_dropout,
         "bounds": list(bounds),
         "initial": start if initial is None else initial,
-        "estimator": estimator,
+        "estimator": "flipout" if estimator == "auto" and backbone.conservative else estimator,
         "roles": conversion.roles,
         "reasons": {m.name: m.reason for m in conversion.maps if not m.is_bayesian},
         "encoder": dict(encoder or {}),

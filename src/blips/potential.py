@@ -11,7 +11,7 @@ from ase import Atoms
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import AtomisticBackbone, Backbone
+from blips.backbones.base import Backbone, graph_batches
 from blips.backbones.derivatives import Derivatives, energy_and_derivatives
 from blips.bayes import noise as noise_context
 from blips.bayes.convert import ConversionReport, revert
@@ -165,7 +165,7 @@ class BayesianPotential(nn.Module):
             raise InputError(f"unknown method {method!r}; use one of {', '.join(METHODS)}")
         derivatives = Derivatives(forces=forces, stress=stress)
         parts: list[Prediction] = []
-        for graph in self._batches(atoms, batch_size):
+        for graph in graph_batches(self.backbone, atoms, batch_size):
             if method == "map":
                 parts.append(point_prediction(self._outputs(graph, None, 0, derivatives), graph))
                 continue
@@ -223,20 +223,6 @@ class BayesianPotential(nn.Module):
     def _num_weights(self, name: str) -> int:
         layer = self.backbone.get_submodule(name)
         return sum(p.numel() for key, p in layer.named_parameters(recurse=False) if key != "bias")
-
-    def _batches(self, atoms: Atoms | Sequence[Atoms] | Graph, batch_size: int) -> list[Graph]:
-        if isinstance(atoms, Graph):
-            return [atoms]
-        if not isinstance(self.backbone, AtomisticBackbone):
-            raise InputError(f"{type(self.backbone).__name__} predicts graphs, not ASE structures")
-        structures = [atoms] if isinstance(atoms, Atoms) else list(atoms)
-        parameter = next(self.parameters())
-        return [
-            self.backbone.graph(structures[first : first + batch_size], parameter.dtype).to(
-                parameter.device
-            )
-            for first in range(0, len(structures), batch_size)
-        ]
 
     def _outputs(
         self,

@@ -91,16 +91,29 @@ class Prediction:
         return value
 
     def recalibrated(self, calibrators: Mapping[str, Any]) -> "Prediction":
-        """Standard deviations passed through `calibrators[quantity].apply`, where there is one."""
+        """Total deviations passed through `calibrators[quantity].apply`, where there is one.
+
+        Epistemic and aleatoric deviations keep their ratio.
+        """
         changes: dict[str, Any] = {}
+        calibrated: list[str] = []
         for quantity, calibrator in calibrators.items():
-            std = getattr(self, f"{quantity}_std")
-            if std is not None:
-                changes[f"{quantity}_std"] = calibrator.apply(std)
+            names = (f"{quantity}_std", f"{quantity}_aleatoric_std")
+            parts = {name: getattr(self, name, None) for name in names}
+            total = _total_std(*parts.values())
+            if total is None:
+                continue
+            after = calibrator.apply(total)
+            share = {
+                k: np.divide(v, total, out=np.ones_like(total), where=total > 0)
+                for k, v in parts.items()
+                if v is not None
+            }
+            changes |= {name: after * part for name, part in share.items()}
+            calibrated.append(quantity)
         if not changes:
             return self
-        names = tuple(name.removesuffix("_std") for name in changes)
-        return replace(self, details={**self.details, "calibrated": names}, **changes)
+        return replace(self, details={**self.details, "calibrated": tuple(calibrated)}, **changes)
 
     def _arrays(self) -> dict[str, Array]:
         skip = ("n_atoms", "method", "samples", "details")

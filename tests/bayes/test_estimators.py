@@ -68,8 +68,9 @@ def test_flipout_is_its_equation(irrep: tuple[int, ...]):
     generators = seeded(2)
     eps = normals(weight.shape, generators, h.dtype)
     ones, inner = torch.ones(1), (1,) * len(irrep)
-    s = with_signs(ones, sign_bits(3, IN, generators), IN).view(6, *inner, IN).double()
-    r = with_signs(ones, sign_bits(3, OUT, generators), OUT).view(6, *inner, OUT).double()
+    bits_in, bits_out = sign_bits(3, (IN, OUT), generators)
+    s = with_signs(ones, bits_in, IN).view(6, *inner, IN).double()
+    r = with_signs(ones, bits_out, OUT).view(6, *inner, OUT).double()
     per_row = (weight * eps).repeat_interleave(3, 0)  # [6, out, in]
     product = torch.einsum("n...u,nvu->n...v", h * s, per_row)
     scale = coef.sqrt().view(6, *inner, 1)

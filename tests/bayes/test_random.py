@@ -73,7 +73,7 @@ def test_successive_draws_differ(size: int):
 
 @given(rows=st.integers(0, 5), channels=st.integers(1, 70), replicas=st.integers(1, 3))
 def test_signs_change_nothing_but_the_sign(rows: int, channels: int, replicas: int):
-    bits = sign_bits(rows, channels, seeded(replicas))
+    bits = sign_bits(rows, [channels], seeded(replicas))[0]
     magnitude = torch.rand(rows * replicas, 1, dtype=torch.float64)
     signed = with_signs(magnitude, bits, channels)
     assert signed.dtype == torch.float64
@@ -81,16 +81,17 @@ def test_signs_change_nothing_but_the_sign(rows: int, channels: int, replicas: i
 
 
 def test_a_replicas_signs_depend_on_its_generator_alone():
-    together = sign_bits(5, 33, seeded(3))
-    alone = torch.cat([sign_bits(5, 33, seeded(1, first=k)) for k in range(3)])
-    assert torch.equal(together, alone)
+    together = sign_bits(5, [33, 3], seeded(3))
+    alone = [sign_bits(5, [33, 3], seeded(1, first=k)) for k in range(3)]
+    for layer in (0, 1):
+        assert torch.equal(together[layer], torch.cat([bits[layer] for bits in alone]))
 
 
 @pytest.mark.statistical
 def test_signs_are_fair_and_uncorrelated_between_rows_and_channels():
     samples, rows, channels = 20_000, 2, 40
-    bits = sign_bits(samples * rows, channels, seeded(1))
-    signs = with_signs(torch.ones(1), bits, channels).view(samples, rows * channels)
+    (bits,) = sign_bits(samples * rows, [channels], seeded(1))
+    signs = with_signs(torch.ones(1), bits, channels).reshape(samples, rows * channels)
     covariance = signs.T @ signs / samples
     assert signs.mean(0).abs().max() < 5 / math.sqrt(samples)
     assert (covariance - torch.eye(rows * channels)).abs().max() < 5.5 / math.sqrt(samples)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from blips.errors import InputError
-from blips.experiments.runner import Layout, RunSpec, run_all, select
+from blips.experiments.runner import Layout, RunSpec, _sort_out, run_all, select
 
 STUDY = """
 import os, signal, time
@@ -176,6 +176,20 @@ def test_results_of_other_settings_or_damaged_ones_do_not_count(tmp_path: Path):
     for damaged in ('{"hash": ', "[]", "null"):
         path.write_text(damaged)
         assert layout.read(mine) is None
+
+
+def test_a_finished_run_is_repeated_if_another_needs_its_lost_folder(tmp_path: Path):
+    layout = Layout.of("made_up", "quick", tmp_path, tmp_path)
+    first, second = spec("first", "succeed"), spec("second", "succeed", needs=("first-seed0",))
+    path = layout.result_file(first)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"hash": first.hash}))
+    assert _sort_out([first], layout)[1] == []
+    assert _sort_out([first, second], layout)[1] == [first, second]
+    layout.run_folder(first).mkdir()
+    outcome, waiting = _sort_out([first, second], layout)
+    assert outcome.reused == ["first-seed0"]
+    assert waiting == [second]
 
 
 def test_selection_brings_what_a_run_needs():

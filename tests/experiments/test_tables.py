@@ -11,10 +11,13 @@ def result(**metrics: float) -> dict:
 
 @pytest.fixture
 def table() -> Table:
-    columns = (Column("MSE x10", "mse", factor=10.0, paper=0), Column("NLL_3", "nll", digits=1))
+    columns = (
+        Column("MSE x10", "mse", factor=10.0, paper=0, paper_digits=2),
+        Column("NLL_3", "nll", digits=1),
+    )
     rows = [
-        Row(("A & B",), [result(mse=0.01, nll=-3.0), result(mse=0.03, nll=-4.0)], [0.25], [0.004]),
-        Row(("C",), [result(mse=0.5)], [0.125]),
+        Row(("A & B",), [result(mse=0.01, nll=-3.0), result(mse=0.03, nll=-4.0)], [0.25], [0.04]),
+        Row(("C",), [result(mse=0.5)], [0.75]),
         Row(("D",), []),
     ]
     return Table(("method",), columns, rows, title="Title", note="100 % made up")
@@ -34,8 +37,8 @@ def test_markdown(table: Table):
         "",
         "| method | seeds | MSE x10 | paper | NLL_3 |",
         "| --- | --- | --- | --- | --- |",
-        "| A & B | 2 | 0.200 ± 0.141 | 0.250 ± 0.004 | -3.5 ± 0.7 |",
-        "| C | 1 | 5.000 | 0.125 | - |",
+        "| A & B | 2 | 0.200 ± 0.141 | 0.25 ± 0.04 | -3.5 ± 0.7 |",
+        "| C | 1 | 5.000 | 0.75 | - |",
         "| D | 0 | - | - | - |",
         "",
         "100 % made up",
@@ -50,8 +53,8 @@ def test_latex(table: Table):
         r"\toprule",
         r"method & seeds & MSE x10 & paper & NLL\_3 \\",
         r"\midrule",
-        r"A \& B & 2 & $0.200 \pm 0.141$ & $0.250 \pm 0.004$ & $-3.5 \pm 0.7$ \\",
-        r"C & 1 & $5.000$ & $0.125$ & -- \\",
+        r"A \& B & 2 & $0.200 \pm 0.141$ & $0.25 \pm 0.04$ & $-3.5 \pm 0.7$ \\",
+        r"C & 1 & $5.000$ & $0.75$ & -- \\",
         r"D & 0 & -- & -- & -- \\",
         r"\bottomrule",
         r"\end{tabular}",

@@ -1,23 +1,7 @@
-import numpy as np
 import pytest
 from ase import Atoms
-from ase.build import molecule
-from ase.calculators.morse import MorsePotential
-from ase.calculators.singlepoint import SinglePointCalculator
 
-
-def morse_ammonia(count: int, seed: int) -> list[Atoms]:
-    """Rattled NH3 with the energies and forces of a Morse potential: quick, exact labels."""
-    rng = np.random.default_rng(seed)
-    frames = []
-    for _ in range(count):
-        atoms = molecule("NH3")
-        atoms.positions += rng.normal(scale=0.05, size=(4, 3))
-        atoms.calc = MorsePotential(epsilon=1.0, r0=1.2, rho0=3.0)
-        energy, forces = atoms.get_potential_energy(), atoms.get_forces()
-        atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces)
-        frames.append(atoms)
-    return frames
+from helpers import morse_ammonia
 
 
 @pytest.fixture(scope="session")

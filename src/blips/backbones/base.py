@@ -5,7 +5,7 @@ what its rows are: which linear maps act on which rows (`roles`), what the rows 
 invariant observer (`row_features`), and how large those descriptions are (`feature_sizes`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
@@ -93,6 +93,21 @@ class AtomisticBackbone(Backbone):
                 "make one with AtomGraph.from_atoms"
             )
         return graph
+
+
+def graph_batches(
+    backbone: Backbone, atoms: Atoms | Sequence[Atoms] | Graph, batch_size: int
+) -> Iterator[Graph]:
+    """Graphs of at most `batch_size` structures with the dtype and device of the backbone."""
+    here = next(backbone.parameters())
+    if isinstance(atoms, Graph):
+        yield atoms.to(here.device, here.dtype)
+        return
+    if not isinstance(backbone, AtomisticBackbone):
+        raise InputError(f"{type(backbone).__name__} predicts graphs, not ASE structures")
+    structures = [atoms] if isinstance(atoms, Atoms) else list(atoms)
+    for first in range(0, len(structures), batch_size):
+        yield backbone.graph(structures[first : first + batch_size])
 
 
 class ReferenceEnergies(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from ase import Atoms
 
-from blips.backbones.base import AtomisticBackbone, Backbone
+from blips.backbones.base import Backbone, graph_batches
 from blips.config import Source
 from blips.data.batch import Batch, TrainingData
 from blips.data.graph import Graph
@@ -99,18 +99,6 @@ def predict_plain(
             outputs = plain_outputs(backbone, graph, forces=forces, stress=stress)
         parts.append(point_prediction(outputs, graph, method="plain"))
     return Prediction.join(parts)
-
-
-def graph_batches(backbone: Backbone, atoms: Structures, batch_size: int) -> list[Graph]:
-    """Graphs of at most `batch_size` structures with the dtype and device of the backbone."""
-    here = next(backbone.parameters())
-    if isinstance(atoms, Graph):
-        return [atoms.to(here.device, here.dtype)]
-    if not isinstance(backbone, AtomisticBackbone):
-        raise InputError(f"{type(backbone).__name__} predicts graphs, not ASE structures")
-    structures = [atoms] if isinstance(atoms, Atoms) else list(atoms)
-    pieces = [structures[i : i + batch_size] for i in range(0, len(structures), batch_size)]
-    return [backbone.graph(piece, here.dtype).to(here.device) for piece in pieces]
 
 
 def data_batches(backbone: Backbone, data: TrainingData, batch_size: int = 32) -> Iterator[Batch]:

@@ -34,10 +34,12 @@ from blips.potential import Calibrator
 from blips.predict import Prediction, point_prediction
 from blips.train.objective import plain_outputs
 
+LOG_RANGE = np.log(1e4)  # how far a and b may be from what each would be without the other
+
 
 @dataclass(frozen=True)
 class LinearVariance:
-    """var = a count + b strangeness."""
+    """Variance a * count + b * strangeness."""
 
     a: float
     b: float
@@ -46,14 +48,15 @@ class LinearVariance:
     def fit(cls, count: Tensor, strangeness: Tensor, error: Tensor) -> "LinearVariance":
         """Of least Gaussian NLL, for counts, strangenesses and errors [R]."""
         n, u, square = (t.double().cpu().numpy() for t in (count, strangeness, error.square()))
-        start = np.log([square.sum() / n.sum(), square.sum() / max(u.sum(), 1e-12)]) - np.log(2.0)
+        alone = np.log([square.sum() / n.sum(), square.sum() / max(u.sum(), 1e-12)])
 
         def nll(log_parameters: np.ndarray) -> float:
             a, b = np.exp(log_parameters)
             var = a * n + b * u
             return float(np.mean(np.log(var) + square / var))
 
-        found = minimize(nll, start, method="Nelder-Mead", options={"maxiter": 1000})
+        bounds = [(value - LOG_RANGE, value + LOG_RANGE) for value in alone]
+        found = minimize(nll, alone - np.log(2.0), method="Nelder-Mead", bounds=bounds)
         a, b = np.exp(found.x)
         return cls(float(a), float(b))
 
@@ -105,9 +108,9 @@ class EmbeddingMixture(Baseline):
                 error = (batch.targets[name] - outputs[name]).double()
                 parts[name].append((*_summed(name, by_atom, batch.graph), error))
         self.variances = {
-            name: LinearVariance.fit(*map(_flat, zip(*rows, strict=True)))
-            for name, rows in parts.items()
-            if rows
+            name: LinearVariance.fit(*map(_flat, zip(*found, strict=True)))
+            for name, found in parts.items()
+            if found
         }
 
     def strangeness(self, graph: Graph) -> Tensor:

@@ -81,8 +81,6 @@ def with_leaf_positions(graph: Graph) -> AtomGraph:
 
 def gradient_of_each(values: Tensor, positions: Tensor, *, create_graph: bool = False) -> Tensor:
     """Gradients of values [M] by positions, [M, N, 3], as batched backward passes."""
-    if not values.requires_grad:  # no neighbours, no gradient
-        return positions.new_zeros(len(values), *positions.shape)
     choices = torch.eye(len(values), dtype=values.dtype, device=values.device).split(CHUNK)
     gradients = []
     for number, chosen in enumerate(choices, start=1):

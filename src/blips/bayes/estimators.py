@@ -20,9 +20,10 @@ All matrix products are torch's own, so that autograd skips those whose result n
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,8 @@ from torch.autograd import Function
 
 from blips.bayes.random import normals, sign_bits, with_signs
 from blips.errors import InputError
+
+T = TypeVar("T")
 
 PIECE = 2**19
 """Largest number of elements in the input or output of a piece (2 MB in single precision)."""
@@ -66,7 +69,7 @@ def local_linear(
     floor = weight.new_full((len(weight),), VAR_FLOOR)
     outputs: list[Tensor] = []
     for x, c, sources in zip(
-        plan.rows(h), plan.rows(coef), plan.generators(generators), strict=True
+        plan.rows(h), plan.rows(coef), plan.replicas(lambda k: generators[k]), strict=True
     ):
         mean = F.linear(x, weight, bias)  # [k*r, out]
         var = F.linear(_square(x, c), weight_square, floor)  # [k*r, out]
@@ -98,20 +101,20 @@ def flipout_linear(
         z, ``[K*R, *irrep, out]``.
     """
     plan = _Plan(h, weight, len(generators))
-    deviation = weight * normals(weight.shape, generators, weight.dtype)  # [K, out, in]
-    signs_in = sign_bits(plan.rows_per_replica, weight.shape[1], generators)
-    signs_out = sign_bits(plan.rows_per_replica, weight.shape[0], generators)
+    eps = normals(weight.shape, generators, weight.dtype)  # [K, out, in]
+    signs = sign_bits(plan.rows_per_replica, (weight.shape[1], weight.shape[0]), generators)
     outputs: list[Tensor] = []
-    for x, scale, s, r, dev in zip(
+    for x, c, s, r, deviation in zip(
         plan.rows(h),
-        plan.rows(coef.sqrt()),
-        plan.rows(signs_in),
-        plan.rows(signs_out),
-        plan.replicas(deviation),
+        plan.rows(coef),
+        plan.rows(signs[0]),
+        plan.rows(signs[1]),
+        plan.replicas(lambda k: weight * eps[k].squeeze(0)),
         strict=True,
     ):
-        mean = F.linear(x, weight, bias)
-        outputs.append(_add_flipped(mean, _batched_linear(_flip(x, scale, s), dev), r))
+        mean = F.linear(x, weight, bias)  # [k*r, *irrep, out]
+        product = _batched_linear(_flip(x, c, s), deviation)  # [k*r, *irrep, out]
+        outputs.append(_add_flipped(mean, product, r))
     return plan.join(outputs)
 
 
@@ -135,10 +138,13 @@ def frozen_linear(
     plan = _Plan(h, weight, len(eps))
     scales = coef.sqrt().view(-1, *(1,) * (h.ndim - 1))
     outputs: list[Tensor] = []
-    for x, scale, dev in zip(
-        plan.rows(h), plan.rows(scales), plan.replicas(weight * eps), strict=True
+    for x, scale, deviation in zip(
+        plan.rows(h),
+        plan.rows(scales),
+        plan.replicas(lambda k: weight * eps[k].squeeze(0)),
+        strict=True,
     ):
-        outputs.append(F.linear(x, weight, bias) + _batched_linear(x * scale, dev))
+        outputs.append(F.linear(x, weight, bias) + _batched_linear(x * scale, deviation))
     return plan.join(outputs)
 
 
@@ -166,18 +172,11 @@ class _Plan:
         """Cut ``[K*R, ...]`` into the rows of each piece."""
         return x.split_with_sizes(self._sizes) if len(self._sizes) > 1 else (x,)
 
-    def replicas(self, x: Tensor) -> Sequence[Tensor]:
-        """Cut ``[K, ...]`` into what belongs to the replicas of each piece."""
-        blocks = x.split_with_sizes(self._groups) if len(self._groups) > 1 else (x,)
-        return [block for block in blocks for _ in self._parts]
-
-    def generators(
-        self, generators: Sequence[torch.Generator]
-    ) -> Sequence[Sequence[torch.Generator]]:
-        """Cut the K generators into those of each piece."""
-        remaining = iter(generators)
-        groups = [[next(remaining) for _ in range(size)] for size in self._groups]
-        return [group for group in groups for _ in self._parts]
+    def replicas(self, take: Callable[[slice], T]) -> Sequence[T]:
+        """Take for each piece what belongs to its replicas; pieces of one replica share it."""
+        ends = accumulate(self._groups)
+        taken = [take(slice(end - k, end)) for k, end in zip(self._groups, ends, strict=True)]
+        return [item for item in taken for _ in self._parts]
 
     def join(self, pieces: Sequence[Tensor]) -> Tensor:
         """Put the rows of all pieces together."""
@@ -191,9 +190,12 @@ def _cut(total: int, most: int) -> list[int]:
 
 
 def _batched_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Rows of replica k, ``[k*r, *irrep, in]``, times its own weight, ``[k, out, in]``."""
-    if len(weight) == 1:
-        return F.linear(x, weight.squeeze(0))
+    """Rows of replica k, ``[k*r, *irrep, in]``, times its own weight, ``[k, out, in]``.
+
+    The weight of a single replica is ``[out, in]``.
+    """
+    if weight.ndim == 2:
+        return F.linear(x, weight)
     blocks = x.reshape(len(weight), -1, x.shape[-1])
     return torch.bmm(blocks, weight.mT).view(*x.shape[:-1], weight.shape[1])
 
@@ -212,7 +214,7 @@ class _Join(Function):
 
 
 class _Square(Function):
-    """``y = scale * x^2``, scale per row; saves nothing but its inputs."""
+    """``y = scale * x^2``, scale per row; keeps nothing but its inputs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
@@ -220,42 +222,11 @@ class _Square(Function):
         return (x * x).mul_(scale.unsqueeze(-1))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
         x, scale = ctx.saved_tensors
         half = grads[0] * x
-        return half * (2 * scale).unsqueeze(-1), _row_dot(half, x)
-
-
-class _Flip(Function):
-    """``y = scale * sign * x``: scale per row (1 if None), packed sign per row and channel."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor | None, bits: Tensor) -> Tensor:
-        ctx.save_for_backward(None if scale is None else x, scale, bits)
-        return _times_signs(x, scale, bits)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        x, scale, bits = ctx.saved_tensors
-        grad_x = _flip(grads[0], scale, bits)
-        if scale is None:
-            return grad_x, None, None
-        return grad_x, _row_dot(grad_x.flatten(1), x.flatten(1)) / scale, None
-
-
-class _AddFlipped(Function):
-    """``z = mean + sign * x``, with a packed sign per row and channel."""
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, x: Tensor, bits: Tensor) -> Tensor:
-        ctx.save_for_backward(bits)
-        signs = _signed(None, bits, x)
-        return torch.addcmul(mean, x, signs, out=signs if signs.shape == x.shape else None)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        (bits,) = ctx.saved_tensors
-        return grads[0], _flip(grads[0], None, bits), None
+        grad_scale = _row_dot(half, x) if ctx.needs_input_grad[1] else None
+        return half * (2 * scale).unsqueeze(-1), grad_scale
 
 
 class _Perturb(Function):
@@ -263,7 +234,7 @@ class _Perturb(Function):
 
     The second result, ``slope = dz/dvar = eps / (2 sqrt(var))``, is all that the backward pass
     needs. Its own derivative, ``-slope / (2 var)``, only occurs in second derivatives of z; there
-    eps is drawn again instead of being kept.
+    eps is drawn again instead of being kept. The memory of ``mean`` becomes that of z.
     """
 
     @staticmethod
@@ -292,30 +263,67 @@ class _Perturb(Function):
         return grad_z, grad_var, None
 
 
+class _Flip(Function):
+    """``y = sqrt(coef) * sign * x``: coef per row (or None: 1), sign per row and channel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, coef: Tensor | None, bits: Tensor) -> Tensor:
+        ctx.save_for_backward(None if coef is None else x, coef, bits)
+        return _times_signs(x, coef, bits)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, coef, bits = ctx.saved_tensors
+        grad_x = _flip(grads[0], coef, bits)
+        if not ctx.needs_input_grad[1]:
+            return grad_x, None, None
+        return grad_x, _row_dot(grad_x.flatten(1), x.flatten(1)) / (2 * coef), None
+
+
+class _AddFlipped(Function):
+    """``z = mean + sign * x``, sign per row and channel."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, x: Tensor, bits: Tensor) -> Tensor:
+        ctx.save_for_backward(bits)
+        signs = _signed(None, bits, x)
+        return torch.addcmul(mean, x, signs, out=signs if signs.shape == x.shape else None)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (bits,) = ctx.saved_tensors
+        return grads[0], _flip(grads[0], None, bits), None
+
+
 def _half_eps(like: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
     block = (len(like) // len(generators), like.shape[1])
     return normals(block, generators, like.dtype, std=0.5).view(like.shape)
 
 
-def _signed(scale: Tensor | None, bits: Tensor, like: Tensor) -> Tensor:
-    """Scale (1 if None) with random signs, broadcast over the irrep axes of ``like``."""
-    magnitude = _one(like.device, like.dtype) if scale is None else scale.unsqueeze(-1)
-    signed = with_signs(magnitude, bits, like.shape[-1]).to(like.dtype)
-    return signed if like.ndim == 2 else signed.view(len(like), *(1,) * (like.ndim - 2), -1)
-
-
-def _times_signs(x: Tensor, scale: Tensor | None, bits: Tensor) -> Tensor:
-    signed = _signed(scale, bits, x)
+def _times_signs(x: Tensor, coef: Tensor | None, bits: Tensor) -> Tensor:
+    signed = _signed(coef, bits, x)
     return torch.mul(x, signed, out=signed if signed.shape == x.shape else None)
 
 
+def _signed(coef: Tensor | None, bits: Tensor, like: Tensor) -> Tensor:
+    """``sqrt(coef)`` with random signs, to be broadcast over the irrep axes of ``like``."""
+    magnitude = _one(like.dtype, like.device) if coef is None else coef.sqrt().unsqueeze(-1)
+    signed = with_signs(magnitude, bits, like.shape[-1]).to(like.dtype)
+    if like.ndim == 2:
+        return signed
+    return signed.view(len(like), *(1,) * (like.ndim - 2), like.shape[-1])
+
+
 @cache
-def _one(device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.ones(1, device=device, dtype=dtype)
+def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(1, dtype=dtype, device=device)
 
 
 def _row_dot(x: Tensor, y: Tensor) -> Tensor:
     return torch.linalg.vecdot(x, y)  # pyright: ignore
+
+
+# What follows gives the functions above their types, which ``Function.apply`` does not know.
 
 
 def _join(sizes: list[int], pieces: Sequence[Tensor]) -> Tensor:
@@ -326,16 +334,15 @@ def _square(x: Tensor, scale: Tensor) -> Tensor:
     return _Square.apply(x, scale)  # pyright: ignore
 
 
-def _flip(x: Tensor, scale: Tensor | None, bits: Tensor) -> Tensor:
-    if not torch.is_grad_enabled():
-        return _times_signs(x, scale, bits)
-    return _Flip.apply(x, scale, bits)  # pyright: ignore
+def _perturb(mean: Tensor, var: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    return _Perturb.apply(mean, var, generators)[0]  # pyright: ignore
+
+
+def _flip(x: Tensor, coef: Tensor | None, bits: Tensor) -> Tensor:
+    if torch.is_grad_enabled():
+        return _Flip.apply(x, coef, bits)  # pyright: ignore
+    return _times_signs(x, coef, bits)
 
 
 def _add_flipped(mean: Tensor, x: Tensor, bits: Tensor) -> Tensor:
     return _AddFlipped.apply(mean, x, bits)  # pyright: ignore
-
-
-def _perturb(mean: Tensor, var: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    z, _ = _Perturb.apply(mean, var, generators)  # pyright: ignore
-    return z

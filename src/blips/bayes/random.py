@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 STREAM = 2**16
-"""A longer draw on the CPU is cut into streams of this many normals, each with its own seed."""
+"""Normals worth a thread; a longer draw is cut into streams of this size with their own seeds."""
 
 SIGNS = 32
 """Signs in one int32 word."""
@@ -26,33 +26,36 @@ def normals(
 ) -> Tensor:
     """Draw normals ``[K, *shape]`` of mean 0 on the device of the K generators.
 
-    A CPU generator is serial and slower than the matrix products around it. From a long draw it
-    only takes a seed; torch's threads then fill streams whose seeds follow on from that one.
+    A CPU generator is serial and slower than the matrix products around it. A long draw therefore
+    takes only a seed from it; torch's threads fill streams whose seeds follow on from that one.
     """
     device = generators[0].device
     noise = torch.empty((len(generators), *shape), dtype=dtype, device=device)
-    if noise.numel() <= STREAM * len(generators) or device.type != "cpu":
-        for block, generator in zip(noise, generators, strict=True):
-            block.normal_(std=std, generator=generator)
-        return noise
-    streams: list[tuple[Tensor, int]] = []
-    for block, generator in zip(noise, generators, strict=True):
-        seed = int(torch.randint(2**32, (), generator=generator))
-        starts = range(0, block.numel(), STREAM)
-        flat = block.view(-1)
-        streams += [(flat[i : i + STREAM], seed + n) for n, i in enumerate(starts)]
-    _fill_in_threads(streams, std)
+    blocks = list(zip(noise.flatten(1), generators, strict=True))
+    if device.type != "cpu":
+        _fill(blocks, std)
+    elif noise[0].numel() <= STREAM:
+        _fill_in_threads(blocks, std)
+    else:
+        _fill_in_threads([stream for block in blocks for stream in _streams(*block)], std)
     return noise
 
 
-def sign_bits(rows: int, channels: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw a fair bit per row and channel, packed into int32 words ``[K * rows, words, 1]``."""
-    words = -(-channels // SIGNS)
-    pairs = -(-rows * words // 2)  # an int64 draw costs no more than an int32 draw
+def sign_bits(
+    rows: int, channels: Sequence[int], generators: Sequence[torch.Generator]
+) -> Sequence[Tensor]:
+    """Draw a fair bit per row and channel for several layers of channels at once.
+
+    Returns:
+        The bits of each layer, packed into int32 words ``[K * rows, words, 1]``.
+    """
+    words = [-(-count // SIGNS) for count in channels]
+    pairs = -(-rows * sum(words) // 2)  # an int64 draw costs no more than an int32 draw
     draws = torch.empty((len(generators), pairs), dtype=torch.int64, device=generators[0].device)
     for block, generator in zip(draws, generators, strict=True):
         block.random_(-(2**63), None, generator=generator)
-    return draws.view(torch.int32)[:, : rows * words].reshape(-1, words, 1)
+    bits = draws.view(torch.int32)[:, : rows * sum(words)].reshape(-1, sum(words), 1)
+    return bits.split_with_sizes(words, 1)
 
 
 def with_signs(magnitude: Tensor, bits: Tensor, channels: int) -> Tensor:
@@ -71,15 +74,24 @@ def _shifts(device: torch.device) -> Tensor:
     return torch.arange(SIGNS, dtype=torch.int32, device=device)
 
 
-def _fill_in_threads(streams: Sequence[tuple[Tensor, int]], std: float) -> None:
-    def fill(part: Sequence[tuple[Tensor, int]]) -> None:
-        for stream, seed in part:
-            stream.normal_(std=std, generator=torch.Generator().manual_seed(seed))
+def _streams(block: Tensor, generator: torch.Generator) -> list[tuple[Tensor, torch.Generator]]:
+    seed = int(torch.randint(2**32, (), generator=generator))
+    starts = range(0, len(block), STREAM)
+    seeded = [torch.Generator().manual_seed(seed + number) for number in range(len(starts))]
+    return [(block[i : i + STREAM], source) for i, source in zip(starts, seeded, strict=True)]
 
-    threads = min(torch.get_num_threads(), len(streams))
-    helpers = [Thread(target=fill, args=(streams[i::threads],)) for i in range(1, threads)]
+
+def _fill(blocks: Sequence[tuple[Tensor, torch.Generator]], std: float) -> None:
+    for block, generator in blocks:
+        block.normal_(std=std, generator=generator)
+
+
+def _fill_in_threads(blocks: Sequence[tuple[Tensor, torch.Generator]], std: float) -> None:
+    size = sum(len(block) for block, _ in blocks)
+    threads = max(1, min(torch.get_num_threads(), size // STREAM))
+    helpers = [Thread(target=_fill, args=(blocks[i::threads], std)) for i in range(1, threads)]
     for helper in helpers:
         helper.start()
-    fill(streams[::threads])
+    _fill(blocks[::threads], std)
     for helper in helpers:
         helper.join()

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from blips.backbones import PaiNN
+from blips.baselines import predict_plain
 from blips.data.ammonia import load_ammonia
 from blips.factory import bayesianize
 from blips.potential import BayesianPotential
@@ -112,17 +113,6 @@ def _evaluate(
     return evaluations
 
 
-def predict_plain(backbone: PaiNN, structures: list[Atoms]) -> Prediction:
-    """Energies and forces of a backbone without posterior."""
-    from blips import keys
-    from blips.backbones.derivatives import energy_and_derivatives
-    from blips.predict import point_prediction
-
-    graph = backbone.graph(structures, next(backbone.parameters()).dtype)
-    outputs = energy_and_derivatives(lambda g: backbone(g)[keys.ENERGIES], graph)
-    return point_prediction(outputs, graph, method="plain")
-
-
 COLUMNS = (
     ("energy MAE [eV]", "energy", "mae"),
     ("force MAE [eV/Å]", "forces", "mae"),
@@ -133,21 +123,25 @@ COLUMNS = (
 )
 
 
-def _cells(evaluation: Evaluation) -> list[str]:
+def _cells(evaluation: Evaluation, *, intervals: bool) -> list[str]:
     cells = []
     for _, level, metric in COLUMNS:
         interval = getattr(evaluation, level).get(metric)
-        cells.append("-" if interval is None else str(interval))
+        if interval is None:
+            cells.append("-")
+        else:
+            cells.append(str(interval) if intervals else f"{interval.value:.3g}")
     return cells
 
 
 def _table(evaluations: dict[str, dict[str, Evaluation]]) -> Table:
-    table = Table(title="NH3, with 95 % bootstrap intervals")
-    for header in ("set", "model", *(column[0] for column in COLUMNS)):
+    table = Table(title="NH3 (intervals in summary.md)")
+    for header in ("", *(column[0] for column in COLUMNS)):
         table.add_column(header)
     for label, by_model in evaluations.items():
+        table.add_row(f"[bold]{label}")
         for model, evaluation in by_model.items():
-            table.add_row(label, model, *_cells(evaluation))
+            table.add_row(f" {model}", *_cells(evaluation, intervals=False))
     return table
 
 
@@ -158,7 +152,7 @@ def _summary(evaluations: dict[str, dict[str, Evaluation]]) -> str:
         lines += ["", f"## {label.capitalize()}", "", "| " + " | ".join(headers) + " |"]
         lines.append("|" + "---|" * len(headers))
         for model, evaluation in by_model.items():
-            lines.append("| " + " | ".join([model, *_cells(evaluation)]) + " |")
+            lines.append("| " + " | ".join([model, *_cells(evaluation, intervals=True)]) + " |")
         name = label.replace(" ", "_")
         lines += ["", f"![reliability](figures/{name}/reliability.png)"]
         lines.append(f"![sigma against error](figures/{name}/sigma_error.png)")

@@ -67,10 +67,19 @@ def reproduce(
     chosen = select(specs, only)
     layout = Layout.of(study, profile, folder, runs)
     module.prepare(profile, console)
-    try:
-        outcome = run_all(chosen, layout, module=STUDIES[study], workers=workers, console=console)
-    finally:
-        text = write_tables(module.table(specs, layout), layout)
+
+    def tables() -> str:
+        return write_tables(module.table(specs, layout), layout)
+
+    outcome = run_all(
+        chosen,
+        layout,
+        module=STUDIES[study],
+        workers=workers,
+        console=console,
+        after_each=tables,
+    )
+    text = tables()
     if console.is_terminal:
         console.print(Markdown(text))
     else:

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -67,6 +67,7 @@ def run_all(
     module: str,
     workers: int | None = None,
     console: Console | None = None,
+    after_each: Callable[[], object] = lambda: None,
 ) -> Outcome:
     """Run what is not finished; in order, as far as needs allow.
 
@@ -76,6 +77,7 @@ def run_all(
         module: importable module with `execute(run) -> findings`, see `blips.experiments.spec`.
         workers: processes side by side, one thread each; default: the number of cores.
         console: for the display.
+        after_each: called whenever a run has ended, for instance to write tables.
     """
     if workers is not None and workers < 1:
         raise InputError(f"workers={workers}; expected 1 or more processes")
@@ -86,7 +88,7 @@ def run_all(
     with display:
         try:
             while waiting or running:
-                for spec in _ready(waiting, running, outcome):
+                for spec in _ready(waiting, outcome):
                     if len(running) == (workers or os.cpu_count() or 1):
                         break
                     waiting.remove(spec)
@@ -97,6 +99,7 @@ def run_all(
                     del running[worker.spec.id]
                     worker.settle(outcome)
                     display.ended(worker.spec.id, outcome.failed.get(worker.spec.id))
+                    after_each()
                 _give_up(waiting, outcome)
                 display.show({name: worker.last_line() for name, worker in running.items()})
         finally:
@@ -128,9 +131,7 @@ def _sort_out(specs: Sequence[RunSpec], layout: Layout) -> tuple[Outcome, list[R
     return outcome, waiting
 
 
-def _ready(
-    waiting: list[RunSpec], running: Mapping[str, "_Worker"], outcome: Outcome
-) -> list[RunSpec]:
+def _ready(waiting: list[RunSpec], outcome: Outcome) -> list[RunSpec]:
     done = {*outcome.finished, *outcome.reused}
     return [spec for spec in waiting if done.issuperset(spec.needs)]
 

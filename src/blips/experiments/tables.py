@@ -25,6 +25,7 @@ class Column:
         factor: what its values are multiplied with.
         digits: after the decimal point.
         paper: index of the paper's column of numbers beside it, or None.
+        paper_digits: those that the paper gives; default: `digits`.
     """
 
     header: str
@@ -32,6 +33,7 @@ class Column:
     factor: float = 1.0
     digits: int = 3
     paper: int | None = None
+    paper_digits: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class Table:
         for column in self.columns:
             cells.append(form(_measured(row, column), column.digits))
             if column.paper is not None:
-                cells.append(form(_published(row, column.paper), column.digits))
+                digits = column.digits if column.paper_digits is None else column.paper_digits
+                cells.append(form(_published(row, column.paper), digits))
         return cells
 
 

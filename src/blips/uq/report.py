@@ -1,17 +1,17 @@
 """From predictions on labelled structures to metrics, figures and a calibration."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from ase import Atoms
 
 from blips.data.labels import Labels, available, extract
 from blips.errors import InputError
-from blips.potential import BayesianPotential
+from blips.potential import Calibrator
 from blips.predict import Prediction
 from blips.uq.calibration import (
     ConformalCalibrator,
@@ -28,6 +28,17 @@ CALIBRATORS = {
 }
 QUANTITIES = ("energy", "forces")
 STD_FLOOR = 1e-6  # eV, eV/A: by symmetry a component can be certain, and no metric can divide by 0
+
+
+class Predictor(Protocol):
+    """What can be recalibrated: a Bayesian potential, a baseline."""
+
+    calibration: dict[str, Calibrator]
+
+    @property
+    def predict(self) -> Callable[..., Prediction]:
+        """As `BayesianPotential.predict`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -80,7 +91,7 @@ def assess(
 
 
 def recalibrate(
-    potential: BayesianPotential,
+    potential: Predictor,
     structures: Sequence[Atoms],
     *,
     kind: str = "scale",
@@ -107,7 +118,8 @@ def recalibrate(
     for quantity in QUANTITIES:
         target = getattr(references, quantity)
         if target is not None:
-            mean, std = getattr(prediction, quantity), getattr(prediction, f"{quantity}_std")
+            mean = getattr(prediction, quantity)
+            std = prediction.array(f"{quantity}_total_std")
             uncertain = std > STD_FLOOR  # what symmetry makes certain says nothing about scale
             fitted[quantity] = CALIBRATORS[kind].fit(
                 mean[uncertain], std[uncertain], target[uncertain]

@@ -65,7 +65,7 @@ def plot_elements(
         axes.legend(
             loc="lower left",
             bbox_to_anchor=(0.0, 1.0),
-            ncols=3,
+            ncols=max(1, int(width / 1.9)),  # as many columns as fit above the axes
             fontsize=TEXT_SIZE - 0.5,
             frameon=False,
         )

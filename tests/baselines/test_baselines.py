@@ -1,0 +1,187 @@
+"""What all baselines have in common, each trained once."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+
+import blips
+from blips.backbones import EGNN, PaiNN, SchNet
+from blips.baselines import (
+    Baseline,
+    DeepEnsemble,
+    EmbeddingMixture,
+    Evidential,
+    LastLayerRigidity,
+    MCDropout,
+    MeanVariance,
+    ShallowEnsemble,
+    predict_plain,
+)
+from blips.errors import CheckpointError, ConfigError, InputError
+from blips.train.wrapper import Wrapper
+from blips.uq.report import References, assess, recalibrate, write_figures
+from helpers import QUICK, TINY, morse_ammonia
+
+
+def painn(seed: int = 0) -> PaiNN:
+    torch.manual_seed(seed)
+    return PaiNN(**TINY)
+
+
+MAKE = {
+    "ensemble": lambda: DeepEnsemble("painn", 2, TINY),
+    "dropout": lambda: MCDropout(painn(), rate=0.1),
+    "shallow": lambda: ShallowEnsemble(painn(), heads=4, loss="nll"),
+    "llpr": lambda: LastLayerRigidity(painn()),
+    "gmm": lambda: EmbeddingMixture(painn()),
+    "mean_variance": lambda: MeanVariance(painn()),
+    "evidential": lambda: Evidential(painn()),
+}
+WRAPPERS = ("dropout", "shallow", "mean_variance", "evidential")
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory, structures):
+    """name -> (trained baseline, result)."""
+    known: dict = {}
+
+    def get(name: str):
+        if name not in known:
+            baseline = MAKE[name]()
+            result = baseline.fit(
+                structures[0],
+                valid=structures[1],
+                config={"training": QUICK},
+                folder=tmp_path_factory.mktemp(name),
+            )
+            known[name] = baseline, result
+        return known[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_fit_reduces_the_loss_and_its_predictions_can_be_assessed(name, fitted):
+    baseline, result = fitted(name)
+    assert isinstance(baseline, Baseline)
+    assert result.progress.history[-1]["train_loss"] < result.progress.history[0]["train_loss"]
+    test = morse_ammonia(5, seed=2)
+    prediction = baseline.predict(test, batch_size=3)
+    assert prediction.method == name
+    assert prediction.energy.shape == (5,)
+    assert prediction.forces_total_std.shape == prediction.forces.shape == (20, 3)
+    assert (prediction.forces_total_std > 0).all()
+    assert (prediction.energy_total_std > 0).all()
+    evaluation = assess(prediction, References.of(test), n_bootstrap=20)
+    assert {"mae", "nll", "ece"} <= evaluation.forces.keys()
+    assert {"mae", "nll", "ece"} <= evaluation.energy.keys()
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_the_same_seed_gives_the_same_prediction(name, fitted, structures):
+    baseline, _ = fitted(name)
+    first, second = (baseline.predict(structures[1], seed=3) for _ in range(2))
+    np.testing.assert_array_equal(first.forces, second.forces)
+    np.testing.assert_array_equal(first.forces_total_std, second.forces_total_std)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_recalibration_makes_the_mean_squared_z_one(name, fitted, structures):
+    baseline = copy.copy(fitted(name)[0])
+    baseline.calibration = {}
+    recalibrate(baseline, structures[1])
+    prediction, references = baseline.predict(structures[1]), References.of(structures[1])
+    z = (references.forces - prediction.forces) / prediction.forces_total_std
+    assert np.mean(z**2) == pytest.approx(1.0)
+    assert prediction.details["calibrated"] == ("energy", "forces")
+    assert "calibrated" not in baseline.predict(structures[1], calibrated=False).details
+
+
+def test_figures_compare_baselines(fitted, structures, tmp_path):
+    names = ("ensemble", "evidential")
+    predictions = {name: fitted(name)[0].predict(structures[1]) for name in names}
+    paths = write_figures(tmp_path, predictions, References.of(structures[1]))
+    assert all(path.stat().st_size > 0 for path in paths)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_saved_and_loaded_they_predict_the_same(name, fitted, structures, tmp_path):
+    ours, _ = fitted(name)
+    theirs = blips.load(blips.save(ours, tmp_path / "model.safetensors"))
+    assert type(theirs) is type(ours)
+    first, second = (m.predict(structures[1], seed=1) for m in (ours, theirs))
+    np.testing.assert_array_equal(first.forces, second.forces)
+    np.testing.assert_array_equal(first.energy_total_std, second.energy_total_std)
+
+
+def test_a_checkpoint_of_an_unknown_kind_says_what_to_import(fitted, tmp_path, monkeypatch):
+    path = blips.save(fitted("dropout")[0], tmp_path / "model.safetensors")
+    monkeypatch.delitem(Wrapper.kinds, "dropout")
+    with pytest.raises(CheckpointError, match=r"import blips\.baselines"):
+        blips.load(path)
+
+
+@pytest.mark.parametrize("name", ["llpr", "evidential"])
+def test_a_finished_run_is_read_again_not_repeated(name, fitted, structures):
+    ours, result = fitted(name)
+    again = MAKE[name]()
+    repeated = again.fit(
+        structures[0], valid=structures[1], config={"training": QUICK}, folder=result.folder
+    )
+    assert repeated.progress.history == result.progress.history
+    np.testing.assert_array_equal(
+        again.predict(structures[1]).forces_total_std, ours.predict(structures[1]).forces_total_std
+    )
+
+
+@pytest.mark.parametrize("name", ["llpr", "gmm"])
+def test_a_trained_model_needs_only_be_conditioned(name, fitted, structures):
+    trained, result = fitted(name)
+    other = type(trained)(trained.backbone)
+    with pytest.raises(InputError, match="call fit or condition first"):
+        other.predict(structures[1])
+    other.condition(result.train_data, result.valid_data)
+    np.testing.assert_array_equal(
+        other.predict(structures[1]).energy_std, trained.predict(structures[1]).energy_std
+    )
+
+
+@pytest.mark.parametrize("name", ["mean_variance", "evidential", "shallow"])
+def test_stress_labels_are_refused_not_ignored(name, fitted, structures, tmp_path):
+    atoms = structures[0][0].copy()
+    atoms.calc = structures[0][0].calc
+    atoms.cell, atoms.pbc = [9, 9, 9], True
+    atoms.calc.atoms = None
+    atoms.info["stress"] = np.eye(3)
+    config = {"training": QUICK | {"weights": {"stress": 1.0}}}
+    with pytest.raises(ConfigError, match=r"training\.weights\.stress=0"):
+        MAKE[name]().fit([atoms], valid=[atoms], config=config, folder=tmp_path)
+
+
+@pytest.mark.parametrize("make", [MeanVariance, Evidential, ShallowEnsemble, LastLayerRigidity])
+def test_methods_on_the_readout_take_schnet_but_no_particle_model(make, structures):
+    torch.manual_seed(0)
+    make(SchNet(**TINY))
+    with pytest.raises(InputError, match="has no `readout` network"):
+        make(EGNN(hidden=8, layers=1))
+
+
+def test_plain_predictions_are_those_of_the_backbone(structures):
+    backbone = painn()
+    prediction = predict_plain(backbone, structures[0], batch_size=5)
+    assert prediction.method == "plain"
+    assert prediction.forces_total_std is None
+    whole = backbone(backbone.graph(structures[0]))["energies"].detach().reshape(-1, 4).sum(1)
+    np.testing.assert_allclose(prediction.energy, whole, rtol=0, atol=1e-6)
+    with pytest.raises(InputError, match="predicts graphs"):
+        predict_plain(EGNN(hidden=8, layers=1), structures[0])
+
+
+@pytest.mark.parametrize("name", ["llpr", "gmm", "shallow", "dropout"])
+def test_an_isolated_atom_has_no_force_and_no_trouble(name, fitted):
+    prediction = fitted(name)[0].predict(Atoms("N"))
+    np.testing.assert_array_equal(prediction.forces, 0.0)
+    assert np.isfinite(prediction.energy_std).all()

@@ -1,0 +1,73 @@
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from blips.backbones import EGNN, GNN, PaiNN
+from blips.baselines import DeepEnsemble, predict_plain
+from blips.data.dataset import ParticleData
+from blips.errors import InputError
+from blips.testing import random_particles
+from helpers import QUICK, TINY
+
+
+def test_mean_and_deviation_are_those_of_the_members(structures):
+    models = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        models.append(PaiNN(**TINY))
+    prediction = DeepEnsemble.of(models).predict(structures[0], batch_size=5, covariance=True)
+    members = [predict_plain(model, structures[0]) for model in models]
+    for name in ("energy", "energies", "forces"):
+        values = np.stack([getattr(member, name) for member in members])
+        np.testing.assert_allclose(getattr(prediction, name), values.mean(0), atol=1e-6)
+        std = values.std(axis=0, ddof=1)
+        np.testing.assert_allclose(getattr(prediction, f"{name}_std"), std, atol=1e-6)
+    diagonal = np.diagonal(prediction.forces_cov, axis1=1, axis2=2)
+    np.testing.assert_allclose(np.sqrt(diagonal), prediction.forces_std)
+    assert prediction.samples == 3
+
+
+def test_members_differ_in_seed_only_and_are_resumed_one_by_one(structures, tmp_path):
+    config = {"training": QUICK | {"epochs": 2}, "seed": 5}
+    ensemble = DeepEnsemble("painn", 3, TINY)
+    result = ensemble.fit(structures[0], valid=0.25, config=config, folder=tmp_path)
+    names = [path.name for path in sorted(tmp_path.iterdir())]
+    assert names == ["member_0", "member_1", "member_2"] == [m.folder.name for m in result.members]
+    first, second, _ = (model.embedding.weight for model in ensemble.models)
+    assert not torch.equal(first, second)
+    held_out = [[a.positions for a in m.valid_data.structures] for m in result.members]
+    assert len(held_out[0]) == 3
+    np.testing.assert_array_equal(held_out[0], held_out[1])
+    np.testing.assert_array_equal(held_out[0], held_out[2])
+
+    stamps = [(tmp_path / name / "best.safetensors").stat().st_mtime_ns for name in names]
+    shutil.rmtree(tmp_path / "member_1")
+    again = DeepEnsemble("painn", 3, TINY)
+    again.fit(structures[0], valid=0.25, config=config, folder=tmp_path)
+    now = [(tmp_path / name / "best.safetensors").stat().st_mtime_ns for name in names]
+    assert [a == b for a, b in zip(stamps, now, strict=True)] == [True, False, True]
+    for ours, theirs in zip(ensemble.models, again.models, strict=True):
+        assert all(torch.equal(v, theirs.state_dict()[k]) for k, v in ours.state_dict().items())
+
+
+@pytest.mark.parametrize("backbone", [EGNN, GNN])
+def test_particle_models(backbone, tmp_path):
+    positions, velocities, charges = random_particles(0, simulations=12)
+    data = ParticleData(positions, velocities, charges, positions + 0.5 * velocities)
+    ensemble = DeepEnsemble(lambda seed: backbone(hidden=8, layers=1), members=2)
+    config = {"training": QUICK | {"loss": "mse"}}
+    result = ensemble.fit(data, valid=data, config=config, folder=tmp_path)
+    history = result.progress.history
+    assert history[-1]["train_loss"] < history[0]["train_loss"]
+    prediction = ensemble.predict(data.batch(range(12)).graph)
+    assert prediction.positions.shape == (60, 3)
+    assert (prediction.positions_std > 0).all()
+
+
+def test_errors():
+    with pytest.raises(InputError, match="at least 2 members"):
+        DeepEnsemble("painn", 1)
+    with pytest.raises(InputError, match="call fit first"):
+        DeepEnsemble("painn").predict([])

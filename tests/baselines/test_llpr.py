@@ -1,0 +1,112 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from blips import keys
+from blips.backbones.derivatives import energy_and_derivatives
+from blips.baselines import LastLayerRigidity
+from blips.baselines.last_layer import energy_scale, readout_of, summed_features
+from blips.baselines.llpr import Rigidity, Scale
+from blips.data.dataset import StructureData
+
+
+def test_energies_and_forces_are_linear_in_the_features(painn, graph):
+    summed, gradient = summed_features(painn, graph)
+    last = readout_of(painn)[-1]
+    outputs = energy_and_derivatives(lambda g: painn(g)[keys.ENERGIES], graph)
+    weight = energy_scale(painn) * last.weight.detach()[0]
+    shift = painn.reference.shift[graph.numbers] + energy_scale(painn) * last.bias.detach()
+    assert_close(summed @ weight + graph.sum_over_structures(shift), outputs[keys.ENERGY])
+    assert_close(-gradient @ weight, outputs[keys.FORCES])
+
+
+def test_chunks_of_gradients_do_not_matter(painn, graph, monkeypatch):
+    whole = summed_features(painn, graph)[1]
+    monkeypatch.setattr("blips.baselines.last_layer.CHUNK", 3)
+    assert_close(summed_features(painn, graph)[1], whole)
+
+
+def test_the_form_is_that_of_bayesian_linear_regression():
+    """Posterior of w ~ N(0, a^2/s^2 I) given y = F w + noise of variance a^2, by its textbook."""
+    rng = np.random.default_rng(0)
+    design, new = rng.normal(size=(20, 5)), rng.normal(size=(7, 5))
+    alpha, sigma0 = 0.7, 1.3
+    prior_precision = sigma0**2 / alpha**2 * np.eye(5)
+    posterior = np.linalg.inv(prior_precision + design.T @ design / alpha**2)
+    expected = np.einsum("rd,de,re->r", new, posterior, new)
+    rigidity = Rigidity.of(torch.as_tensor(design.T @ design))
+    form = rigidity.form(torch.as_tensor(new), torch.tensor([sigma0**2]).double())
+    np.testing.assert_allclose(alpha**2 * form[:, 0], expected)
+    cov = rigidity.covariance(torch.as_tensor(new), sigma0**2)
+    np.testing.assert_allclose(alpha**2 * cov, new @ posterior @ new.T)
+
+
+@pytest.mark.statistical
+def test_the_scale_of_simulated_errors_is_found():
+    generator = torch.Generator().manual_seed(0)
+    design = torch.randn(8, 6, generator=generator).double()
+    rows = torch.randn(20_000, 6, generator=generator).double()
+    rigidity = Rigidity.of(design.T @ design)
+    grid = rigidity.grid()
+    true = grid[30]
+    form = rigidity.form(rows, grid)
+    var = 0.25 * form[:, 30]
+    error = var.sqrt() * torch.randn(len(rows), generator=generator).double()
+    found = Scale.best(form, error, grid)
+    assert found.sigma0_square == pytest.approx(float(true), rel=0.01)
+    assert found.alpha_square == pytest.approx(0.25, rel=0.05)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_predictions_are_the_explicit_formula(painn, structures, weight):
+    data = [StructureData(s, 4.0, dtype=torch.float64) for s in structures]
+    model = LastLayerRigidity(painn, forces_weight=weight)
+    model.condition(*data)
+    features, gradients = summed_features(painn, data[0].batch(range(12)).graph)
+    rows = torch.cat([features, weight**0.5 * gradients.flatten(end_dim=1)])
+    prediction = model.predict(structures[1])
+    new, new_gradients = summed_features(painn, painn.graph(structures[1]))
+    for name, queries in (("energy", new), ("forces", new_gradients.flatten(end_dim=1))):
+        scale = model.scales[name]
+        matrix = rows.T @ rows + scale.sigma0_square * torch.eye(rows.shape[1]).double()
+        var = scale.alpha_square * (queries * torch.linalg.solve(matrix, queries.T).T).sum(1)
+        std = getattr(prediction, f"{name}_std").ravel()
+        np.testing.assert_allclose(std, var.sqrt(), rtol=1e-4)
+    diagonal = np.diagonal(prediction.forces_cov, axis1=1, axis2=2)
+    np.testing.assert_allclose(np.sqrt(diagonal), prediction.forces_std)
+
+
+def test_scales_are_optimal_on_validation_data(painn, structures):
+    data = [StructureData(s, 4.0, dtype=torch.float64) for s in structures]
+    model = LastLayerRigidity(painn)
+    model.condition(*data)
+    prediction = model.predict(structures[1])
+    target = np.concatenate([atoms.get_forces() for atoms in structures[1]])
+    z = (target - prediction.forces) / prediction.forces_std
+    assert np.mean(z**2) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_deviations_turn_with_the_structure(painn, graph, structures):
+    from blips.testing.compare import rotation_matrix
+
+    model = LastLayerRigidity(painn)
+    model.condition(*(StructureData(s, 4.0, dtype=torch.float64) for s in structures))
+    turn = rotation_matrix()
+    turned = replace(graph, positions=graph.positions @ torch.as_tensor(turn).T)
+    here, there = model.predict(graph), model.predict(turned)
+    np.testing.assert_allclose(there.energy_std, here.energy_std)
+    np.testing.assert_allclose(there.forces_cov, turn @ here.forces_cov @ turn.T, atol=1e-10)
+
+
+def test_data_without_forces_give_energies_an_error_bar_only(painn, structures):
+    train, valid = (
+        StructureData(s, 4.0, quantities=["energy"], dtype=torch.float64) for s in structures
+    )
+    model = LastLayerRigidity(painn, forces_weight=0.0)
+    model.condition(train, valid)
+    prediction = model.predict(structures[1])
+    assert prediction.forces_std is None
+    assert (prediction.energy_std > 0).all()
