@@ -16,6 +16,7 @@ LAYERS = [
     {"bayes", "data"},
     {"backbones"},
     {"predict"},
+    {"sampling"},
     {"potential"},
     {"factory", "testing"},
     {"uq"},

@@ -10,7 +10,8 @@ import blips
 from blips.backbones import EGNN, PaiNN
 from blips.data.graph import ParticleGraph
 from blips.errors import InputError
-from blips.predict import Prediction, RunningMoments, saved_bytes
+from blips.predict import Prediction
+from blips.sampling import RunningMoments, saved_bytes
 from blips.uq.calibration import ScaleCalibrator
 
 

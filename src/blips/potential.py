@@ -20,7 +20,8 @@ from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
 from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
-from blips.predict import MemoryGauge, Outputs, Prediction, monte_carlo, point_prediction
+from blips.predict import Outputs, Prediction, point_prediction
+from blips.sampling import MemoryGauge, monte_carlo
 
 Coefficients = Mapping[str, Tensor]
 MakeNoise = Callable[[Coefficients], Noise]

@@ -1,15 +1,10 @@
-"""Predictions with error bars, and the Monte Carlo that makes them.
+"""Predictions with error bars: what every model's `predict` returns.
 
-    mean = 1/K sum_k y_k,    epistemic std = sqrt( 1/(K-1) sum_k (y_k - mean)^2 )
-
-The K samples run as one replicated batch, in chunks that fit a memory bound. Sample k is a
-function of (seed, k), so the chunking does not change the result.
-
-This module knows no model: it takes a function that evaluates samples. `BayesianPotential` and
-the baselines stand on it (and import it, so that `potential.predict` can be a plain method).
+This module knows no model. `BayesianPotential` and the baselines stand on it (and import it, so
+that `potential.predict` can be a plain method).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -23,11 +18,9 @@ from blips.errors import InputError
 
 Array = np.ndarray
 Outputs = dict[str, Tensor]
-Sampler = Callable[[Graph, range], Outputs]  # (graph, sample numbers) -> [K * rows, ...]
 
 PER_STRUCTURE = (keys.ENERGY, keys.STRESS)
 PER_ATOM = (keys.ENERGIES, keys.FORCES, keys.POSITIONS)
-SAVED_TO_PEAK = 2.5  # peak memory of a pass over the bytes that autograd saves in it
 
 
 @dataclass(frozen=True)
@@ -139,98 +132,6 @@ def _total_std(epistemic: Array | None, aleatoric: Array | None) -> Array | None
     return np.sqrt(epistemic**2 + aleatoric**2)
 
 
-class RunningMoments:
-    """Mean and variance of samples that arrive in chunks (Chan's update, float64)."""
-
-    def __init__(self, covariance: bool = False) -> None:
-        self.count = 0
-        self.covariance = covariance
-        self._mean: Tensor | None = None
-        self._squares: Tensor | None = None
-
-    def add(self, samples: Tensor) -> None:
-        """[K, ...], or [K, ..., 3] with `covariance` over the last axis."""
-        samples = samples.detach().double()
-        count, mean = samples.shape[0], samples.mean(0)
-        squares = self._outer(samples - mean).sum(0)
-        if self._mean is None or self._squares is None:
-            self.count, self._mean, self._squares = count, mean, squares
-            return
-        total = self.count + count
-        shift = mean - self._mean
-        self._squares = self._squares + squares + self._outer(shift) * (self.count * count / total)
-        self._mean = self._mean + shift * (count / total)
-        self.count = total
-
-    def _outer(self, deviation: Tensor) -> Tensor:
-        if self.covariance:
-            return deviation[..., :, None] * deviation[..., None, :]
-        return deviation.square()
-
-    @property
-    def mean(self) -> Array:
-        """[...]."""
-        if self._mean is None:
-            raise InputError("no samples were drawn; ask for at least one")
-        return self._mean.cpu().numpy()
-
-    @property
-    def var(self) -> Array:
-        """(K-1)-normalised variance, or covariance, [...]."""
-        if self._squares is None or self.count < 2:
-            raise InputError(f"a standard deviation needs at least 2 samples, got {self.count}")
-        return (self._squares / (self.count - 1)).cpu().numpy()
-
-
-def monte_carlo(
-    sampler: Sampler,
-    graph: Graph,
-    samples: int,
-    *,
-    method: str,
-    chunk: int,
-    covariance: bool = False,
-) -> Prediction:
-    """Mean and deviation of `samples` samples on a batch of structures.
-
-    Args:
-        sampler: evaluates the samples of a range of numbers as one replicated batch.
-        graph: the structures.
-        samples: K >= 2.
-        method: name for the result.
-        chunk: at most so many samples at once.
-        covariance: also the 3x3 covariance of the forces.
-    """
-    if samples < 2:
-        raise InputError(
-            f"samples={samples}: a deviation needs at least 2 samples; "
-            'use method="map" for a prediction without error bars'
-        )
-    moments: dict[str, RunningMoments] = {}
-    for first in range(0, samples, chunk):
-        numbers = range(first, min(first + chunk, samples))
-        for name, value in sampler(graph, numbers).items():
-            wants_covariance = covariance and name == keys.FORCES
-            moments.setdefault(name, RunningMoments(wants_covariance)).add(
-                value.reshape(len(numbers), -1, *value.shape[1:])
-            )
-    arrays: dict[str, Array] = {}
-    for name, moment in moments.items():
-        arrays[name] = moment.mean
-        if moment.covariance:
-            arrays[f"{name}_cov"] = moment.var
-            arrays[f"{name}_std"] = np.sqrt(np.diagonal(moment.var, axis1=-2, axis2=-1))
-        else:
-            arrays[f"{name}_std"] = np.sqrt(moment.var)
-    return Prediction(
-        n_atoms=atom_counts(graph),
-        method=method,
-        samples=samples,
-        details={"chunk": chunk},
-        **arrays,
-    )
-
-
 def point_prediction(outputs: Outputs, graph: Graph, method: str = "map") -> Prediction:
     """Prediction without error bars."""
     arrays: dict[str, Any] = {
@@ -242,41 +143,3 @@ def point_prediction(outputs: Outputs, graph: Graph, method: str = "map") -> Pre
 def atom_counts(graph: Graph) -> Array:
     """Number of atoms of each structure, [S]."""
     return torch.bincount(graph.structure, minlength=graph.num_structures).cpu().numpy()
-
-
-class MemoryGauge:
-    """How many samples of a graph fit a memory bound.
-
-    A pass needs bytes for its rows (edges and nodes) and for the noise of its weights. The bytes
-    that autograd keeps for a row are measured on the first graph that comes, and remembered.
-
-    Args:
-        weight_bytes: size of the weights that each sample draws anew.
-    """
-
-    def __init__(self, weight_bytes: int = 0) -> None:
-        self.weight_bytes = 2 * weight_bytes  # the noise, and its product with the weights
-        self._bytes_per_row: float | None = None
-
-    def chunk(self, graph: Graph, samples: int, limit: float, run_once: Callable[[], Any]) -> int:
-        """Samples at once, at least 1, such that a pass stays under `limit` bytes."""
-        rows = graph.num_nodes + graph.num_edges
-        if self._bytes_per_row is None:
-            self._bytes_per_row = SAVED_TO_PEAK * saved_bytes(run_once) / rows
-        fits = int(limit / (self.weight_bytes + self._bytes_per_row * rows))
-        return max(1, min(samples, fits))
-
-
-def saved_bytes(run: Callable[[], Any]) -> int:
-    """Bytes of distinct storages that autograd saves while `run` runs."""
-    storages: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
-    with torch.enable_grad(), hooks:
-        run()
-    return sum(storages.values())

@@ -11,7 +11,6 @@ from blips.backbones.base import Backbone, graph_batches
 from blips.config import Source
 from blips.data.batch import Batch, TrainingData
 from blips.data.graph import Graph
-from blips.errors import InputError
 from blips.potential import Calibrator
 from blips.predict import Prediction, point_prediction
 from blips.train.fit import Data, FitResult, fit

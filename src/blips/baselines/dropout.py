@@ -28,7 +28,8 @@ from blips.bayes.noise import generators as sample_generators
 from blips.data.graph import Graph
 from blips.errors import ConversionError, InputError
 from blips.potential import GIGABYTE, Sample
-from blips.predict import MemoryGauge, Outputs, Prediction, monte_carlo
+from blips.predict import Outputs, Prediction
+from blips.sampling import MemoryGauge, monte_carlo
 from blips.train.objective import plain_outputs
 from blips.train.wrapper import Stochastic
 

@@ -22,7 +22,8 @@ from blips.data.dataset import StructureData
 from blips.data.graph import Graph
 from blips.errors import InputError
 from blips.potential import Calibrator
-from blips.predict import Outputs, Prediction, monte_carlo
+from blips.predict import Outputs, Prediction
+from blips.sampling import monte_carlo
 from blips.train.fit import Data, FitResult, fit, resolve_config
 from blips.train.objective import plain_outputs
 

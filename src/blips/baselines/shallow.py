@@ -30,7 +30,8 @@ from blips.config import TrainingConfig
 from blips.data.batch import Batch
 from blips.data.graph import Graph
 from blips.errors import ConfigError, InputError
-from blips.predict import Outputs, Prediction, monte_carlo
+from blips.predict import Outputs, Prediction
+from blips.sampling import monte_carlo
 from blips.train.loss import atom_counts, data_loss
 from blips.train.wrapper import Likelihood
 
