@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -133,8 +134,8 @@ def peak_bytes(apply: Map, p: Problem) -> int:
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as recording:
         training_step(apply, p)
-    results = recording.profiler.kineto_results if recording.profiler else None
-    events = results.events() if results else []
+    profiler: Any = recording.profiler
+    events = profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     return max(accumulate((change for _, change in changes), initial=0))
 

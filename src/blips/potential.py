@@ -17,7 +17,7 @@ from blips.bayes import noise as noise_context
 from blips.bayes.convert import ConversionReport, revert
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
-from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
+from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise, WeightNoise
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 from blips.predict import Outputs, Prediction, point_prediction
@@ -41,6 +41,8 @@ class Calibrator(Protocol):
 
 METHODS = ("mc", "frozen", "map")
 GIGABYTE = 1e9
+KEPT_NOISE_BYTES = 1e8
+KEPT_NOISE_CHUNKS = 4
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ class BayesianPotential(nn.Module):
         self.estimator: str = settings["estimator"]
         self.calibration: dict[str, Calibrator] = {}
         weights = sum(self._num_weights(name) for name in conversion.roles)
-        self._gauge = MemoryGauge(weights * next(encoder.parameters()).element_size())
+        self._weight_bytes = weights * next(encoder.parameters()).element_size()
+        self._gauge = MemoryGauge(self._weight_bytes)
+        self._kept_noise: dict[tuple[int, range], WeightNoise] = {}
 
     def forward(
         self, graph: Graph, *, forces: bool = True, stress: bool = False, create_graph: bool = False
@@ -102,6 +106,7 @@ class BayesianPotential(nn.Module):
         generators: Sequence[torch.Generator],
         *,
         estimator: str | None = None,
+        weights: WeightNoise | None = None,
         **derivatives: Unpack[Derivatives],
     ) -> Sample:
         """K = len(generators) posterior samples, each row with weights of its own.
@@ -110,12 +115,13 @@ class BayesianPotential(nn.Module):
             graph: the structures; they are replicated K times.
             generators: one per sample, see `blips.bayes.noise.generators`.
             estimator: in place of the potential's own.
+            weights: noise of the weights that stays the same between calls (prediction).
             derivatives: forces, stress, create_graph, as for `forward`.
         """
         name = estimator or self.estimator
         return self._evaluate(
             graph.replicate(len(generators)),
-            lambda coefficients: SampledNoise(coefficients, generators, name),
+            lambda coefficients: SampledNoise(coefficients, generators, name, weights),
             derivatives,
         )
 
@@ -243,7 +249,22 @@ class BayesianPotential(nn.Module):
                 return self.frozen(graph, draws, **derivatives).outputs
             device = graph.positions.device
             generators = noise_context.generators(seed, len(numbers), numbers.start, device)
-            return self.sample(graph, generators, **derivatives).outputs
+            weights = self._weight_noise(seed, numbers)
+            return self.sample(graph, generators, weights=weights, **derivatives).outputs
+
+    def _weight_noise(self, seed: int, numbers: range) -> WeightNoise:
+        """Kept from call to call, the newest few, as long as they are not large."""
+        key = (seed, numbers)
+        if key not in self._kept_noise:
+            keep = self._weight_bytes * len(numbers) <= KEPT_NOISE_BYTES
+            while len(self._kept_noise) >= KEPT_NOISE_CHUNKS:
+                self._kept_noise.pop(next(iter(self._kept_noise)), None)
+            self._kept_noise[key] = WeightNoise(seed, numbers, keep=keep)
+        return self._kept_noise[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles carry: everything but the kept noise."""
+        return {**self.__dict__, "_kept_noise": {}}
 
     def _evaluate(
         self, graph: Graph, make_noise: MakeNoise | None, derivatives: Derivatives

@@ -136,3 +136,34 @@ def test_a_subclass_with_its_own_forward_is_not_taken_for_a_linear_map():
 
     assert kind_of(Activated(2, 2)) is None
     assert kind_of(nn.Linear(2, 2)) is not None
+
+
+@pytest.mark.statistical
+def test_flipout_has_the_spread_of_derivatives_that_random_weights_have_and_local_has_less():
+    """For w ~ N(W, c W^2) and h(t), dz/dt varies by c sum (W h')^2; noise on outputs loses it."""
+    layer = make_stochastic(nn.Linear(4, 1, bias=False).double(), "map")
+    weight = torch.tensor([[1.0, -2.0, 0.5, 3.0]]).double()
+    layer.weight = nn.Parameter(weight)
+    h, direction = torch.tensor([[1.0, 1, 1, 1], [1.0, -1, 2, 0.5]]).double()
+    rows, coef = 40000, 0.3
+    t = torch.zeros(rows, 1, dtype=torch.float64, requires_grad=True)
+    slope_var = {}
+    for estimator in ("local", "flipout"):
+        slopes = []
+        for seed in range(20):  # flipout's rows share a weight noise up to signs
+            noisy = SampledNoise(
+                {"map": torch.full((rows // 20,), coef).double()},
+                noise.generators(seed, 1),
+                estimator,
+            )
+            part = t[: rows // 20]
+            with noise.use(noisy):
+                z = layer(h + part * direction)
+            slopes.append(torch.autograd.grad(z.sum(), t)[0][: rows // 20])
+        slope_var[estimator] = float(torch.cat(slopes).var())
+    value_var = coef * float((weight * h).square().sum())
+    exact = coef * float((weight * direction).square().sum())
+    along = (coef * float((weight.square() * h * direction).sum())) ** 2 / value_var
+    assert slope_var["flipout"] == pytest.approx(exact, rel=0.35)
+    assert slope_var["local"] == pytest.approx(along, rel=0.05)
+    assert slope_var["local"] < 0.7 * slope_var["flipout"]

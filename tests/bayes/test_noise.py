@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blips.bayes import noise
-from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
+from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise, WeightNoise
 from blips.errors import InputError
 
 
@@ -96,3 +96,16 @@ def test_frozen_noise_stacks_its_members():
     stacked = FrozenNoise({}, draws).normal_like("a", torch.zeros(2, 2))
     assert stacked.shape == (3, 2, 2)
     assert torch.equal(stacked[1], draws[1].normal_like("a", torch.zeros(2, 2)))
+
+
+def test_weight_noise_is_kept_until_the_weights_change_and_never_depends_on_that():
+    weight = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    kept, fresh = WeightNoise(1, range(2, 5)), WeightNoise(1, range(2, 5), keep=False)
+    first = kept.deviation("a", weight)
+    assert first.shape == (3, 3, 4)
+    assert kept.deviation("a", weight) is first
+    assert torch.equal(fresh.deviation("a", weight), first)
+    assert fresh.deviation("a", weight) is not first
+    assert torch.equal(WeightNoise(1, range(4, 5)).deviation("a", weight)[0], first[2])
+    weight.mul_(2.0)
+    torch.testing.assert_close(kept.deviation("a", weight), 2.0 * first)

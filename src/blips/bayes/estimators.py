@@ -66,13 +66,12 @@ def local_linear(
     """
     plan = _Plan(h, weight, len(generators))
     weight_square = weight * weight
-    floor = weight.new_full((len(weight),), VAR_FLOOR)
     outputs: list[Tensor] = []
     for x, c, sources in zip(
         plan.rows(h), plan.rows(coef), plan.replicas(lambda k: generators[k]), strict=True
     ):
         mean = F.linear(x, weight, bias)  # [k*r, out]
-        var = F.linear(_square(x, c), weight_square, floor)  # [k*r, out]
+        var = F.linear(_square(x, c), weight_square)  # [k*r, out]
         outputs.append(_perturb(mean, var, sources))
     return plan.join(outputs)
 
@@ -83,6 +82,7 @@ def flipout_linear(
     bias: Tensor | None,
     coef: Tensor,
     generators: Sequence[torch.Generator],
+    deviation: Tensor | None = None,
 ) -> Tensor:
     """Sample one weight noise per replica, and random signs per row (flipout).
 
@@ -96,24 +96,29 @@ def flipout_linear(
         bias: b, ``[out]`` or None.
         coef: relative variances, ``[K*R]``.
         generators: K generators on the device of ``h``.
+        deviation: ``W * eps``, ``[K, out, in]``, where it is kept between calls; None draws it.
 
     Returns:
         z, ``[K*R, *irrep, out]``.
     """
     plan = _Plan(h, weight, len(generators))
-    eps = normals(weight.shape, generators, weight.dtype)  # [K, out, in]
+    if deviation is None:
+        eps = normals(weight.shape, generators, weight.dtype)  # [K, out, in]
+        deviations = plan.replicas(lambda k: weight * eps[k].squeeze(0))
+    else:
+        deviations = plan.replicas(lambda k: deviation[k].squeeze(0))
     signs = sign_bits(plan.rows_per_replica, (weight.shape[1], weight.shape[0]), generators)
     outputs: list[Tensor] = []
-    for x, c, s, r, deviation in zip(
+    for x, c, s, r, dev in zip(
         plan.rows(h),
         plan.rows(coef),
         plan.rows(signs[0]),
         plan.rows(signs[1]),
-        plan.replicas(lambda k: weight * eps[k].squeeze(0)),
+        deviations,
         strict=True,
     ):
         mean = F.linear(x, weight, bias)  # [k*r, *irrep, out]
-        product = _batched_linear(_flip(x, c, s), deviation)  # [k*r, *irrep, out]
+        product = _batched_linear(_flip(x, c, s), dev)  # [k*r, *irrep, out]
         outputs.append(_add_flipped(mean, product, r))
     return plan.join(outputs)
 
@@ -230,11 +235,11 @@ class _Square(Function):
 
 
 class _Perturb(Function):
-    """``z = mean + eps * (sqrt(var) - sqrt(floor))``, where ``var`` includes the floor.
+    """``z = mean + eps * (std - sqrt(floor))`` with ``std = sqrt(var + floor)``, in their memory.
 
-    The second result, ``slope = dz/dvar = eps / (2 sqrt(var))``, is all that the backward pass
-    needs. Its own derivative, ``-slope / (2 var)``, only occurs in second derivatives of z; there
-    eps is drawn again instead of being kept. The memory of ``mean`` becomes that of z.
+    The second result, ``slope = dz/dvar = eps / (2 std)``, is all that the backward pass needs. Its
+    own derivative, ``-slope / (2 std^2)``, only occurs in second derivatives of z; there eps is
+    drawn again instead of being kept.
     """
 
     @staticmethod
@@ -243,9 +248,10 @@ class _Perturb(Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.generators = [generator.clone_state() for generator in generators]
         half_eps = _half_eps(var, generators)
-        slope = var.rsqrt().mul_(half_eps)
-        z = mean.addcmul_(var, slope, value=2).sub_(half_eps, alpha=2 * VAR_FLOOR**0.5)
-        ctx.mark_dirty(mean)
+        std = var.add_(VAR_FLOOR).sqrt_()
+        z = mean.addcmul_(half_eps, std, value=2).sub_(half_eps, alpha=2 * VAR_FLOOR**0.5)
+        slope = torch.div(half_eps, std, out=std)
+        ctx.mark_dirty(z, slope)
         ctx.save_for_backward(slope)
         ctx.set_materialize_grads(False)
         return z, slope

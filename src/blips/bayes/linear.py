@@ -78,7 +78,8 @@ def _sampled(
             "map deterministic with exclude=..."
         )
     if noise.estimator == "flipout" or has_irrep_axis:
-        return flipout_linear(h, weight, bias, coef, noise.generators)
+        deviation = None if noise.weights is None else noise.weights.deviation(name, weight)
+        return flipout_linear(h, weight, bias, coef, noise.generators, deviation)
     return local_linear(h, weight, bias, coef, noise.generators)
 
 

@@ -20,6 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from blips.bayes.random import normals
 from blips.errors import InputError
 
 Estimator = Literal["auto", "local", "flipout"]
@@ -74,10 +75,13 @@ class SampledNoise(Noise):
             results do not depend on how many replicas run at once.
         estimator: "local", "flipout", or "auto": local on scalar rows, flipout where the
             features have an irrep axis (where local noise would break equivariance).
+        weights: flipout's noise of the weights, where it is the same at every call; None draws
+            it from the generators.
     """
 
     generators: Sequence[torch.Generator] = ()
     estimator: str = "auto"
+    weights: "WeightNoise | None" = None
 
     def __post_init__(self) -> None:
         """Refuse unknown estimators and missing generators."""
@@ -96,6 +100,39 @@ class SampledNoise(Noise):
     def replicas(self) -> int:
         """K."""
         return len(self.generators)
+
+
+class WeightNoise:
+    """Deviations theta * eps of some samples, each a function of (seed, sample number, name).
+
+    Predictions make them once and keep them while the weights stay the same: drawing normal
+    numbers for every weight costs more than a pass over a small molecule. No gradients reach the
+    weights.
+
+    Args:
+        seed: of the prediction.
+        numbers: of the samples.
+        keep: False makes them anew at every call, with the same result.
+    """
+
+    def __init__(self, seed: int, numbers: range, *, keep: bool = True) -> None:
+        self.seed, self.numbers, self.keep = seed, numbers, keep
+        self._kept: dict[str, tuple[tuple[int, int], Tensor]] = {}
+
+    def deviation(self, name: str, weight: Tensor) -> Tensor:
+        """Theta * eps, [K, *weight.shape]."""
+        stamp = (weight.data_ptr(), weight._version)
+        kept_stamp, kept = self._kept.get(name, (None, weight))
+        if kept_stamp == stamp:
+            return kept
+        sources = [
+            seeded_generator("weights", self.seed, number, name, device=weight.device)
+            for number in self.numbers
+        ]
+        deviation = weight.detach() * normals(weight.shape, sources, weight.dtype)
+        if self.keep:
+            self._kept[name] = (stamp, deviation)
+        return deviation
 
 
 @dataclass(frozen=True)
