@@ -26,6 +26,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/stochastic_map.py --output results/benchmarks
 	$(BIN)/python benchmarks/potential.py --output results/benchmarks
+	$(BIN)/python benchmarks/nbody.py --output results/benchmarks
 
 # torch first and pinned: an open version would pull in a CUDA build of several gigabytes.
 $(STAMP): pyproject.toml constraints.txt

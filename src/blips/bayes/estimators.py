@@ -35,8 +35,8 @@ from blips.errors import InputError
 
 T = TypeVar("T")
 
-PIECE = 2**19
-"""Largest number of elements in the input or output of a piece (2 MB in single precision)."""
+PIECE = 2**20
+"""Largest number of elements in the input or output of a piece (4 MB in single precision)."""
 
 VAR_FLOOR = 1e-12
 """The standard deviation is ``sqrt(var + floor) - sqrt(floor)``, smooth at zero variance."""
