@@ -41,8 +41,7 @@ class Calibrator(Protocol):
 
 METHODS = ("mc", "frozen", "map")
 GIGABYTE = 1e9
-KEPT_NOISE_BYTES = 1e8
-KEPT_NOISE_CHUNKS = 4
+KEPT_NOISE_BYTES = 2e8
 
 
 @dataclass(frozen=True)
@@ -253,14 +252,19 @@ class BayesianPotential(nn.Module):
             return self.sample(graph, generators, weights=weights, **derivatives).outputs
 
     def _weight_noise(self, seed: int, numbers: range) -> WeightNoise:
-        """Kept from call to call, the newest few, as long as they are not large."""
-        key = (seed, numbers)
-        if key not in self._kept_noise:
-            keep = self._weight_bytes * len(numbers) <= KEPT_NOISE_BYTES
-            while len(self._kept_noise) >= KEPT_NOISE_CHUNKS:
-                self._kept_noise.pop(next(iter(self._kept_noise)), None)
-            self._kept_noise[key] = WeightNoise(seed, numbers, keep=keep)
-        return self._kept_noise[key]
+        """Kept from call to call, the newest, within a bound; others are made at every call."""
+        key, new_bytes = (seed, numbers), self._weight_bytes * len(numbers)
+        if key in self._kept_noise:
+            return self._kept_noise[key]
+        noise = WeightNoise(seed, numbers, keep=new_bytes <= KEPT_NOISE_BYTES)
+        if noise.keep:
+            kept = list(self._kept_noise)
+            while (
+                kept and self._weight_bytes * sum(map(_count, kept)) + new_bytes > KEPT_NOISE_BYTES
+            ):
+                self._kept_noise.pop(kept.pop(0), None)
+            self._kept_noise[key] = noise
+        return noise
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles carry: everything but the kept noise."""
@@ -290,6 +294,10 @@ class BayesianPotential(nn.Module):
             lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
         )
         return Sample(outputs, coefficients)
+
+
+def _count(key: tuple[int, range]) -> int:
+    return len(key[1])
 
 
 class FrozenMember(nn.Module):

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from blips.bayes import estimators
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
-from blips.bayes.random import normals, sign_bits, with_signs
+from blips.bayes.random import normals, sign_bits, sign_mask
 from blips.errors import InputError
 
 IN, OUT = 5, 3
@@ -67,10 +67,10 @@ def test_flipout_is_its_equation(irrep: tuple[int, ...]):
     z = flipout_linear(h, weight, bias, coef, seeded(2))
     generators = seeded(2)
     eps = normals(weight.shape, generators, h.dtype)
-    ones, inner = torch.ones(1), (1,) * len(irrep)
+    inner = (1,) * len(irrep)
     bits_in, bits_out = sign_bits(3, (IN, OUT), generators)
-    s = with_signs(ones, bits_in, IN).view(6, *inner, IN).double()
-    r = with_signs(ones, bits_out, OUT).view(6, *inner, OUT).double()
+    s = torch.where(sign_mask(bits_in, IN) == 0, 1.0, -1.0).view(6, *inner, IN)
+    r = torch.where(sign_mask(bits_out, OUT) == 0, 1.0, -1.0).view(6, *inner, OUT)
     per_row = (weight * eps).repeat_interleave(3, 0)  # [6, out, in]
     product = torch.einsum("n...u,nvu->n...v", h * s, per_row)
     scale = coef.sqrt().view(6, *inner, 1)

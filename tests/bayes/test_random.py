@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blips.bayes import random
-from blips.bayes.random import normals, sign_bits, with_signs
+from blips.bayes.random import normals, sign_bits, sign_mask
 
 LONG = 3 * random.STREAM + 5  # several streams, the last one incomplete
 
@@ -74,10 +74,9 @@ def test_successive_draws_differ(size: int):
 @given(rows=st.integers(0, 5), channels=st.integers(1, 70), replicas=st.integers(1, 3))
 def test_signs_change_nothing_but_the_sign(rows: int, channels: int, replicas: int):
     bits = sign_bits(rows, [channels], seeded(replicas))[0]
-    magnitude = torch.rand(rows * replicas, 1, dtype=torch.float64)
-    signed = with_signs(magnitude, bits, channels)
-    assert signed.dtype == torch.float64
-    assert torch.equal(signed.abs(), magnitude.expand(rows * replicas, channels))
+    number = torch.rand(rows * replicas, channels)
+    signed = (number.view(torch.int32) ^ sign_mask(bits, channels)).view(torch.float32)
+    assert torch.equal(signed.abs(), number)
 
 
 def test_a_replicas_signs_depend_on_its_generator_alone():
@@ -91,7 +90,8 @@ def test_a_replicas_signs_depend_on_its_generator_alone():
 def test_signs_are_fair_and_uncorrelated_between_rows_and_channels():
     samples, rows, channels = 20_000, 2, 40
     (bits,) = sign_bits(samples * rows, [channels], seeded(1))
-    signs = with_signs(torch.ones(1), bits, channels).reshape(samples, rows * channels)
+    signs = torch.where(sign_mask(bits, channels) == 0, 1.0, -1.0)
+    signs = signs.reshape(samples, rows * channels)
     covariance = signs.T @ signs / samples
     assert signs.mean(0).abs().max() < 5 / math.sqrt(samples)
     assert (covariance - torch.eye(rows * channels)).abs().max() < 5.5 / math.sqrt(samples)

@@ -21,7 +21,6 @@ All matrix products are torch's own, so that autograd skips those whose result n
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -30,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from blips.bayes.random import normals, sign_bits, with_signs
+from blips.bayes.random import normals, sign_bits, sign_mask
 from blips.errors import InputError
 
 T = TypeVar("T")
@@ -292,8 +291,7 @@ class _AddFlipped(Function):
     @staticmethod
     def forward(ctx: Any, mean: Tensor, x: Tensor, bits: Tensor) -> Tensor:
         ctx.save_for_backward(bits)
-        signs = _signed(None, bits, x)
-        return torch.addcmul(mean, x, signs, out=signs if signs.shape == x.shape else None)
+        return _times_signs(x, None, bits).add_(mean)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -307,22 +305,14 @@ def _half_eps(like: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
 
 
 def _times_signs(x: Tensor, coef: Tensor | None, bits: Tensor) -> Tensor:
-    signed = _signed(coef, bits, x)
-    return torch.mul(x, signed, out=signed if signed.shape == x.shape else None)
-
-
-def _signed(coef: Tensor | None, bits: Tensor, like: Tensor) -> Tensor:
-    """``sqrt(coef)`` with random signs, to be broadcast over the irrep axes of ``like``."""
-    magnitude = _one(like.dtype, like.device) if coef is None else coef.sqrt().unsqueeze(-1)
-    signed = with_signs(magnitude, bits, like.shape[-1]).to(like.dtype)
-    if like.ndim == 2:
-        return signed
-    return signed.view(len(like), *(1,) * (like.ndim - 2), like.shape[-1])
-
-
-@cache
-def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.ones(1, dtype=dtype, device=device)
+    """``sqrt(coef) * sign * x``, a new tensor; in single precision a sign is the XOR of a bit."""
+    mask = sign_mask(bits, x.shape[-1]).view(len(x), *(1,) * (x.ndim - 2), x.shape[-1])
+    if x.dtype == torch.float32:
+        out = mask if mask.shape == x.shape else None
+        signed = torch.bitwise_xor(x.view(torch.int32), mask, out=out).view(torch.float32)
+    else:
+        signed = x * torch.where(mask == 0, 1.0, -1.0).to(x.dtype)
+    return signed if coef is None else signed.mul_(coef.sqrt().view(-1, *(1,) * (x.ndim - 1)))
 
 
 def _row_dot(x: Tensor, y: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ from torch import Tensor
 STREAM = 2**16
 """Normals worth a thread; a longer draw is cut into streams of this size with their own seeds."""
 
+SIGN_BIT = -(2**31)
+"""The sign of a single-precision float, as an int32."""
+
 SIGNS = 32
 """Signs in one int32 word."""
 
@@ -54,19 +57,20 @@ def sign_bits(
     draws = torch.empty((len(generators), pairs), dtype=torch.int64, device=generators[0].device)
     for block, generator in zip(draws, generators, strict=True):
         block.random_(-(2**63), None, generator=generator)
-    bits = draws.view(torch.int32)[:, : rows * sum(words)].reshape(-1, sum(words), 1)
-    return bits.split_with_sizes(words, 1)
+    bits = draws.view(torch.int32)[:, : rows * sum(words)].split_with_sizes(
+        [rows * w for w in words], 1
+    )
+    return [layer.reshape(-1, w, 1) for layer, w in zip(bits, words, strict=True)]
 
 
-def with_signs(magnitude: Tensor, bits: Tensor, channels: int) -> Tensor:
-    """Give ``magnitude >= 0`` (``[rows, 1]`` or ``[1]``) random signs: ``[rows, channels]``.
+def sign_mask(bits: Tensor, channels: int) -> Tensor:
+    """Unpack bits to ``[rows, channels]`` of int32: the sign bit of a float, set or not.
 
-    Shifts by 0..31 bring every bit of a word to the place of a float's sign bit.
+    Shifts by 0..31 bring every bit of a word to the place of the sign bit.
     """
-    signs = (bits << _shifts(bits.device)).view(torch.float32).flatten(1)
-    if signs.shape[1] > channels:
-        signs = signs[:, :channels]
-    return torch.copysign(magnitude, signs, out=signs if signs.dtype == magnitude.dtype else None)
+    words = (bits << _shifts(bits.device)).flatten(1)
+    mask = words if words.shape[1] == channels else words[:, :channels].contiguous()
+    return mask.bitwise_and_(SIGN_BIT)
 
 
 @cache

@@ -1,32 +1,18 @@
 """One run of the ammonia study: data, training or assembly, prediction, metrics and figures."""
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from ase import Atoms
 
+from blips import baselines
 from blips.backbones.base import Backbone
-from blips.baselines import (
-    Baseline,
-    DeepEnsemble,
-    EmbeddingMixture,
-    Evidential,
-    LastLayerRigidity,
-    MCDropout,
-    MeanVariance,
-    ShallowEnsemble,
-    predict_plain,
-)
+from blips.baselines import Baseline, DeepEnsemble, MCDropout, predict_plain
 from blips.config import ModelConfig
-from blips.data.ammonia import load_ammonia
 from blips.data.dataset import StructureData
-from blips.data.structures import read_structures
-from blips.errors import ConfigError, InputError
+from blips.errors import ConfigError
+from blips.experiments.ammonia_data import Data, load_data
 from blips.experiments.spec import Findings, Run
 from blips.potential import BayesianPotential
 from blips.predict import Prediction
@@ -43,96 +29,39 @@ Metrics = dict[str, dict[str, float | None]]
 
 WRAPPERS: dict[str, Any] = {
     "mc_dropout": MCDropout,
-    "mean_variance": MeanVariance,
-    "evidential": Evidential,
-    "shallow_ensemble": ShallowEnsemble,
+    "mean_variance": baselines.MeanVariance,
+    "evidential": baselines.Evidential,
+    "shallow_ensemble": baselines.ShallowEnsemble,
 }
-ON_EMBEDDINGS: dict[str, Any] = {"llpr": LastLayerRigidity, "gmm": EmbeddingMixture}
-RANKING = ("spearman", "auroc", "rejection_auc_normalised")
-UNCHANGED_BY_SCALE = ("mae", "rmse", "mse", *RANKING, "rejection_auc")
-COPY_DISTANCE = 1e-3  # A
-
-
-@dataclass(frozen=True)
-class Data:
-    """Geometries to train on, to choose and calibrate on, and to test on."""
-
-    train: list[Atoms]
-    valid: list[Atoms]
-    test: list[Atoms]
+ON_FEATURES: Any = {"llpr": baselines.LastLayerRigidity, "gmm": baselines.EmbeddingMixture}
+UNCHANGED_BY_SCALE = ("mae", "mse", "spearman", "auroc", "rejection_auc", "auc_normalised")
 
 
 def execute(run: Run) -> Findings:
     """Train (or continue, or assemble), calibrate, predict the test set, measure, draw."""
     torch.set_num_threads(1)
-    settings = run.spec.settings
+    settings, bootstrap = run.spec.settings, run.spec.settings["bootstrap"]
     data = load_data(settings["data"])
     references = References.of(data.test)
     model, details = trained(run, data)
     if isinstance(model, Backbone):
-        prediction = predict_plain(model, data.test, batch_size=len(data.test))
-        return Findings(measure(prediction, references, settings["bootstrap"]), details)
+        return Findings(measure(predict_plain(model, data.test), references, bootstrap), details)
 
     options = _options(model, settings, run.spec.seed)
-    fitted = recalibrate(model, data.valid, batch_size=len(data.valid), **options)
-    as_predicted = model.predict(
-        data.test, batch_size=len(data.test), calibrated=False, **options
-    )  # one batch, in which every row has noise of its own
+    options["batch_size"] = len(data.test)  # one batch, in which every row has its own noise
+    fitted = recalibrate(model, data.valid, **options)
+    as_predicted = model.predict(data.test, calibrated=False, **options)
     calibrated = as_predicted.recalibrated(model.calibration)
-    metrics = measure(as_predicted, references, settings["bootstrap"])
-    for name, found in measure(calibrated, references, settings["bootstrap"]).items():
+    metrics = measure(as_predicted, references, bootstrap)
+    for name, found in measure(calibrated, references, bootstrap).items():
         if not name.endswith(UNCHANGED_BY_SCALE):
             metrics[f"{name}_calibrated"] = found
     if isinstance(model, BayesianPotential):
-        means = model.predict(data.test, method="map", batch_size=len(data.test))
-        of_means = measure(means, references, settings["bootstrap"])
+        of_means = measure(model.predict(data.test, method="map"), references, bootstrap)
         metrics |= {f"{name}_map": of_means[name] for name in ("energy_mae", "forces_mae")}
     details["calibration"] = {name: found.to_dict() for name, found in fitted.items()}
     _draw(run, arrays(as_predicted, references), arrays(calibrated, references))
     return Findings(metrics, details)
-
-
-def public_folder() -> Path | None:
-    """Folder of the public ammonia geometries, $BLIPS_DATA/ammonia, where there is one."""
-    root = os.environ.get("BLIPS_DATA")
-    folder = Path(root) / "ammonia" if root else None
-    return folder if folder is not None and folder.is_dir() else None
-
-
-def load_data(settings: Mapping[str, Any]) -> Data:
-    """The first so many geometries of a set; of those to validate on, what training has not."""
-    if settings["set"] == "shipped":
-        known, valid, test = (load_ammonia(part) for part in ("train", "valid", "test_ood"))
-    else:
-        folder = public_folder()
-        if folder is None:
-            raise InputError(
-                "the public ammonia geometries are not there; set the environment variable "
-                "BLIPS_DATA to a folder with ammonia/train_78.extxyz and ammonia/attack_30a.extxyz"
-            )
-        known = read_structures(folder / "train_78.extxyz")
-        valid = known[settings["train"] :]
-        test = read_structures(folder / "attack_30a.extxyz")
-    train = known[: settings["train"]]
-    held_out = without_copies(valid[: settings["valid"]], train)
-    return Data(train, held_out, test[: settings["test"]])
-
-
-def without_copies(structures: Sequence[Atoms], others: Sequence[Atoms]) -> list[Atoms]:
-    """Ammonia geometries whose interatomic distances no other has to within 0.001 A."""
-    known = np.array([_distances(atoms) for atoms in others])  # [S, 6]
-    return [
-        atoms
-        for atoms in structures
-        if np.abs(known - _distances(atoms)).max(axis=1).min() > COPY_DISTANCE
-    ]
-
-
-def _distances(atoms: Atoms) -> np.ndarray:
-    """The three N-H and the three H-H distances, each in ascending order, [6] A."""
-    distances, hydrogen = atoms.get_all_distances(), atoms.numbers == 1
-    between = distances[np.ix_(hydrogen, hydrogen)][np.triu_indices(3, k=1)]
-    return np.concatenate([np.sort(distances[~hydrogen][0, hydrogen]), np.sort(between)])
 
 
 def build_method(settings: Mapping[str, Any], seed: int) -> Model:
@@ -147,10 +76,10 @@ def build_method(settings: Mapping[str, Any], seed: int) -> Model:
         {"backbone": "painn", "hyperparameters": settings["hyperparameters"], "bayes": bayes}
     )
     model = build_model(config, seed)
-    if kind in WRAPPERS:
-        seeded = {} if kind == "mc_dropout" else {"seed": seed}
-        return WRAPPERS[kind](model, **options, **seeded)
-    return model
+    if kind not in WRAPPERS:
+        return model
+    seeded = {} if kind == "mc_dropout" else {"seed": seed}
+    return WRAPPERS[kind](model, **options, **seeded)
 
 
 def trained(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any]]:
@@ -178,11 +107,11 @@ def _assembled(run: Run, data: Data) -> Uncertain:
     if kind == "frozen" and isinstance(parents[0], BayesianPotential):
         return parents[0]
     plain = [parent for parent in parents if isinstance(parent, Backbone)]
-    if len(plain) != len(parents) or kind not in ("deep_ensemble", *ON_EMBEDDINGS):
+    if len(plain) != len(parents) or kind not in ("deep_ensemble", *ON_FEATURES):
         raise ConfigError(f"method {kind!r} cannot be made of {', '.join(run.needs)}")
     if kind == "deep_ensemble":
         return DeepEnsemble.of(plain)
-    model = ON_EMBEDDINGS[kind](plain[0], **options)
+    model = ON_FEATURES[kind](plain[0], **options)
     cutoff = run.spec.settings["hyperparameters"]["cutoff"]
     model.condition(StructureData(data.train, cutoff), StructureData(data.valid, cutoff))
     return model
@@ -220,10 +149,11 @@ def arrays(prediction: Prediction, references: References) -> dict[str, np.ndarr
         "forces_std": prediction.forces_total_std,
         "forces_ref": references.forces,
     }
-    for name in ("energy_std", "forces_std"):
-        if found[name] is not None:
-            found[name] = np.maximum(found[name], STD_FLOOR)
-    return {k: v / KCAL_PER_MOL for k, v in found.items() if v is not None}
+    return {
+        name: (np.maximum(array, STD_FLOOR) if name.endswith("_std") else array) / KCAL_PER_MOL
+        for name, array in found.items()
+        if array is not None
+    }
 
 
 def measure(prediction: Prediction, references: References, bootstrap: int) -> Metrics:
@@ -231,7 +161,7 @@ def measure(prediction: Prediction, references: References, bootstrap: int) -> M
 
     `energy_` is of structures and `forces_` of components (`nll` and `crps_sum` add the three of
     an atom, `crps` averages them); `atom_` and `structure_` rank atoms and structures by their
-    forces, and `structure_ece` is of the mean force norm.
+    forces; errors and `ece` of a structure are of its mean force norm.
     """
     given = {"energy_std": None, "forces_std": None, **arrays(prediction, references)}
     evaluation = evaluate(
@@ -241,14 +171,16 @@ def measure(prediction: Prediction, references: References, bootstrap: int) -> M
         energy_unit="kcal/mol",
         force_unit="kcal/mol/A",
     )
-    named = {f"energy_{name}": found for name, found in evaluation.energy.items()}
-    named |= {f"forces_{name}": found for name, found in evaluation.forces.items()}
-    by_level = {"atom": evaluation.forces_per_atom, "structure": evaluation.forces_per_structure}
-    for level, table in by_level.items():
-        named |= {f"{level}_{name}": table[name] for name in (*RANKING, "ece") if name in table}
+    by_level = {
+        "energy": evaluation.energy,
+        "forces": evaluation.forces,
+        "atom": evaluation.forces_per_atom,
+        "structure": evaluation.forces_per_structure,
+    }
     return {
-        name: {"value": found.value, "low": found.low, "high": found.high}
-        for name, found in named.items()
+        f"{level}_{name}": {"value": found.value, "low": found.low, "high": found.high}
+        for level, table in by_level.items()
+        for name, found in table.items()
         if np.isfinite(found.value)
     }
 

@@ -14,7 +14,7 @@ from blips.experiments.spec import Layout, RunSpec
 from blips.experiments.tables import Table
 from blips.train.checkpoint import write_atomically
 
-STUDIES = {"nbody": "blips.experiments.nbody"}
+STUDIES = {"nbody": "blips.experiments.nbody", "ammonia": "blips.experiments.ammonia"}
 
 
 class Study(Protocol):
