@@ -252,16 +252,14 @@ class BayesianPotential(nn.Module):
             return self.sample(graph, generators, weights=weights, **derivatives).outputs
 
     def _weight_noise(self, seed: int, numbers: range) -> WeightNoise:
-        """Kept from call to call, the newest, within a bound; others are made at every call."""
-        key, new_bytes = (seed, numbers), self._weight_bytes * len(numbers)
+        """Kept from call to call, the newest, within a bound; what is larger is not kept."""
+        key, most = (seed, numbers), KEPT_NOISE_BYTES // max(1, self._weight_bytes)
         if key in self._kept_noise:
             return self._kept_noise[key]
-        noise = WeightNoise(seed, numbers, keep=new_bytes <= KEPT_NOISE_BYTES)
+        noise = WeightNoise(seed, numbers, keep=len(numbers) <= most)
         if noise.keep:
             kept = list(self._kept_noise)
-            while (
-                kept and self._weight_bytes * sum(map(_count, kept)) + new_bytes > KEPT_NOISE_BYTES
-            ):
+            while kept and len(numbers) + sum(len(n) for _, n in kept) > most:
                 self._kept_noise.pop(kept.pop(0), None)
             self._kept_noise[key] = noise
         return noise
@@ -294,10 +292,6 @@ class BayesianPotential(nn.Module):
             lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
         )
         return Sample(outputs, coefficients)
-
-
-def _count(key: tuple[int, range]) -> int:
-    return len(key[1])
 
 
 class FrozenMember(nn.Module):
