@@ -124,7 +124,7 @@ def calibrate(
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="nbody")],
+    study: Annotated[str, typer.Argument(help="nbody or ammonia")],
     profile: Annotated[str, typer.Option(help="quick, default or paper")] = "default",
     workers: Annotated[
         int | None, typer.Option(help="runs side by side, one thread each; default: all cores")

@@ -73,6 +73,7 @@ class Objective(nn.Module):
             terms.parts[f"coef_{role}"] = mean
         return terms
 
+    @torch.no_grad()  # forces switch gradients on where they need them
     def evaluate(self, batch: Batch, seed: int = 0) -> dict[str, float]:
         """Validation terms: MAP for point losses, K fixed samples for distribution losses."""
         config = self.config
