@@ -163,3 +163,15 @@ def _summary(evaluations: dict[str, dict[str, Evaluation]]) -> str:
     ]
     lines.append("the validation geometries; metrics are defined in `blips.uq`.")
     return "\n".join(lines) + "\n"
+
+
+def _conclusion(near: Evaluation, far: Evaluation) -> str:
+    """How errors and error bars grow from one test set to the other."""
+    errors = far.forces["rmse"].value / near.forces["rmse"].value
+    bars = far.forces["rms_std"].value / near.forces["rms_std"].value
+    verdict = "too certain there" if bars < 0.5 * errors else "aware of it"
+    return (
+        f"From the first set to the second the force errors of BLIP grow {errors:.0f}-fold, "
+        f"its error bars {bars:.1f}-fold: the model is {verdict}. The Spearman coefficient says "
+        "how well the error bars rank the structures by their error."
+    )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatterSciNotation
 
 from blips.errors import InputError
 from blips.uq.checks import standardised_error
@@ -119,6 +120,7 @@ def plot_sigma_error(
     low = max(np.percentile(error[error > 0.0], 0.5), 1e-4 * error.max())
     top = 1.5 * max(float(error.max()), float(ends[1]))
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=(min(low, ends[0]), top))
+    axes.xaxis.set_minor_formatter(LogFormatterSciNotation(minor_thresholds=(0.5, 0.2)))
     dress(axes, rf"predicted $\sigma$ of {quantity} ({unit})", f"absolute error ({unit})")
     add_legend(axes, "lower right")
     return figure
