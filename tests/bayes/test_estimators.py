@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from blips.bayes import estimators
+from blips.bayes import functions, pieces
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
 from blips.bayes.random import normals, sign_bits, sign_mask
 from blips.errors import InputError
@@ -46,7 +46,7 @@ def problem(rows: int, *irrep: int, bias: bool = True, grad: bool = True) -> Inp
 @pytest.fixture(params=[10**6, 2 * IN, 1], ids=["whole", "grouped", "row by row"])
 def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Apply the maps to all rows at once, to groups of replicas, or to single rows."""
-    monkeypatch.setattr(estimators, "PIECE", request.param)
+    monkeypatch.setattr(pieces, "PIECE", request.param)
 
 
 # ---------------------------------------------------------------------------------- values
@@ -245,7 +245,7 @@ def test_an_exactly_vanishing_normal_has_finite_second_derivatives(
     def no_noise(shape, generators, dtype, std=1.0) -> Tensor:
         return torch.zeros((len(generators), *shape), dtype=dtype)
 
-    monkeypatch.setattr(estimators, "normals", no_noise)
+    monkeypatch.setattr(functions, "normals", no_noise)
     h, weight, bias, coef = problem(4)
     z = estimator(h, weight, bias, coef, seeded(2))
     (force,) = torch.autograd.grad(z.square().sum(), h, create_graph=True)
@@ -298,10 +298,10 @@ def test_at_most_two_extra_activations_are_kept(estimator: Estimator):
 
 
 def test_large_maps_are_cut_into_pieces_of_bounded_size():
-    rows = 5 * estimators.PIECE // 64
-    largest = math.ceil(estimators.PIECE / 64)
+    rows = 5 * pieces.PIECE // 64
+    largest = math.ceil(pieces.PIECE / 64)
     h, weight = torch.randn(rows, 64), torch.randn(64, 64)
-    plan = estimators._Plan(h, weight, 1)
+    plan = pieces.Plan(h, weight, 1)
     sizes = [len(part) for part in plan.rows(h)]
     assert max(sizes) <= largest
     assert sum(sizes) == rows
