@@ -24,7 +24,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 Sampler = Callable[[Graph, range], Outputs]  # (graph, sample numbers) -> [K * rows, ...]
 
-ROWS_AT_ONCE = 4096  # larger passes fall out of the processor's cache and get slower per row
+ROWS_AT_ONCE = 8192  # larger passes fall out of the processor's cache and get slower per row
 SAVED_TO_PEAK = 2.5  # peak memory of a pass over the bytes that autograd saves in it
 
 

@@ -68,7 +68,7 @@ class InferenceNetwork(nn.Module):
         initial: float,
         hidden: int = 64,
         depth: int = 2,
-        embedding: int = 32,
+        embedding: int = 16,
         variant: str = "neighbourhood",
         share: str = "map",
         clamp: str = "smooth",
@@ -87,7 +87,7 @@ class InferenceNetwork(nn.Module):
         edge_size = sizes.get("edge", 0)
         sees_neighbours = variant == "neighbourhood" and "node" in self.columns
         self.neighbour_net = (
-            mlp([edge_size + node_size, hidden, SUMMARY_SIZE]) if sees_neighbours else None
+            mlp([edge_size + node_size, SUMMARY_SIZE, SUMMARY_SIZE]) if sees_neighbours else None
         )
         input_sizes = {
             **{role: size for role, size in sizes.items() if role != "node_type"},
@@ -122,8 +122,8 @@ class InferenceNetwork(nn.Module):
                     f"the inference network gives non-finite coefficients on {role} rows; "
                     "check the positions, or lower the learning rate if this is a training run"
                 )
-            for name, column in self.columns[role].items():
-                coefficients[name] = by_column[column]
+            maps = by_column.unbind()  # one stack backwards, where indexing would be many
+            coefficients |= {name: maps[column] for name, column in self.columns[role].items()}
         return coefficients
 
     def _coefficients(self, logits: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class InferenceNetwork(nn.Module):
             if part == "edge":
                 parts.append(features["edge"])
             elif part == "ends":
-                parts += [node[receiver], node[sender]]
+                parts += [node.index_select(0, receiver), node.index_select(0, sender)]
             elif "edge_vector" not in features:
                 raise InputError(
                     f"variant {self.variant!r} needs edge vectors, which this backbone does not "
@@ -182,7 +182,8 @@ class InferenceNetwork(nn.Module):
         if self.neighbour_net is None:
             return node
         receiver, sender = features["edge_index"]
-        views = self.neighbour_net(torch.cat([features["edge"], node[sender]], dim=-1))  # [E, 32]
+        seen = torch.cat([features["edge"], node.index_select(0, sender)], dim=-1)
+        views = self.neighbour_net(seen)  # [E, 32]
         views = views * features["edge_weight"][:, None]
         summary = views.new_zeros(node.shape[0], SUMMARY_SIZE).index_add(0, receiver, views)
         return torch.cat([node, summary], dim=-1)
