@@ -24,7 +24,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/stochastic_map.py --output results/benchmarks
+	$(BIN)/python benchmarks/stochastic_map.py --output results/benchmarks/stochastic_map
 	$(BIN)/python benchmarks/potential.py --output results/benchmarks
 	$(BIN)/python benchmarks/nbody.py --output results/benchmarks
 
