@@ -17,7 +17,14 @@ from blips.bayes import noise as noise_context
 from blips.bayes.convert import ConversionReport, revert
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
-from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise, WeightNoise
+from blips.bayes.noise import (
+    FrozenDraw,
+    FrozenNoise,
+    Noise,
+    NoiseStore,
+    SampledNoise,
+    WeightNoise,
+)
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 from blips.predict import Outputs, Prediction, point_prediction
@@ -41,7 +48,6 @@ class Calibrator(Protocol):
 
 METHODS = ("mc", "frozen", "map")
 GIGABYTE = 1e9
-KEPT_NOISE_BYTES = 2e8
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,9 @@ class BayesianPotential(nn.Module):
         self.estimator: str = settings["estimator"]
         self.calibration: dict[str, Calibrator] = {}
         weights = sum(self._num_weights(name) for name in conversion.roles)
-        self._weight_bytes = weights * next(encoder.parameters()).element_size()
-        self._gauge = MemoryGauge(self._weight_bytes)
-        self._kept_noise: dict[tuple[int, range], WeightNoise] = {}
+        weight_bytes = weights * next(encoder.parameters()).element_size()
+        self._gauge = MemoryGauge(weight_bytes)
+        self._noise_store = NoiseStore(weight_bytes)
 
     def forward(
         self, graph: Graph, *, forces: bool = True, stress: bool = False, create_graph: bool = False
@@ -248,25 +254,8 @@ class BayesianPotential(nn.Module):
                 return self.frozen(graph, draws, **derivatives).outputs
             device = graph.positions.device
             generators = noise_context.generators(seed, len(numbers), numbers.start, device)
-            weights = self._weight_noise(seed, numbers)
+            weights = self._noise_store.get(seed, numbers)
             return self.sample(graph, generators, weights=weights, **derivatives).outputs
-
-    def _weight_noise(self, seed: int, numbers: range) -> WeightNoise:
-        """Kept from call to call, the newest, within a bound; what is larger is not kept."""
-        key, most = (seed, numbers), KEPT_NOISE_BYTES // max(1, self._weight_bytes)
-        if key in self._kept_noise:
-            return self._kept_noise[key]
-        noise = WeightNoise(seed, numbers, keep=len(numbers) <= most)
-        if noise.keep:
-            kept = list(self._kept_noise)
-            while kept and len(numbers) + sum(len(n) for _, n in kept) > most:
-                self._kept_noise.pop(kept.pop(0), None)
-            self._kept_noise[key] = noise
-        return noise
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles carry: everything but the kept noise."""
-        return {**self.__dict__, "_kept_noise": {}}
 
     def _evaluate(
         self, graph: Graph, make_noise: MakeNoise | None, derivatives: Derivatives

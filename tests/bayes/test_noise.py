@@ -1,10 +1,11 @@
+import pickle
 import threading
 
 import pytest
 import torch
 
 from blips.bayes import noise
-from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise, WeightNoise
+from blips.bayes.noise import FrozenDraw, FrozenNoise, NoiseStore, SampledNoise, WeightNoise
 from blips.errors import InputError
 
 
@@ -109,3 +110,15 @@ def test_weight_noise_is_kept_until_the_weights_change_and_never_depends_on_that
     assert torch.equal(WeightNoise(1, range(4, 5)).deviation("a", weight)[0], first[2])
     weight.mul_(2.0)
     torch.testing.assert_close(kept.deviation("a", weight), 2.0 * first)
+
+
+def test_the_store_keeps_the_newest_within_its_bound_and_does_not_travel():
+    store = NoiseStore(weight_bytes=10, most_bytes=100)  # ten samples
+    oldest, newer = store.get(0, range(6)), store.get(0, range(6, 10))
+    assert store.get(0, range(6)) is oldest
+    newest = store.get(1, range(5))  # the oldest has to go
+    assert store.get(0, range(6, 10)) is newer
+    assert store.get(1, range(5)) is newest
+    assert store.get(0, range(6)) is not oldest
+    assert not store.get(2, range(11)).keep
+    assert pickle.loads(pickle.dumps(store))._kept == {}

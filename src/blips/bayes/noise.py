@@ -135,6 +135,38 @@ class WeightNoise:
         return deviation
 
 
+class NoiseStore:
+    """Weight noise that predictions share: the newest, within a bound of bytes.
+
+    Copies and pickles of a model start with an empty store.
+
+    Args:
+        weight_bytes: size of all weights that a sample draws.
+        most_bytes: bound; noise that is larger is made at every call.
+    """
+
+    def __init__(self, weight_bytes: int, most_bytes: float = 2e8) -> None:
+        self.most_samples = int(most_bytes // max(1, weight_bytes))
+        self._kept: dict[tuple[int, range], WeightNoise] = {}
+
+    def get(self, seed: int, numbers: range) -> WeightNoise:
+        """Noise of these samples, from the store where it is there."""
+        key = (seed, numbers)
+        kept = self._kept.get(key)
+        if kept is not None:
+            return kept
+        noise = WeightNoise(seed, numbers, keep=len(numbers) <= self.most_samples)
+        if noise.keep:
+            keys = list(self._kept)
+            while keys and len(numbers) + sum(len(n) for _, n in keys) > self.most_samples:
+                self._kept.pop(keys.pop(0), None)
+            self._kept[key] = noise
+        return noise
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_kept": {}}
+
+
 @dataclass(frozen=True)
 class FrozenDraw:
     """One draw of standard normal numbers for every map, a function of (seed, member, name).
