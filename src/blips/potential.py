@@ -250,7 +250,7 @@ class BayesianPotential(nn.Module):
             if numbers is None:
                 return self(graph, **derivatives)
             if frozen:
-                draws = [FrozenDraw(seed, member) for member in numbers]
+                draws = [self._noise_store.draw(seed, member) for member in numbers]
                 return self.frozen(graph, draws, **derivatives).outputs
             device = graph.positions.device
             generators = noise_context.generators(seed, len(numbers), numbers.start, device)

@@ -121,4 +121,10 @@ def test_the_store_keeps_the_newest_within_its_bound_and_does_not_travel():
     assert store.get(1, range(5)) is newest
     assert store.get(0, range(6)) is not oldest
     assert not store.get(2, range(11)).keep
-    assert pickle.loads(pickle.dumps(store))._kept == {}
+    drawn = store.draw(0, 0)
+    assert store.draw(0, 0) is drawn
+    for member in range(1, 11):
+        store.draw(0, member)
+    assert store.draw(0, 0) is not drawn
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy._kept == copy._draws == {}

@@ -148,6 +148,16 @@ class NoiseStore:
     def __init__(self, weight_bytes: int, most_bytes: float = 2e8) -> None:
         self.most_samples = int(most_bytes // max(1, weight_bytes))
         self._kept: dict[tuple[int, range], WeightNoise] = {}
+        self._draws: dict[tuple[int, int], FrozenDraw] = {}
+
+    def draw(self, seed: int, member: int) -> "FrozenDraw":
+        """A frozen member's draw, from the store where it is there."""
+        key = (seed, member)
+        if key not in self._draws:
+            while len(self._draws) >= max(1, self.most_samples):
+                self._draws.pop(next(iter(self._draws)), None)
+            self._draws[key] = FrozenDraw(seed, member)
+        return self._draws[key]
 
     def get(self, seed: int, numbers: range) -> WeightNoise:
         """Noise of these samples, from the store where it is there."""
@@ -164,7 +174,7 @@ class NoiseStore:
         return noise
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_kept": {}}
+        return {**self.__dict__, "_kept": {}, "_draws": {}}
 
 
 @dataclass(frozen=True)
