@@ -152,12 +152,12 @@ class NoiseStore:
 
     def draw(self, seed: int, member: int) -> "FrozenDraw":
         """A frozen member's draw, from the store where it is there."""
-        key = (seed, member)
-        if key not in self._draws:
+        draw = self._draws.get((seed, member))
+        if draw is None:
             while len(self._draws) >= max(1, self.most_samples):
                 self._draws.pop(next(iter(self._draws)), None)
-            self._draws[key] = FrozenDraw(seed, member)
-        return self._draws[key]
+            draw = self._draws[(seed, member)] = FrozenDraw(seed, member)
+        return draw
 
     def get(self, seed: int, numbers: range) -> WeightNoise:
         """Noise of these samples, from the store where it is there."""
