@@ -159,9 +159,11 @@ def _summary(evaluations: dict[str, dict[str, Evaluation]]) -> str:
         lines.append(f"![rejection](figures/{name}/rejection.png)")
     lines += [
         "",
+        _conclusion(*(by_model["BLIP"] for by_model in evaluations.values())),
+        "",
         "Intervals: 95 %, bootstrap over structures. Error bars of BLIP are calibrated on",
+        "the validation geometries; metrics are defined in `blips.uq`.",
     ]
-    lines.append("the validation geometries; metrics are defined in `blips.uq`.")
     return "\n".join(lines) + "\n"
 
 
