@@ -96,8 +96,8 @@ def test_every_trained_method_gives_its_metrics(name: str, make_run: MakeRun):
     assert metrics.keys() >= {c.metric for c in ammonia.COLUMNS}
     assert "atom_spearman_calibrated" not in metrics
     assert ("forces_mae_map" in metrics) == name.startswith("blip")
-    kept = np.load(run.folder / "test.npz")
-    error = kept["forces_ref"] - kept["forces"]
+    with np.load(run.folder / "test.npz") as kept:
+        error = kept["forces_ref"] - kept["forces"]
     assert np.abs(error).mean() == pytest.approx(metrics["forces_mae"])
 
 
