@@ -30,7 +30,7 @@ from blips.errors import InputError
 Variant = Literal["neighbourhood", "paper-nbody", "paper-ammonia", "paper-silica"]
 VARIANTS: tuple[str, ...] = get_args(Variant)
 
-# Of which features each head is made: (edge head, node head sees its neighbours).
+# What the edge head sees.
 _EDGE_INPUTS = {
     "neighbourhood": ("edge", "ends"),
     "paper-nbody": ("edge", "ends"),
