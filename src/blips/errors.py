@@ -19,3 +19,7 @@ class CheckpointError(BlipsError):
 
 class ConversionError(BlipsError):
     """A model whose maps could not be made Bayesian, or not as asked."""
+
+
+class MissingPackageError(BlipsError, ImportError):
+    """An optional package that is not installed."""

@@ -7,16 +7,20 @@ from typing import Any
 
 from blips.backbones.base import AtomisticBackbone, Backbone, ReferenceEnergies
 from blips.backbones.egnn import EGNN
+from blips.backbones.foreign import ForeignBackbone
 from blips.backbones.gnn import GNN
 from blips.backbones.painn import PaiNN
 from blips.backbones.particles import ParticleBackbone
 from blips.backbones.schnet import SchNet
+from blips.backbones.zoo import ADAPTERS, RELEASED, adapter, load
 from blips.errors import ConfigError
 
 __all__ = [
+    "ADAPTERS",
     "BACKBONES",
     "EGNN",
     "GNN",
+    "RELEASED",
     "AtomisticBackbone",
     "Backbone",
     "PaiNN",
@@ -24,6 +28,8 @@ __all__ = [
     "ReferenceEnergies",
     "SchNet",
     "build",
+    "family_of",
+    "load",
 ]
 
 BACKBONES: dict[str, type[Backbone]] = {"painn": PaiNN, "schnet": SchNet, "egnn": EGNN, "gnn": GNN}
@@ -31,14 +37,21 @@ BACKBONES: dict[str, type[Backbone]] = {"painn": PaiNN, "schnet": SchNet, "egnn"
 
 def build(name: str, **hyperparameters: Any) -> Backbone:
     """Untrained backbone by its name, e.g. `build("painn", cutoff=5.0, features=64)`."""
-    if name not in BACKBONES:
-        raise ConfigError(f"unknown backbone {name!r}; {_nearest(name, BACKBONES)}")
-    backbone = BACKBONES[name]
+    if name not in BACKBONES and name not in ADAPTERS:
+        raise ConfigError(f"unknown backbone {name!r}; {_nearest(name, [*BACKBONES, *ADAPTERS])}")
+    backbone = BACKBONES[name] if name in BACKBONES else adapter(name)
     valid = inspect.signature(backbone).parameters
     for key in hyperparameters:
         if key not in valid:
             raise ConfigError(f"backbone {name!r} has no setting {key!r}; {_nearest(key, valid)}")
     return backbone(**hyperparameters)
+
+
+def family_of(backbone: Backbone) -> str | None:
+    """The name with which `build` makes such a backbone; None where it is not one of blips'."""
+    if isinstance(backbone, ForeignBackbone):
+        return backbone.family
+    return next((name for name, cls in BACKBONES.items() if type(backbone) is cls), None)
 
 
 def _nearest(word: str, valid: Iterable[str]) -> str:

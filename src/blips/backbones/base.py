@@ -62,10 +62,16 @@ class AtomisticBackbone(Backbone):
         self._row_basis = GaussianBasis(num_row_basis, cutoff)
         self._row_envelope = CosineCutoff(cutoff)
 
+    def graph_of(self, atoms: Atoms, dtype: torch.dtype) -> AtomGraph:
+        """Graph of one structure; models with their own idea of neighbours override this."""
+        return AtomGraph.from_atoms(atoms, self.cutoff, dtype)
+
     def graph(self, atoms: Atoms | Sequence[Atoms], dtype: torch.dtype | None = None) -> AtomGraph:
-        """Graph of one or many structures with this model's cutoff, dtype and device."""
+        """Graph of one or many structures with this model's neighbours, dtype and device."""
         here = next(self.parameters())
-        return AtomGraph.from_atoms(atoms, self.cutoff, dtype or here.dtype).to(here.device)
+        structures = [atoms] if isinstance(atoms, Atoms) else atoms
+        graphs = [self.graph_of(one, dtype or here.dtype) for one in structures]
+        return (graphs[0] if len(graphs) == 1 else AtomGraph.batch(graphs)).to(here.device)
 
     @property
     def feature_sizes(self) -> dict[str, int]:

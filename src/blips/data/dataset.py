@@ -1,7 +1,7 @@
 """Data sets of graphs and targets: from memory, from a file larger than it, or from arrays."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -28,6 +28,7 @@ __all__ = [
     "TrainingData",
 ]
 
+GraphOf = Callable[[Atoms, torch.dtype], AtomGraph]
 ENERGY_AND_FORCES = (keys.ENERGY, keys.FORCES)
 
 
@@ -36,7 +37,8 @@ class AtomData:
 
     Args:
         source: the file, for messages.
-        cutoff: of the graphs, A.
+        cutoff: of the graphs, A; or the function (structure, dtype) -> graph of a model that has
+            its own idea of neighbours.
         quantities: the targets, of "energy", "forces", "stress".
         labels: names and units of the labels.
         dtype: of the tensors; torch's default where None.
@@ -45,7 +47,7 @@ class AtomData:
     def __init__(
         self,
         source: str | Path,
-        cutoff: float,
+        cutoff: float | GraphOf,
         quantities: Sequence[str] = ENERGY_AND_FORCES,
         labels: Labels | None = None,
         dtype: torch.dtype | None = None,
@@ -74,6 +76,8 @@ class AtomData:
 
     def _graph(self, atoms: Atoms, index: int) -> AtomGraph:
         with _named(self.name_of(index)):
+            if callable(self.cutoff):
+                return self.cutoff(atoms, self.dtype)
             return AtomGraph.from_atoms(atoms, self.cutoff, self.dtype)
 
     def _targets(self, atoms: Atoms, index: int) -> dict[str, Tensor]:
@@ -98,7 +102,7 @@ class StructureData(AtomData):
     def __init__(
         self,
         structures: Sequence[Atoms],
-        cutoff: float,
+        cutoff: float | GraphOf,
         quantities: Sequence[str] = ENERGY_AND_FORCES,
         labels: Labels | None = None,
         dtype: torch.dtype | None = None,
@@ -133,7 +137,7 @@ class StreamedData(AtomData):
     def __init__(
         self,
         path: str | Path,
-        cutoff: float,
+        cutoff: float | GraphOf,
         quantities: Sequence[str] = ENERGY_AND_FORCES,
         labels: Labels | None = None,
         dtype: torch.dtype | None = None,

@@ -4,9 +4,9 @@ Letters: N atoms, E directed edges, S structures. Edge e goes from the sender j 
 to the receiver i = edge_index[0, e]; its vector is r_j + shift @ cell - r_i.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,12 +19,19 @@ from blips.errors import InputError
 
 @dataclass(frozen=True)
 class Graph:
-    """What every graph has: positions, edges, and the structure that each node belongs to."""
+    """What every graph has: positions, edges, and the structure that each node belongs to.
+
+    Attributes:
+        memo: what models have worked out from the edges (triplets of atoms, say) and want to keep.
+            Copies with other positions, strained cells among them, share it; batches and copies on
+            another device start with none.
+    """
 
     positions: Tensor  # [N, 3] A
     edge_index: Tensor  # [2, E] int64, (receiver, sender)
     structure: Tensor  # [N] int64, 0 <= structure < S
     num_structures: int
+    memo: dict[str, Any] = field(default_factory=dict, kw_only=True, compare=False, repr=False)
 
     @property
     def num_nodes(self) -> int:
@@ -45,13 +52,23 @@ class Graph:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """Copy on another device, with floating-point tensors of another dtype."""
-        changes = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
+        changes: dict[str, Any] = {}
+        for name, value in self._contents().items():
             if isinstance(value, Tensor):
                 float_dtype = dtype if value.is_floating_point() else None
-                changes[field.name] = value.to(device=device, dtype=float_dtype)
-        return replace(self, **changes)
+                changes[name] = value.to(device=device, dtype=float_dtype)
+        if all(changes[name] is getattr(self, name) for name in changes):
+            return self
+        return replace(self, memo={}, **changes)
+
+    def remember(self, name: str, work_out: Callable[[], Any]) -> Any:
+        """What `work_out` gives, from the memo where it is there."""
+        if name not in self.memo:
+            self.memo[name] = work_out()
+        return self.memo[name]
+
+    def _contents(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "memo"}
 
     @classmethod
     def batch(cls, graphs: Sequence[Self]) -> Self:
@@ -60,19 +77,19 @@ class Graph:
             raise InputError("no graphs to batch; expected at least one structure")
         node_offsets = np.cumsum([0] + [g.num_nodes for g in graphs])
         structure_offsets = np.cumsum([0] + [g.num_structures for g in graphs])
-        merged = {}
-        for field in fields(cls):
-            values = [getattr(g, field.name) for g in graphs]
-            if field.name == "num_structures":
-                merged[field.name] = int(structure_offsets[-1])
-            elif field.name == "edge_index":
+        merged: dict[str, Any] = {}
+        for name in graphs[0]._contents():
+            values = [getattr(g, name) for g in graphs]
+            if name == "num_structures":
+                merged[name] = int(structure_offsets[-1])
+            elif name == "edge_index":
                 shifted = [v + int(o) for v, o in zip(values, node_offsets, strict=False)]
-                merged[field.name] = torch.cat(shifted, dim=1)
-            elif field.name == "structure":
+                merged[name] = torch.cat(shifted, dim=1)
+            elif name == "structure":
                 shifted = [v + int(o) for v, o in zip(values, structure_offsets, strict=False)]
-                merged[field.name] = torch.cat(shifted)
+                merged[name] = torch.cat(shifted)
             else:
-                merged[field.name] = torch.cat(values)
+                merged[name] = torch.cat(values)
         return cls(**merged)
 
     def replicate(self, replicas: int) -> Self:

@@ -19,7 +19,7 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from blips.backbones import BACKBONES, build
+from blips.backbones import BACKBONES, build, family_of
 from blips.backbones.base import Backbone
 from blips.errors import BlipsError, CheckpointError
 from blips.factory import bayesianize
@@ -49,14 +49,14 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
 def describe(model: Saveable) -> dict[str, Any]:
     """Everything but the weights that `rebuild` needs, JSON-able."""
     backbone = model if isinstance(model, Backbone) else model.backbone
-    names = {cls: name for name, cls in BACKBONES.items()}
-    if type(backbone) not in names:
+    family = family_of(backbone)
+    if family is None:
         raise CheckpointError(
             f"{type(backbone).__name__} is not one of blips' own backbones "
             f"({', '.join(BACKBONES)}); save its state dict with its own package"
         )
     description: dict[str, Any] = {
-        "backbone": names[type(backbone)],
+        "backbone": family,
         "hyperparameters": backbone.hyperparameters,
         "dtype": str(next(backbone.parameters()).dtype).removeprefix("torch."),
     }

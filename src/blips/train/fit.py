@@ -148,7 +148,7 @@ def _data(
 ) -> StructureData:
     return StructureData(
         structures,
-        backbone.cutoff,
+        backbone.graph_of,
         quantities=_quantities(settings),
         labels=_labels(settings),
         source=source,
@@ -162,8 +162,8 @@ def _streamed(
         raise ConfigError("data.stream needs files in data.train and data.valid")
     quantities, labels = _quantities(settings), _labels(settings)
     return (
-        StreamedData(train, backbone.cutoff, quantities=quantities, labels=labels),
-        StreamedData(valid, backbone.cutoff, quantities=quantities, labels=labels),
+        StreamedData(train, backbone.graph_of, quantities=quantities, labels=labels),
+        StreamedData(valid, backbone.graph_of, quantities=quantities, labels=labels),
     )
 
 

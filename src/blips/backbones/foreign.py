@@ -1,0 +1,83 @@
+"""Potentials of other packages behind the contract of a backbone.
+
+An adapter is one small class per package. It translates an `AtomGraph` into what the package's
+own model takes, runs that model, and gives its atomic energies back; positions and cell stay
+differentiable, so forces, stress, replicas and training are those of every other backbone. The
+package's model is kept whole as `model`: its parameters keep their names behind that prefix, and
+`export` writes them back in the package's own format.
+"""
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Self
+
+from ase.data import chemical_symbols
+from torch import Tensor, nn
+
+from blips.backbones.base import AtomisticBackbone
+from blips.data.graph import AtomGraph
+from blips.errors import InputError, MissingPackageError
+
+
+class ForeignBackbone(AtomisticBackbone):
+    """A released potential; subclasses say how its package is called.
+
+    The constructor of a subclass takes what describes the architecture (`hyperparameters`, which
+    JSON can hold) and makes the package's model with arbitrary weights, so that blips' checkpoints
+    rebuild it without any file of the package. `released` makes one with the package's weights.
+
+    `reference` holds corrections to the package's own energies per element, zero as released;
+    fine-tuning to another level of theory refits them.
+
+    Args:
+        model: the package's own module.
+        cutoff: radius of the neighbour list, A.
+        numbers: atomic numbers that the model knows; None for all.
+    """
+
+    family: ClassVar[str]
+    pip_line: ClassVar[str]
+
+    def __init__(self, model: nn.Module, cutoff: float, numbers: Iterable[int] | None) -> None:
+        super().__init__(cutoff)
+        self.model = model
+        self.known_numbers = None if numbers is None else frozenset(numbers)
+
+    @classmethod
+    def released(cls, **options: Any) -> Self:
+        """The model with weights that its authors released."""
+        raise TypeError(f"{cls.__name__} has no released weights of its own")
+
+    def export(self, path: str | Path) -> Path:
+        """Write the weights (of a Bayesian model: the means) as the package's own checkpoint."""
+        raise TypeError(f"{type(self).__name__} cannot write its package's format")
+
+    def check_elements(self, graph: AtomGraph) -> None:
+        """Error that names the elements which the model does not know."""
+        known = self.known_numbers
+        if known is None:
+            return
+        there = graph.remember("elements", lambda: frozenset(graph.numbers.unique().tolist()))
+        if unknown := sorted(there - known):
+            symbols = ", ".join(chemical_symbols[number] for number in unknown)
+            raise InputError(
+                f"{type(self).__name__} does not know {symbols}; it was made for "
+                f"{len(known)} elements. Choose a model whose training data had them"
+            )
+
+    def corrected(self, energies: Tensor, graph: AtomGraph) -> Tensor:
+        """The package's atomic energies [N] (eV) with `reference` added, float64."""
+        return self.reference(energies, graph.numbers)
+
+
+def require(module: str, pip_line: str) -> ModuleType:
+    """Import a package that blips does not depend on, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackageError(
+            f"this model needs the package {module.split('.')[0]!r}, which cannot be imported "
+            f"({error}); install it with: {pip_line}"
+        ) from error

@@ -1,0 +1,57 @@
+"""Released potentials by name: `load("chgnet")`, `load("sevennet-0")`, ...
+
+Each name belongs to one adapter module, imported when it is asked for. `weights` is a file that
+the package itself wrote, for models whose package does not carry them; reading such a file may
+run code that it contains, so it needs `trust=True` wherever the format is a pickle.
+"""
+
+import importlib
+from difflib import get_close_matches
+from typing import Any
+
+from blips.backbones.foreign import ForeignBackbone
+from blips.errors import ConfigError
+
+# family -> (module of this folder, class)
+ADAPTERS: dict[str, tuple[str, str]] = {
+    "chgnet": ("chgnet", "CHGNet"),
+    "mace": ("mace", "MACE"),
+    "mattersim": ("mattersim", "MatterSim"),
+    "orb": ("orb", "Orb"),
+    "sevennet": ("sevennet", "SevenNet"),
+}
+# name -> (family, options of the adapter's `released`)
+RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "chgnet": ("chgnet", {"version": "0.3.0"}),
+    "chgnet-r2scan": ("chgnet", {"version": "r2scan"}),
+    "mace": ("mace", {}),
+    "mattersim-1m": ("mattersim", {}),
+    "sevennet-0": ("sevennet", {"checkpoint": "7net-0"}),
+    "sevennet-l3i5": ("sevennet", {"checkpoint": "7net-l3i5"}),
+    "sevennet-mf-0": ("sevennet", {"checkpoint": "7net-mf-0"}),
+}
+
+
+def load(name: str, **options: Any) -> ForeignBackbone:
+    """A released potential by its name.
+
+    Args:
+        name: one of `RELEASED`.
+        options: of the adapter, such as `weights` (a file) and `trust`.
+    """
+    if name not in RELEASED:
+        raise ConfigError(f"unknown model {name!r}; {_nearest(name)}")
+    family, preset = RELEASED[name]
+    return adapter(family).released(**preset, **options)
+
+
+def adapter(family: str) -> type[ForeignBackbone]:
+    """The adapter class of a family of models; its package is imported when a model is made."""
+    module, name = ADAPTERS[family]
+    return getattr(importlib.import_module(f"blips.backbones.{module}"), name)
+
+
+def _nearest(name: str) -> str:
+    close = get_close_matches(name, RELEASED, n=1, cutoff=0.4)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return f"{meant}Known: {', '.join(sorted(RELEASED))}"
