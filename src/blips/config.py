@@ -95,6 +95,12 @@ class TrainingConfig(Section):
     samples: int = Field(default=4, ge=2, description="of the nll and crps losses")
     kl_weight: float = Field(default=1.0, ge=0, description="lambda")
     kl_reduction: Literal["mean", "elbo"] = "mean"
+    beyond_weight: float = Field(
+        default=0.0, ge=0, description="mu: KL on displaced structures, the prior beyond the data"
+    )
+    beyond_displacement: float = Field(
+        default=0.5, gt=0, description="largest standard deviation of the displacements, A"
+    )
     kl_warmup_epochs: int = Field(default=0, ge=0)
     optimizer: Literal["adam", "adamw"] = "adam"
     lr: float = Field(default=1e-3, gt=0)

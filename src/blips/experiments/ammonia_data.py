@@ -24,6 +24,7 @@ from blips.errors import InputError
 
 COPY_DISTANCE = 1e-3  # A
 ORIENTATION_SEED = 0
+VALID_EVERY = 5
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,11 @@ def load_data(settings: Mapping[str, Any]) -> Data:
     `turned`.
 
     Args:
-        settings: `set`, "shipped" or "public", and the largest numbers to `train`, `valid`, `test`.
+        settings: `set`, "shipped", "public" or "inner" (training and validation data of "shipped",
+            split by energy), and the largest numbers to `train`, `valid`, `test`.
     """
+    if settings["set"] == "inner":
+        return _inner(settings)
     if settings["set"] == "shipped":
         known, valid, test = (load_ammonia(part) for part in ("train", "valid", "test_ood"))
     else:
@@ -67,6 +71,17 @@ def load_data(settings: Mapping[str, Any]) -> Data:
     train = known[: settings["train"]]
     held_out = without_copies(valid[: settings["valid"]], train)
     return Data(train, held_out, turned(test[: settings["test"]]))
+
+
+def _inner(settings: Mapping[str, Any]) -> Data:
+    """Lower half of the energies to train and (every fifth) validate, upper half to test."""
+    known = [*load_ammonia("train"), *load_ammonia("valid")]
+    known.sort(key=lambda atoms: float(extract(atoms)["energy"]))
+    lower, upper = known[: len(known) // 2], known[len(known) // 2 :]
+    train = [atoms for k, atoms in enumerate(lower) if k % VALID_EVERY]
+    valid = lower[::VALID_EVERY]
+    sizes = (settings[part] for part in ("train", "valid", "test"))
+    return Data(*(part[:size] for part, size in zip((train, valid, upper), sizes, strict=True)))
 
 
 def without_copies(structures: Sequence[Atoms], others: Sequence[Atoms]) -> list[Atoms]:

@@ -44,8 +44,11 @@ def execute(run: Run) -> Findings:
     data = load_data(settings["data"])
     references = References.of(data.test)
     model, details = trained(run, data)
+    valid = References.of(data.valid)
     if isinstance(model, Backbone):
-        return Findings(measure(predict_plain(model, data.test), references, bootstrap), details)
+        metrics = measure(predict_plain(model, data.test), references, bootstrap)
+        of_valid = measure(predict_plain(model, data.valid), valid, bootstrap)
+        return Findings(metrics | {"valid_forces_mae": of_valid["forces_mae"]}, details)
 
     options = _options(model, settings, run.spec.seed)
     options["batch_size"] = len(data.test)  # one batch, in which every row has its own noise
@@ -59,6 +62,8 @@ def execute(run: Run) -> Findings:
     if isinstance(model, BayesianPotential):
         of_means = measure(model.predict(data.test, method="map"), references, bootstrap)
         metrics |= {f"{name}_map": of_means[name] for name in ("energy_mae", "forces_mae")}
+        of_valid = measure(model.predict(data.valid, method="map"), valid, bootstrap)
+        metrics["valid_forces_mae"] = of_valid["forces_mae"]
     details["calibration"] = {name: found.to_dict() for name, found in fitted.items()}
     _draw(run, arrays(as_predicted, references), arrays(calibrated, references))
     return Findings(metrics, details)
@@ -104,7 +109,7 @@ def _assembled(run: Run, data: Data) -> Uncertain:
     options = dict(run.spec.settings["method"])
     kind = options.pop("kind")
     parents = [load(folder / "best.safetensors") for folder in run.needs.values()]
-    if kind == "frozen" and isinstance(parents[0], BayesianPotential):
+    if kind in ("frozen", "sampled") and isinstance(parents[0], BayesianPotential):
         return parents[0]
     plain = [parent for parent in parents if isinstance(parent, Backbone)]
     if len(plain) != len(parents) or kind not in ("deep_ensemble", *ON_FEATURES):

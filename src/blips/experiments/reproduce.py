@@ -14,7 +14,11 @@ from blips.experiments.spec import Layout, RunSpec
 from blips.experiments.tables import Table
 from blips.train.checkpoint import write_atomically
 
-STUDIES = {"nbody": "blips.experiments.nbody", "ammonia": "blips.experiments.ammonia"}
+STUDIES = {
+    "nbody": "blips.experiments.nbody",
+    "ammonia": "blips.experiments.ammonia",
+    "ammonia-choices": "blips.experiments.ammonia_choices",
+}
 
 
 class Study(Protocol):

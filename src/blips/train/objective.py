@@ -1,7 +1,13 @@
-"""What a training step minimises: data loss of posterior samples + lambda * KL."""
+"""What a training step minimises: data loss of posterior samples + lambda * KL + mu * KL'.
+
+KL is taken on the training structures, where the data loss holds the posterior narrow. KL' is
+taken on displaced copies of them (`blips.data.displace`), where no label speaks: there the
+posterior is pulled to the prior, so that it widens with the distance from the data instead of
+being whatever the inference network extrapolates to. Off (mu = 0) is the paper's objective.
+"""
 
 from collections.abc import Mapping
-from typing import NamedTuple, Unpack
+from typing import NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +18,7 @@ from blips.backbones.derivatives import Derivatives, energy_and_derivatives
 from blips.bayes.noise import seeded_generator
 from blips.config import TrainingConfig
 from blips.data.batch import Batch
+from blips.data.displace import displaced
 from blips.data.graph import AtomGraph, Graph
 from blips.potential import BayesianPotential
 from blips.predict import Outputs
@@ -65,10 +72,15 @@ class Objective(nn.Module):
         data_terms = self._data_terms(sample.outputs, batch, count)
         if not isinstance(self.model, BayesianPotential):
             return _total(data_terms)
-        kl = self.model.kl(
-            sample.coefficients, reduction=config.kl_reduction, num_data=self.num_data
-        )
-        terms = _total(data_terms, kl, config.kl_weight * kl_scale)
+        penalties = {"kl": (config.kl_weight * kl_scale, self._kl(sample.coefficients))}
+        if config.beyond_weight > 0:
+            generator = seeded_generator(*noise_key, "beyond", device=device)
+            beyond = displaced(batch.graph, config.beyond_displacement, generator)
+            penalties["kl_beyond"] = (
+                config.beyond_weight * kl_scale,
+                self._kl(self.model.coefficients(beyond)),
+            )
+        terms = _total(data_terms, penalties)
         for role, mean in _mean_coefficients(self.model, sample.coefficients).items():
             terms.parts[f"coef_{role}"] = mean
         return terms
@@ -92,6 +104,10 @@ class Objective(nn.Module):
             outputs = self.model(batch.graph, **derivatives)
         return _total(self._data_terms(outputs, batch, count)).parts
 
+    def _kl(self, coefficients: Mapping[str, Tensor]) -> Tensor:
+        model = cast(BayesianPotential, self.model)
+        return model.kl(coefficients, reduction=self.config.kl_reduction, num_data=self.num_data)
+
     def _derivatives(self, batch: Batch, *, create_graph: bool) -> Derivatives:
         weights = self.config.weights
         return Derivatives(
@@ -110,15 +126,17 @@ class Objective(nn.Module):
 
 
 def _total(
-    terms: Mapping[str, Tensor], kl: Tensor | None = None, kl_weight: float = 0.0
+    terms: Mapping[str, Tensor], penalties: Mapping[str, tuple[float, Tensor]] | None = None
 ) -> LossTerms:
+    """Sum of the data terms and of the weighted penalties (weight, value)."""
     data = torch.stack(list(terms.values())).sum()
     parts = {name: float(term.detach()) for name, term in terms.items()}
     parts["loss"] = float(data.detach())
-    if kl is None:
-        return LossTerms(data, parts)
-    parts["kl"] = float(kl.detach())
-    return LossTerms(data + kl_weight * kl, parts)
+    total = data
+    for name, (weight, value) in (penalties or {}).items():
+        parts[name] = float(value.detach())
+        total = total + weight * value
+    return LossTerms(total, parts)
 
 
 def plain_outputs(backbone: Backbone, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
