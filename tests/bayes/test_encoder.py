@@ -59,6 +59,16 @@ def test_bounds_hold_however_extreme_the_network(clamp):
         assert (coef <= 4.0 * (1 + 1e-5)).all()
 
 
+def test_smooth_clamp_is_r_over_one_minus_r_of_a_sigmoid_with_another_origin():
+    logits = torch.linspace(-8.0, 8.0, 50, dtype=torch.float64)
+    low, high = 1e-3, 4.0
+    r_low, r_high = low / (1 + low), high / (1 + high)
+    r = r_low + (r_high - r_low) * torch.sigmoid(logits)
+    origin = torch.tensor((1 - r_high) / (1 - r_low), dtype=torch.float64).log()
+    coef = network(bounds=(low, high))._coefficients(logits + origin)
+    torch.testing.assert_close(coef, r / (1 - r))
+
+
 def test_smooth_clamp_has_gradients_where_the_hard_one_is_dead():
     for clamp, alive in (("smooth", True), ("hard", False)):
         net = network(clamp=clamp)
@@ -113,6 +123,8 @@ def test_bad_options_and_features_are_refused():
         network(bounds=(0.0, 1.0))
     with pytest.raises(InputError, match="outside its bounds"):
         network(initial=5.0)
+    with pytest.raises(InputError, match="at least one hidden layer, got depth=0"):
+        network(depth=0)
     with pytest.raises(InputError, match="unknown variant 'element'"):
         network(variant="element")
     with pytest.raises(InputError, match="no features are declared for 'angle' rows"):

@@ -2,18 +2,19 @@
 
 One head per row type, evaluated once per input:
 
-    edge   x_ij = [e_ij, n_i, n_j]
-    node   x_i  = [n_i, sum_j w_ij phi(e_ij, n_j)]           a view of the neighbourhood
-    other  x_a  = whatever the backbone declares for it
+    edge   p_ij = silu(P [e_ij, n_i, n_j])             a layer on pairs, shared with the nodes
+    node   [n_i, sum_j w_ij p_ij]                      a view of the neighbourhood
+    other  whatever the backbone declares for it
 
 with n_i an embedding of the node's label joined to its continuous features, e_ij the edge
-features and w_ij an envelope that vanishes at the cutoff. Each head ends in one number per map,
+features and w_ij an envelope that vanishes at the cutoff. Each head ends in one number x per map,
 
-    r = r_min + (r_max - r_min) sigmoid(x),    coef = r / (1 - r)
+    coef = least + (largest - least) sigmoid(x)
 
-with r_min, r_max such that coef stays within its bounds: a clamp without kinks, so that frozen
-draws stay smooth, and without dead gradients. `clamp="hard"` is the paper's r = sigmoid(x) with
-coef cut off at the bounds. Everything is invariant if the backbone's row features are.
+It is r / (1 - r) of an r that a sigmoid keeps between the values that belong to the bounds (with
+another origin of x): a clamp without kinks, so that frozen draws stay smooth, and without dead
+gradients. `clamp="hard"` is the paper's r = sigmoid(x) with coef cut off at the bounds. Everything
+is invariant if the backbone's row features are.
 """
 
 import math
@@ -30,14 +31,13 @@ from blips.errors import InputError
 Variant = Literal["neighbourhood", "paper-nbody", "paper-ammonia", "paper-silica"]
 VARIANTS: tuple[str, ...] = get_args(Variant)
 
-# What the edge head sees.
-_EDGE_INPUTS = {
+# What is told of a pair of nodes.
+_PAIR_INPUTS = {
     "neighbourhood": ("edge", "ends"),
     "paper-nbody": ("edge", "ends"),
     "paper-ammonia": ("squared_distance",),
     "paper-silica": ("direction", "edge"),
 }
-SUMMARY_SIZE = 32
 
 
 class InferenceNetwork(nn.Module):
@@ -49,7 +49,7 @@ class InferenceNetwork(nn.Module):
         bounds: least and largest coefficient.
         initial: coefficient that every row starts from, within the bounds.
         hidden: width of the hidden layers.
-        depth: number of hidden layers.
+        depth: number of hidden layers (of the edge head, the layer on pairs included).
         embedding: width of the node label's embedding.
         variant: "neighbourhood" (default), or what the paper used in an experiment:
             "paper-nbody" (nodes do not see their neighbours), "paper-ammonia" (edges by their
@@ -74,7 +74,7 @@ class InferenceNetwork(nn.Module):
         clamp: str = "smooth",
     ) -> None:
         super().__init__()
-        _check_options(bounds, initial, variant, share, clamp)
+        _check_options(bounds, initial, depth, variant, share, clamp)
         self.bounds = bounds
         self.variant = variant
         self.clamp = clamp
@@ -84,39 +84,31 @@ class InferenceNetwork(nn.Module):
             nn.Embedding(sizes["node_type"], embedding) if "node_type" in sizes else None
         )
         node_size = sizes.get("node", 0) + (embedding if self.embedding is not None else 0)
-        edge_size = sizes.get("edge", 0)
-        sees_neighbours = variant == "neighbourhood" and "node" in self.columns
-        self.neighbour_net = (
-            mlp([edge_size + node_size, SUMMARY_SIZE, SUMMARY_SIZE]) if sees_neighbours else None
+        pair_size = self._pair_input_size(sizes.get("edge", 0), node_size)
+        shares_pairs = variant == "neighbourhood" and not {"edge", "node"}.isdisjoint(self.columns)
+        self.pair_layer = (
+            nn.Sequential(nn.Linear(pair_size, hidden), nn.SiLU()) if shares_pairs else None
         )
-        input_sizes = {
-            **{role: size for role, size in sizes.items() if role != "node_type"},
-            "edge": self._edge_input_size(edge_size, node_size),
-            "node": node_size + (SUMMARY_SIZE if sees_neighbours else 0),
-        }
+        widths = {role: [size] + [hidden] * depth for role, size in sizes.items()}
+        widths["edge"] = [hidden] * depth if shares_pairs else [pair_size] + [hidden] * depth
+        widths["node"] = [node_size + (hidden if shares_pairs else 0)] + [hidden] * depth
         self.heads = nn.ModuleDict()
         for role, columns in self.columns.items():
-            if not input_sizes.get(role):
+            if not widths.get(role, [0])[0]:
                 raise InputError(
                     f"no features are declared for {role!r} rows, but {len(columns)} maps act on "
                     f"them; the backbone declares {sorted(sizes)}"
                 )
-            head = mlp([input_sizes[role]] + [hidden] * depth + [1 + max(columns.values())])
+            head = mlp([*widths[role], 1 + max(columns.values())])
             self._initialise(head[-1], initial)
             self.heads[role] = head
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Row features -> coefficients, [rows] for each map name."""
-        node = self._node_features(features)  # [N, D]
+        rows = {**features, **self._edge_and_node_rows(features)}
         coefficients: dict[str, Tensor] = {}
         for role, head in self.heads.items():
-            if role == "edge":
-                rows = self._edge_input(features, node)
-            elif role == "node":
-                rows = self._node_input(features, node)
-            else:
-                rows = features[role]
-            by_column = self._coefficients(head(rows)).T.contiguous()  # [maps, rows]
+            by_column = self._coefficients(head(rows[role])).T.contiguous()  # [maps, rows]
             if not bool(torch.isfinite(by_column.sum())):
                 raise InputError(
                     f"the inference network gives non-finite coefficients on {role} rows; "
@@ -130,22 +122,33 @@ class InferenceNetwork(nn.Module):
         low, high = self.bounds
         if self.clamp == "hard":
             return torch.exp(logits).clamp(low, high)  # sigmoid(x) / (1 - sigmoid(x)) = exp(x)
-        r_low, r_high = low / (1.0 + low), high / (1.0 + high)
-        r = r_low + (r_high - r_low) * torch.sigmoid(logits)
-        return r / (1.0 - r)
+        return low + (high - low) * torch.sigmoid(logits)
 
     def _initialise(self, last: nn.Module, initial: float) -> None:
         """Every row starts near `initial`; small weights leave the rest to training."""
         low, high = self.bounds
         logit = math.log(initial)
         if self.clamp == "smooth":
-            r, r_low, r_high = (c / (1.0 + c) for c in (initial, low, high))
-            fraction = min(max((r - r_low) / (r_high - r_low), 1e-3), 1.0 - 1e-3)
+            fraction = min(max((initial - low) / (high - low), 1e-3), 1.0 - 1e-3)
             logit = math.log(fraction / (1.0 - fraction))
         if isinstance(last, nn.Linear):
             with torch.no_grad():
                 last.weight.mul_(0.1)
                 last.bias.fill_(logit)
+
+    def _edge_and_node_rows(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Inputs of the edge and the node head."""
+        node = self._node_features(features)  # [N, D]
+        if self.pair_layer is None and "edge" not in self.columns:
+            return {"node": node}
+        pairs = self._pairs(features, node)  # [E, ...]
+        if self.pair_layer is None:
+            return {"edge": pairs, "node": node}
+        pairs = self.pair_layer(pairs)  # [E, hidden]
+        weighted = pairs * features["edge_weight"][:, None]
+        seen = pairs.new_zeros(node.shape[0], pairs.shape[1])  # [N, hidden]
+        seen = seen.index_add(0, features["edge_index"][0], weighted)
+        return {"edge": pairs, "node": torch.cat([node, seen], dim=-1)}
 
     def _node_features(self, features: Mapping[str, Tensor]) -> Tensor:
         parts: list[Tensor] = []
@@ -155,14 +158,14 @@ class InferenceNetwork(nn.Module):
             parts.append(features["node"])
         return torch.cat(parts, dim=-1)
 
-    def _edge_input_size(self, edge_size: int, node_size: int) -> int:
+    def _pair_input_size(self, edge_size: int, node_size: int) -> int:
         size_of = {"edge": edge_size, "ends": 2 * node_size, "squared_distance": 1, "direction": 3}
-        return sum(size_of[part] for part in _EDGE_INPUTS[self.variant])
+        return sum(size_of[part] for part in _PAIR_INPUTS[self.variant])
 
-    def _edge_input(self, features: Mapping[str, Tensor], node: Tensor) -> Tensor:
+    def _pairs(self, features: Mapping[str, Tensor], node: Tensor) -> Tensor:
         receiver, sender = features["edge_index"]
         parts: list[Tensor] = []
-        for part in _EDGE_INPUTS[self.variant]:
+        for part in _PAIR_INPUTS[self.variant]:
             if part == "edge":
                 parts.append(features["edge"])
             elif part == "ends":
@@ -177,16 +180,6 @@ class InferenceNetwork(nn.Module):
             else:
                 parts.append(nn.functional.normalize(features["edge_vector"], dim=-1))
         return torch.cat(parts, dim=-1)
-
-    def _node_input(self, features: Mapping[str, Tensor], node: Tensor) -> Tensor:
-        if self.neighbour_net is None:
-            return node
-        receiver, sender = features["edge_index"]
-        seen = torch.cat([features["edge"], node.index_select(0, sender)], dim=-1)
-        views = self.neighbour_net(seen)  # [E, 32]
-        views = views * features["edge_weight"][:, None]
-        summary = views.new_zeros(node.shape[0], SUMMARY_SIZE).index_add(0, receiver, views)
-        return torch.cat([node, summary], dim=-1)
 
 
 def mlp(sizes: list[int]) -> nn.Sequential:
@@ -215,13 +208,15 @@ def _layer_of(name: str) -> str:
 
 
 def _check_options(
-    bounds: tuple[float, float], initial: float, variant: str, share: str, clamp: str
+    bounds: tuple[float, float], initial: float, depth: int, variant: str, share: str, clamp: str
 ) -> None:
     low, high = bounds
     if not 0.0 < low < high < math.inf:
         raise InputError(f"coefficient bounds {bounds} must satisfy 0 < least < largest")
     if not low <= initial <= high:
         raise InputError(f"the initial coefficient {initial} is outside its bounds {bounds}")
+    if depth < 1:
+        raise InputError(f"the heads need at least one hidden layer, got depth={depth}")
     for option, value, known in (
         ("variant", variant, VARIANTS),
         ("share", share, ("map", "layer")),

@@ -23,7 +23,12 @@ from blips.experiments.tables import Column, Row, Table
 __all__ = ["PROFILES", "execute", "prepare", "specs", "table"]
 
 STUDY = "ammonia-choices"
-DEFAULT_TRAINING = {"kl_weight": 0.1, "beyond_weight": 1.0, "beyond_displacement": 0.5}
+DEFAULT_TRAINING = {
+    "kl_weight": 0.1,
+    "beyond_weight": 1.0,
+    "beyond_displacement": 0.5,
+    "encoder_lr": 5e-3,
+}
 LOCAL = {**BLIP, "estimator": "local", "encoder": {"variant": "neighbourhood"}}
 WITHOUT_VECTORS = {"exclude": ["blocks.*.update.mixing"]}
 
