@@ -10,6 +10,7 @@ from blips.potential import BayesianPotential
 from blips.predict import Prediction
 
 if TYPE_CHECKING:
+    from blips.sim.calculator import Calculator
     from blips.train.checkpoint import load, save
     from blips.train.fit import fit
 
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BayesianPotential",
+    "Calculator",
     "Prediction",
     "__version__",
     "bayesianize",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Calculator": "blips.sim.calculator",
     "fit": "blips.train.fit",
     "load": "blips.train.checkpoint",
     "save": "blips.train.checkpoint",

@@ -274,13 +274,26 @@ class BayesianPotential(nn.Module):
                 return self.backbone(graph)
 
         if not self.backbone.conservative:
-            return Sample(outputs_of(graph), coefficients)
+            return Sample(_asked_for(outputs_of(graph), graph, derivatives), coefficients)
         if not isinstance(graph, AtomGraph):
             raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
         outputs = energy_and_derivatives(
             lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
         )
         return Sample(outputs, coefficients)
+
+
+def _asked_for(outputs: Outputs, graph: Graph, derivatives: Derivatives) -> Outputs:
+    """What was asked of a model that predicts forces and stress directly (or positions)."""
+    wanted = {
+        keys.FORCES: derivatives.get("forces", True),
+        keys.STRESS: derivatives.get("stress", False),
+    }
+    if wanted[keys.STRESS] and keys.STRESS not in outputs:
+        if isinstance(graph, AtomGraph):
+            graph.volumes()  # says which structure has none
+        raise InputError("this model predicts no stress; ask for energy and forces only")
+    return {name: value for name, value in outputs.items() if wanted.get(name, True)}
 
 
 class FrozenMember(nn.Module):
@@ -294,3 +307,19 @@ class FrozenMember(nn.Module):
     def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
         """As `BayesianPotential.forward`, with this member's weights."""
         return self.potential.frozen(graph, [self.frozen_draw], **derivatives).outputs
+
+    def predict(
+        self,
+        atoms: Atoms | Sequence[Atoms] | Graph,
+        *,
+        forces: bool = True,
+        stress: bool = False,
+        batch_size: int = 32,
+    ) -> Prediction:
+        """This member's energies, forces and stress; a single draw has no error bars."""
+        parts: list[Prediction] = []
+        for graph in graph_batches(self.potential.backbone, atoms, batch_size):
+            with torch.no_grad():  # forces switch gradients on where they need them
+                outputs = self(graph, forces=forces, stress=stress)
+            parts.append(point_prediction(outputs, graph, method="frozen member"))
+        return Prediction.join(parts)

@@ -1,0 +1,1 @@
+"""Simulation: the ASE calculator, molecular dynamics with guards, error bars on averages."""

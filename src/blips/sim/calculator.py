@@ -1,0 +1,144 @@
+"""ASE calculator: energies, forces and stress with their standard deviations.
+
+    atoms.calc = blips.Calculator(potential)              # means and deviations of 32 samples
+    atoms.calc = blips.Calculator(potential, mode="map", every=10)    # for MD
+    atoms.calc = blips.Calculator(potential, mode="frozen", member=3) # for phonons, a committee
+
+| mode | energy, forces, stress | uncertainties |
+|---|---|---|
+| mc | means of posterior samples | at every call |
+| map | posterior means, the base model's cost | of samples, at every n-th call and when asked for |
+| frozen | one draw of the weights: smooth and conservative | as for map |
+"""
+
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.calculator import Calculator as ASECalculator
+from ase.calculators.calculator import all_changes
+from ase.stress import full_3x3_to_voigt_6_stress
+
+from blips import keys
+from blips.bayes.noise import FrozenDraw
+from blips.errors import InputError
+from blips.potential import BayesianPotential, FrozenMember
+from blips.predict import Prediction
+from blips.sim.properties import UNCERTAINTIES, register
+
+MODES = ("mc", "map", "frozen")
+
+
+class Calculator(ASECalculator):
+    """A Bayesian potential for ASE; eV, eV/A and eV/A^3, uncertainties calibrated if it is.
+
+    Args:
+        potential: made by `blips.bayesianize` or `blips.load`.
+        mode: "mc", "map" or "frozen", see above.
+        samples: posterior samples behind uncertainties (and the means of "mc").
+        every: "map" and "frozen": also work out the uncertainties at every n-th new structure;
+            0 for only when they are asked for.
+        member: "frozen": number of the draw.
+        seed: of all noise; the same seed gives the same numbers.
+        method: how uncertainties are predicted, see `BayesianPotential.predict`.
+        options: of `BayesianPotential.predict`, such as `memory_gb` and `calibrated`.
+    """
+
+    implemented_properties = [  # noqa: RUF012 (ASE declares it so)
+        keys.ENERGY,
+        "free_energy",
+        keys.FORCES,
+        keys.STRESS,
+        keys.ENERGIES,
+        *UNCERTAINTIES,
+    ]
+
+    def __init__(
+        self,
+        potential: BayesianPotential,
+        mode: str = "mc",
+        *,
+        samples: int = 32,
+        every: int = 0,
+        member: int = 0,
+        seed: int = 0,
+        method: str = "mc",
+        **options: Any,
+    ) -> None:
+        if not isinstance(potential, BayesianPotential):
+            raise InputError(
+                f"blips.Calculator needs a BayesianPotential, got {type(potential).__name__}; "
+                "make one with blips.bayesianize(model) or blips.load(file)"
+            )
+        if mode not in MODES:
+            raise InputError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
+        if every < 0:
+            raise InputError(f"every is {every}; expected 0 (only when asked for) or more")
+        register()
+        super().__init__()
+        self.potential = potential
+        self.mode, self.samples, self.every = mode, samples, every
+        self.member, self.seed, self.method, self.options = member, seed, method, options
+        self.structures_seen = 0
+        self._member = FrozenMember(potential, FrozenDraw(seed, member))
+
+    def calculate(
+        self,
+        atoms: Atoms | None = None,
+        properties: list[str] | None = None,
+        system_changes: list[str] = all_changes,
+    ) -> None:
+        """Fill `results`; stress and its uncertainty only where they are asked for."""
+        super().calculate(atoms, properties, system_changes)
+        structure = self.atoms
+        if not isinstance(structure, Atoms):
+            raise InputError("the calculator has no structure; pass atoms, or set atoms.calc")
+        wanted = set(properties or [keys.ENERGY])
+        is_new = bool(system_changes) or not self.results
+        self.structures_seen += int(is_new)
+        stress = bool(wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}) or self._keeps_stress()
+        due = is_new and self.every > 0 and (self.structures_seen - 1) % self.every == 0
+        if self.mode != "mc":
+            self.results |= _results(self._without_sampling(structure, stress))
+            if not (due or wanted & set(UNCERTAINTIES)):
+                return
+        sampled = _results(self._sampled(structure, stress))
+        uncertain = {name: sampled[name] for name in UNCERTAINTIES if name in sampled}
+        self.results |= sampled if self.mode == "mc" else uncertain
+
+    def _keeps_stress(self) -> bool:
+        """A structure whose stress is known is not evaluated without it."""
+        return keys.STRESS in self.results
+
+    def _without_sampling(self, atoms: Atoms, stress: bool) -> Prediction:
+        if self.mode == "frozen":
+            return self._member.predict(atoms, stress=stress)
+        return self.potential.predict(atoms, method="map", stress=stress)
+
+    def _sampled(self, atoms: Atoms, stress: bool) -> Prediction:
+        return self.potential.predict(
+            atoms,
+            method=self.method,
+            samples=self.samples,
+            seed=self.seed,
+            stress=stress,
+            **self.options,
+        )
+
+
+def _results(prediction: Prediction) -> dict[str, Any]:
+    """ASE's results of a prediction of one structure; stress in Voigt order."""
+    found: dict[str, Any] = {}
+    for name in (keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES):
+        std = getattr(prediction, f"{name}_total_std", getattr(prediction, f"{name}_std"))
+        for key, array in ((name, getattr(prediction, name)), (f"{name}_uncertainty", std)):
+            if array is not None:
+                found[key] = _as_ase(name, array)
+    found["free_energy"] = found[keys.ENERGY]
+    return found
+
+
+def _as_ase(name: str, array: np.ndarray) -> float | np.ndarray:
+    if name == keys.ENERGY:
+        return float(array[0])
+    return full_3x3_to_voigt_6_stress(array[0]) if name == keys.STRESS else np.array(array)
