@@ -5,6 +5,7 @@ from ase import Atoms
 from ase.build import molecule
 from ase.calculators.morse import MorsePotential
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.spacegroup import crystal
 
 TINY = {"cutoff": 4.0, "features": 8, "blocks": 2, "num_basis": 4}  # PaiNN, SchNet
 QUICK = {"epochs": 5, "batch_size": 4, "lr": 0.01, "tensorboard": False, "threads": 1}
@@ -22,3 +23,16 @@ def morse_ammonia(count: int, seed: int, scale: float = 0.05) -> list[Atoms]:
         atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces)
         frames.append(atoms)
     return frames
+
+
+def quartz(rattle: float = 0.0, seed: int = 0) -> Atoms:
+    """Alpha quartz, 9 atoms; displaced by normal numbers of this scale (A)."""
+    atoms = crystal(
+        ["Si", "O"],
+        [(0.4697, 0, 1 / 3), (0.4133, 0.2672, 0.2144)],
+        spacegroup=152,
+        cellpar=[4.9137, 4.9137, 5.4047, 90, 90, 120],
+    )
+    plain = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=True)
+    plain.positions += np.random.default_rng(seed).normal(scale=rattle, size=(len(plain), 3))
+    return plain

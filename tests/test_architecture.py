@@ -16,7 +16,7 @@ LAYERS = [
     {"bayes", "data"},
     {"backbones"},
     {"predict"},
-    {"sampling"},
+    {"sampling", "onepass"},
     {"potential"},
     {"factory", "testing"},
     {"uq"},

@@ -102,6 +102,9 @@ class TrainingConfig(Section):
         default=0.5, gt=0, description="largest standard deviation of the displacements, A"
     )
     kl_warmup_epochs: int = Field(default=0, ge=0)
+    freeze_backbone: bool = Field(
+        default=False, description="train the inference network alone; MAP predictions stay"
+    )
     optimizer: Literal["adam", "adamw"] = "adam"
     lr: float = Field(default=1e-3, gt=0)
     encoder_lr: float | None = Field(default=None, gt=0, description="inference network's")

@@ -1,12 +1,15 @@
 """From a plain backbone to a Bayesian potential."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from ase.build import molecule
+from ase import Atoms
+from torch import nn
 
 from blips.backbones.base import AtomisticBackbone, Backbone
+from blips.backbones.generic import EnergiesOf, GenericBackbone, GraphOf, RowsOf
 from blips.bayes.convert import Selection, convert, probe_roles
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import prior_coefficient
@@ -19,8 +22,13 @@ DEFAULT_BOUNDS = (1e-5, 4.0)
 
 
 def bayesianize(
-    backbone: Backbone,
+    backbone: Backbone | nn.Module,
     *,
+    energies_of: EnergiesOf | None = None,
+    cutoff: float | None = None,
+    graph_of: GraphOf | None = None,
+    rows: RowsOf | None = None,
+    example: Sequence[Atoms] | None = None,
     prior_dropout: float = 0.5,
     bounds: tuple[float, float] = DEFAULT_BOUNDS,
     initial: float | None = None,
@@ -36,7 +44,14 @@ def bayesianize(
     """Turn a backbone into a Bayesian potential.
 
     Args:
-        backbone: the plain model; it is converted in place and belongs to the result.
+        backbone: the plain model; it is converted in place and belongs to the result. Any other
+            torch module needs `energies_of` and `cutoff`, and may need the next three; they are
+            explained at `blips.backbones.generic.GenericBackbone`.
+        energies_of: (module, graph) -> energies in eV, of atoms or of structures.
+        cutoff: radius of the neighbour list, A.
+        graph_of: (atoms, dtype) -> graph, where it is not all pairs within the cutoff.
+        rows: graph -> features of further row types.
+        example: structures that the module knows, in place of water and methane.
         prior_dropout: p of the prior N(0, p/(1-p) theta^2).
         bounds: least and largest coefficient (posterior variance in units of theta^2).
         initial: coefficient to start from; by default the prior's, within the bounds.
@@ -45,7 +60,7 @@ def bayesianize(
             flipout samples weights, and so the right spread of derivatives: with noise on the
             outputs, forces vary too little.
         maps: name patterns, or a predicate (name, module), of the maps to convert; None for all
-            that have a row type.
+            that have a row type, but for those that the backbone itself leaves deterministic.
         exclude: patterns or predicate of maps to leave deterministic.
         roles: name pattern -> row type, in place of the backbone's own declaration.
         probe: find the row types by running the model on this graph instead; it needs different
@@ -57,9 +72,21 @@ def bayesianize(
     """
     if estimator not in ESTIMATORS:
         raise InputError(f"unknown estimator {estimator!r}; use one of {', '.join(ESTIMATORS)}")
-    roles = roles or backbone.roles
+    adapter = (energies_of, cutoff, graph_of, rows, example)
+    if not isinstance(backbone, Backbone):
+        backbone = _wrap(backbone, *adapter)
+    elif any(option is not None for option in adapter):
+        raise InputError(
+            f"{type(backbone).__name__} is a backbone and has its own graph, energies and rows; "
+            "energies_of, cutoff, graph_of, rows and example are for other modules"
+        )
+    if roles is None:
+        declared = _deterministic(backbone)
+        roles, reasons = backbone.roles, {**declared, **(reasons or {})}
+        maps = (lambda name, _module: name not in declared) if maps is None else maps
     if probe is not None or not roles:
-        roles, reasons = _probe(backbone, probe)
+        roles, found = _probe(backbone, probe)
+        reasons = {**found, **(reasons or {})}
     conversion = convert(backbone, roles, maps=maps, exclude=exclude, reasons=reasons)
     least, largest = bounds
     start = min(max(prior_coefficient(prior_dropout), least), largest)
@@ -85,6 +112,34 @@ def bayesianize(
     return BayesianPotential(backbone, network, conversion, settings)
 
 
+def _wrap(
+    module: nn.Module,
+    energies_of: EnergiesOf | None,
+    cutoff: float | None,
+    graph_of: GraphOf | None,
+    rows: RowsOf | None,
+    example: Sequence[Atoms] | None,
+) -> GenericBackbone:
+    if energies_of is None or cutoff is None:
+        raise InputError(
+            f"{type(module).__name__} is no backbone of blips; to wrap it, give "
+            "energies_of=(module, graph) -> energies in eV, and cutoff in A"
+        )
+    return GenericBackbone(
+        module, energies_of, cutoff, graph_of=graph_of, rows=rows, example=example
+    )
+
+
+def _deterministic(backbone: Backbone) -> dict[str, str]:
+    """Why the backbone leaves maps deterministic, by their names."""
+    reasons: dict[str, str] = {}
+    for name, _ in backbone.named_modules():
+        for pattern, reason in backbone.deterministic.items():
+            if fnmatchcase(name, pattern):
+                reasons.setdefault(name, reason)
+    return reasons
+
+
 def _probe(backbone: Backbone, probe: Graph | None) -> tuple[dict[str, str], dict[str, str]]:
     """Row types found by running the model, and reasons where there is none."""
     if probe is None:
@@ -93,7 +148,7 @@ def _probe(backbone: Backbone, probe: Graph | None) -> tuple[dict[str, str], dic
                 f"{type(backbone).__name__} declares no row types; give roles={{pattern: type}} "
                 "or a probe graph with different numbers of edges, nodes and structures"
             )
-        probe = backbone.graph([molecule("H2O"), molecule("CH4")])
+        probe = backbone.graph(backbone.examples())
     parameter = next(backbone.parameters())
     graph = probe.to(parameter.device, parameter.dtype)
     described = backbone.row_counts(graph)

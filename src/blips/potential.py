@@ -1,8 +1,9 @@
 """A Bayesian potential: a backbone whose maps have posteriors, and its inference network."""
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Unpack
 
 import numpy as np
@@ -27,6 +28,7 @@ from blips.bayes.noise import (
 )
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
+from blips.onepass import OnePass, one_pass
 from blips.predict import Outputs, Prediction, point_prediction
 from blips.sampling import MemoryGauge, monte_carlo
 
@@ -46,7 +48,7 @@ class Calibrator(Protocol):
         ...
 
 
-METHODS = ("mc", "frozen", "map")
+METHODS = ("mc", "frozen", "onepass", "map")
 GIGABYTE = 1e9
 
 
@@ -163,8 +165,9 @@ class BayesianPotential(nn.Module):
         Args:
             atoms: one structure, many, or a graph.
             samples: K, the number of posterior samples.
-            method: "mc" (fresh weights for each row), "frozen" (a committee of frozen draws) or
-                "map" (posterior means, no error bars, the base model's cost).
+            method: "mc" (fresh weights for each row), "frozen" (a committee of frozen draws),
+                "onepass" (posterior means, and the energy's deviation at first order without
+                sampling) or "map" (posterior means, no error bars, the base model's cost).
             seed: the same seed gives the same prediction.
             forces: also predict forces.
             stress: also predict the stress.
@@ -180,6 +183,9 @@ class BayesianPotential(nn.Module):
         for graph in graph_batches(self.backbone, atoms, batch_size):
             if method == "map":
                 parts.append(point_prediction(self._outputs(graph, None, 0, derivatives), graph))
+                continue
+            if method == "onepass":
+                parts.append(self._one_pass_prediction(graph, derivatives))
                 continue
 
             def sampler(graph: Graph, numbers: range) -> Outputs:
@@ -200,6 +206,25 @@ class BayesianPotential(nn.Module):
             )
         prediction = Prediction.join(parts)
         return prediction.recalibrated(self.calibration) if calibrated else prediction
+
+    def one_pass(
+        self, atoms: Atoms | Sequence[Atoms] | Graph, **derivatives: Unpack[Derivatives]
+    ) -> OnePass:
+        """First-order variance of the energies, and where it comes from (`blips.onepass`)."""
+        graph = next(graph_batches(self.backbone, atoms, sys.maxsize))
+        if not (self.backbone.conservative and isinstance(graph, AtomGraph)):
+            raise InputError(
+                f"{type(self.backbone).__name__} is no conservative potential, so it has no "
+                'backward pass to take variances from; use method="mc"'
+            )
+        return one_pass(
+            self.backbone,
+            self.coefficients,
+            graph,
+            self.conversion.roles,
+            self.backbone.row_atoms(graph),
+            **derivatives,
+        )
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
         """Alpha and beta of every Bayesian map on this input, [rows] by map name."""
@@ -231,6 +256,11 @@ class BayesianPotential(nn.Module):
         base = copy.deepcopy(self.backbone)
         revert(base)
         return base
+
+    def _one_pass_prediction(self, graph: Graph, derivatives: Derivatives) -> Prediction:
+        found = self.one_pass(graph, **derivatives)
+        std = found.attribution().energy_var.sqrt().cpu().numpy()
+        return replace(point_prediction(found.outputs, graph, method="onepass"), energy_std=std)
 
     def _num_weights(self, name: str) -> int:
         layer = self.backbone.get_submodule(name)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from ase import Atoms
+from ase.build import molecule
 from torch import Tensor, nn
 
 from blips import keys
@@ -26,11 +27,13 @@ class Backbone(nn.Module):
 
     Attributes:
         roles: glob pattern of a map's name -> the row type it acts on. The first match counts.
+        deterministic: glob pattern -> why such maps have no posterior unless they are asked for.
         conservative: True where forces are -dE/dr of the "energies" that `forward` returns.
         hyperparameters: constructor arguments, so that a checkpoint can rebuild the model.
     """
 
     roles: ClassVar[Mapping[str, str]] = {}
+    deterministic: Mapping[str, str] = {}
     conservative: bool = False
     hyperparameters: dict[str, Any]
 
@@ -46,6 +49,11 @@ class Backbone(nn.Module):
     def row_counts(self, graph: Graph) -> dict[str, int]:
         """Number of rows of each type in this graph."""
         return {keys.EDGE: graph.num_edges, keys.NODE: graph.num_nodes}
+
+    def row_atoms(self, graph: Graph) -> dict[str, Tensor]:
+        """The node that each row belongs to, [rows] for each type; edges belong to the receiver."""
+        nodes = torch.arange(graph.num_nodes, device=graph.positions.device)
+        return {keys.EDGE: graph.edge_index[0], keys.NODE: nodes}
 
 
 class AtomisticBackbone(Backbone):
@@ -72,6 +80,10 @@ class AtomisticBackbone(Backbone):
         structures = [atoms] if isinstance(atoms, Atoms) else atoms
         graphs = [self.graph_of(one, dtype or here.dtype) for one in structures]
         return (graphs[0] if len(graphs) == 1 else AtomGraph.batch(graphs)).to(here.device)
+
+    def examples(self) -> Sequence[Atoms]:
+        """Structures with different numbers of edges, atoms and structures, to try the model on."""
+        return [molecule("H2O"), molecule("CH4")]
 
     @property
     def feature_sizes(self) -> dict[str, int]:
@@ -168,6 +180,15 @@ def gather_rows(rows: Tensor, index: Tensor) -> Tensor:
 def scatter_sum(rows: Tensor, index: Tensor, size: int) -> Tensor:
     """Sum rows with the same index, [E, ...] -> [size, ...]."""
     return rows.new_zeros(size, *rows.shape[1:]).index_add(0, index, rows)
+
+
+def equal_shares(energy: Tensor, graph: Graph) -> Tensor:
+    """Each atom's share of the energy of its structure, [S] -> [N], float64.
+
+    For models whose energy is not a sum over atoms.
+    """
+    atoms = torch.bincount(graph.structure, minlength=graph.num_structures)  # [S]
+    return (energy.double() / atoms).index_select(0, graph.structure)
 
 
 def mlp(*widths: int, last_activation: bool = False) -> nn.Sequential:

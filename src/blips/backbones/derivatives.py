@@ -6,7 +6,7 @@ The energy is evaluated once; with the noise of a sample held fixed, these are t
 stress of that sample (method: F = -dE/dr of the sampled energy, posterior widths included).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
@@ -44,9 +44,38 @@ def energy_and_derivatives(
         stress: also return the stress (eV/A^3, symmetric; positive = under tension).
         create_graph: keep what is needed to differentiate the derivatives (training).
     """
-    if not (forces or stress):
+    outputs, _ = differentiate(
+        energies_of, graph, forces=forces, stress=stress, create_graph=create_graph
+    )
+    return outputs
+
+
+def differentiate(
+    energies_of: EnergyFunction,
+    graph: AtomGraph,
+    *,
+    forces: bool = True,
+    stress: bool = False,
+    create_graph: bool = False,
+    inner: Callable[[], Sequence[Tensor]] | None = None,
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """As `energy_and_derivatives`, and dE/dx of further tensors in the same backward pass.
+
+    Args:
+        energies_of: see `energy_and_derivatives`, as for the other arguments.
+        graph: a batch of structures.
+        forces: also return forces (eV/A).
+        stress: also return the stress (eV/A^3).
+        create_graph: keep what is needed to differentiate the derivatives.
+        inner: called after `energies_of`; gives intermediate results x that the energies were
+            made of.
+
+    Returns:
+        The outputs, and dE/dx in the shapes of x, E the sum of all energies.
+    """
+    if not (forces or stress or inner):
         energies = energies_of(graph)
-        return {keys.ENERGY: graph.sum_over_structures(energies), keys.ENERGIES: energies}
+        return {keys.ENERGY: graph.sum_over_structures(energies), keys.ENERGIES: energies}, []
     volumes = graph.volumes() if stress else None
     with torch.enable_grad():
         strained, inputs = _differentiable(graph, forces=forces, stress=stress)
@@ -54,17 +83,19 @@ def energy_and_derivatives(
         energy = graph.sum_over_structures(energies)
         gradients = torch.autograd.grad(
             energy.sum(),
-            list(inputs.values()),
+            [*inputs.values(), *(inner() if inner else ())],
             create_graph=create_graph,
             materialize_grads=True,  # an isolated atom feels nothing
         )
-    gradient_of = dict(zip(inputs, gradients, strict=True))
+    gradient_of = dict(zip(inputs, gradients, strict=False))
     out = {keys.ENERGY: energy, keys.ENERGIES: energies}
     if forces:
         out[keys.FORCES] = -gradient_of["positions"]
     if volumes is not None:
         out[keys.STRESS] = gradient_of["strain"] / volumes[:, None, None]
-    return out if create_graph else {name: value.detach() for name, value in out.items()}
+    if not create_graph:
+        out = {name: value.detach() for name, value in out.items()}
+    return out, list(gradients[len(inputs) :])
 
 
 def _differentiable(

@@ -8,17 +8,21 @@ package's model is kept whole as `model`: its parameters keep their names behind
 """
 
 import importlib
+import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from pickle import UnpicklingError
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
+import torch
 from ase.data import chemical_symbols
 from torch import Tensor, nn
 
 from blips.backbones.base import AtomisticBackbone
 from blips.data.graph import AtomGraph
-from blips.errors import InputError, MissingPackageError
+from blips.errors import CheckpointError, InputError, MissingPackageError
 
 
 class ForeignBackbone(AtomisticBackbone):
@@ -39,6 +43,7 @@ class ForeignBackbone(AtomisticBackbone):
 
     family: ClassVar[str]
     pip_line: ClassVar[str]
+    model: Any  # the package's class, which type checkers do not see
 
     def __init__(self, model: nn.Module, cutoff: float, numbers: Iterable[int] | None) -> None:
         super().__init__(cutoff)
@@ -46,7 +51,7 @@ class ForeignBackbone(AtomisticBackbone):
         self.known_numbers = None if numbers is None else frozenset(numbers)
 
     @classmethod
-    def released(cls, **options: Any) -> Self:
+    def released(cls, *args: Any, **options: Any) -> Self:
         """The model with weights that its authors released."""
         raise TypeError(f"{cls.__name__} has no released weights of its own")
 
@@ -73,11 +78,34 @@ class ForeignBackbone(AtomisticBackbone):
 
 
 def require(module: str, pip_line: str) -> ModuleType:
-    """Import a package that blips does not depend on, or say how to install it."""
+    """Import a package that blips does not depend on, or say how to install it.
+
+    What a package warns of while it is imported concerns its authors, and is not shown.
+    """
     try:
-        return importlib.import_module(module)
+        if module in sys.modules:  # often, and from many threads
+            return importlib.import_module(module)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(module)
     except ImportError as error:
         raise MissingPackageError(
             f"this model needs the package {module.split('.')[0]!r}, which cannot be imported "
             f"({error}); install it with: {pip_line}"
         ) from error
+
+
+def read_checkpoint(path: str | Path, *, trust: bool = False) -> Any:
+    """What a package wrote with `torch.save`.
+
+    Args:
+        path: of the file.
+        trust: unpickle whatever it holds, which can run code; without, only data are read.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=not trust)
+    except FileNotFoundError:
+        raise CheckpointError(f"no checkpoint {path}; check the path") from None
+    except (UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        remedy = "" if trust else "; if it is whole and you trust its author, give trust=True"
+        raise CheckpointError(f"cannot read {path} as data ({error}){remedy}") from error

@@ -18,6 +18,7 @@ ADAPTERS: dict[str, tuple[str, str]] = {
     "mace": ("mace", "MACE"),
     "mattersim": ("mattersim", "MatterSim"),
     "orb": ("orb", "Orb"),
+    "orb-direct": ("orb", "DirectOrb"),
     "sevennet": ("sevennet", "SevenNet"),
 }
 # name -> (family, options of the adapter's `released`)
@@ -26,6 +27,14 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "chgnet-r2scan": ("chgnet", {"version": "r2scan"}),
     "mace": ("mace", {}),
     "mattersim-1m": ("mattersim", {}),
+    "orb-v3-conservative-20-mpa": ("orb", {"variant": "conservative-20-mpa"}),
+    "orb-v3-conservative-20-omat": ("orb", {"variant": "conservative-20-omat"}),
+    "orb-v3-conservative-inf-mpa": ("orb", {"variant": "conservative-inf-mpa"}),
+    "orb-v3-conservative-inf-omat": ("orb", {"variant": "conservative-inf-omat"}),
+    "orb-v3-direct-20-mpa": ("orb-direct", {"variant": "direct-20-mpa"}),
+    "orb-v3-direct-20-omat": ("orb-direct", {"variant": "direct-20-omat"}),
+    "orb-v3-direct-inf-mpa": ("orb-direct", {"variant": "direct-inf-mpa"}),
+    "orb-v3-direct-inf-omat": ("orb-direct", {"variant": "direct-inf-omat"}),
     "sevennet-0": ("sevennet", {"checkpoint": "7net-0"}),
     "sevennet-l3i5": ("sevennet", {"checkpoint": "7net-l3i5"}),
     "sevennet-mf-0": ("sevennet", {"checkpoint": "7net-mf-0"}),

@@ -76,7 +76,8 @@ def convert(
             counts, maps without a match stay deterministic.
         maps: which of them to convert: patterns, or a predicate (name, module); None for all.
         exclude: patterns or predicate of maps to leave deterministic.
-        reasons: why a map has no role, by name (from `probe_roles`), for the report.
+        reasons: why a map has no role (from `probe_roles`), is not selected or no linear map, by
+            name, for the report.
 
     Returns:
         The report of every module with parameters of its own.
@@ -93,11 +94,11 @@ def convert(
         role = next((r for pattern, r in roles.items() if fnmatchcase(name, pattern)), None)
         reason = ""
         if kind_of(module) is None:
-            reason = f"{layer} is not known as a linear map"
+            reason = (reasons or {}).get(name, f"{layer} is not known as a linear map")
         elif role is None:
             reason = (reasons or {}).get(name, "the backbone declares no row type for it")
         elif not wanted(name, module):
-            reason = "not selected by maps"
+            reason = (reasons or {}).get(name, "not selected by maps")
         elif unwanted(name, module):
             reason = "excluded"
         reports.append(MapReport(name, layer, count, None if reason else role, reason))

@@ -3,9 +3,10 @@
 Conversion swaps the class of a layer, not its parameters: names, values, hooks and state dict
 stay, and swapping back gives the plain layer. Without active noise the layer's own forward runs.
 
-A `MapKind` says how a class of layers is a linear map: which canonical weight [out, in] and bias
-it applies, and what it does to the result (an activation, say). Teach blips a new class with
-`register_kind`.
+A `Kind` says how a class of layers is linear. `MapKind` is one matrix: which canonical weight
+[out, in] and bias the layer applies, and what it does to the result (an activation, say).
+`blips.bayes.blocks.BlockKind` is an equivariant map, one matrix for each pair of irreps. Teach
+blips a new class with `register_kind`.
 """
 
 from collections.abc import Callable
@@ -16,10 +17,33 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
+from blips.bayes.moments import RecordedMeans
 from blips.bayes.noise import FrozenNoise, Noise, SampledNoise, active
 from blips.errors import ConversionError, InputError
 
 WeightAndBias = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a class of layers is a linear map; the subclasses say which.
+
+    The functions that a kind is made of are those of a module (no lambdas, no closures) wherever
+    converted models are pickled.
+
+    Attributes:
+        layer: the class; subclasses count unless they override `forward`.
+    """
+
+    layer: type[nn.Module]
+
+    def matches(self, layer: nn.Module) -> bool:
+        """Whether this kind describes what `layer` computes."""
+        return isinstance(layer, self.layer) and type(layer).forward is self.layer.forward
+
+    def sample(self, layer: nn.Module, name: str, h: Tensor, noise: Noise) -> Tensor:
+        """Output of the layer for weights drawn by `noise`; the leading axis of h are rows."""
+        raise TypeError(f"{type(self).__name__} must say how it samples {self.layer.__name__}")
 
 
 def _own_weight_and_bias(layer: nn.Module) -> WeightAndBias:
@@ -31,22 +55,16 @@ def _identity(_layer: nn.Module, z: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class MapKind:
-    """How a class of layers is a linear map z = finish(h W^T + b).
+class MapKind(Kind):
+    """A class of layers that are a linear map z = finish(h W^T + b).
 
     Attributes:
-        layer: the class; subclasses count unless they override `forward`.
         canonical: layer -> (weight [out, in], bias [out] or None), differentiable.
         finish: (layer, z) -> output; what `forward` does after the product and the bias.
     """
 
-    layer: type[nn.Module]
     canonical: Callable[[nn.Module], WeightAndBias] = _own_weight_and_bias
     finish: Callable[[nn.Module, Tensor], Tensor] = _identity
-
-    def matches(self, layer: nn.Module) -> bool:
-        """Whether this kind describes what `layer` computes."""
-        return isinstance(layer, self.layer) and type(layer).forward is self.layer.forward
 
     def sample(self, layer: nn.Module, name: str, h: Tensor, noise: Noise) -> Tensor:
         """Output for weights drawn by `noise`, h [rows, *irrep, in] -> [rows, *irrep, out]."""
@@ -57,18 +75,39 @@ class MapKind:
             )
         coef = noise.coefficients_of(name, h.shape[0])
         weight, bias = self.canonical(layer)
-        if isinstance(noise, FrozenNoise):
-            z = frozen_linear(h, weight, bias, coef, noise.normal_like(name, weight))
-        elif isinstance(noise, SampledNoise):
-            z = _sampled(name, h, weight, bias, coef, noise)
-        else:
-            raise InputError(f"cannot sample with {type(noise).__name__}")
-        return self.finish(layer, z)
+        return self.finish(layer, sampled_linear(layer, name, h, weight, bias, coef, noise))
 
 
-def _sampled(
-    name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor, noise: SampledNoise
+def sampled_linear(
+    layer: nn.Module,
+    name: str,
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    coef: Tensor,
+    noise: Noise,
 ) -> Tensor:
+    """One matrix of a layer, with weights drawn by `noise`.
+
+    Args:
+        layer: whose parameters the weight is made of.
+        name: key of the weights' noise, different for every matrix of a model.
+        h: [rows, *irrep, in].
+        weight: means, [out, in].
+        bias: [out] or None.
+        coef: relative variances, [rows].
+        noise: sampled or frozen.
+
+    Returns:
+        [rows, *irrep, out].
+    """
+    if isinstance(noise, FrozenNoise):
+        return frozen_linear(h, weight, bias, coef, noise.normal_like(name, weight))
+    if isinstance(noise, RecordedMeans):
+        map_name = cast(StochasticMap, layer).map_name
+        return noise.linear(map_name, name, h, weight, bias, coef)
+    if not isinstance(noise, SampledNoise):
+        raise InputError(f"cannot sample with {type(noise).__name__}")
     has_irrep_axis = h.ndim > 2
     if noise.estimator == "local" and has_irrep_axis:
         raise InputError(
@@ -78,20 +117,22 @@ def _sampled(
             "map deterministic with exclude=..."
         )
     if noise.estimator == "flipout" or has_irrep_axis:
-        deviation = None if noise.weights is None else noise.weights.deviation(name, weight)
+        kept = noise.weights
+        deviation = None if kept is None else kept.deviation(name, weight, layer.parameters())
         return flipout_linear(h, weight, bias, coef, noise.generators, deviation)
     return local_linear(h, weight, bias, coef, noise.generators)
 
 
-_kinds: list[MapKind] = [MapKind(nn.Linear)]
+_kinds: list[Kind] = [MapKind(nn.Linear)]
 
 
-def register_kind(kind: MapKind) -> None:
+def register_kind(kind: Kind) -> None:
     """Teach the converter a class of linear-like layers; later registrations count first."""
-    _kinds.insert(0, kind)
+    if kind not in _kinds:
+        _kinds.insert(0, kind)
 
 
-def kind_of(layer: nn.Module) -> MapKind | None:
+def kind_of(layer: nn.Module) -> Kind | None:
     """The kind that describes `layer`, or None where blips does not know it as a linear map."""
     return next((kind for kind in _kinds if kind.matches(layer)), None)
 
@@ -100,7 +141,7 @@ class StochasticMap(nn.Module):
     """Mixin in front of a layer class: samples under active noise, is the layer otherwise."""
 
     map_name: str
-    map_kind: MapKind
+    map_kind: Kind
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's own forward, or one with sampled weights."""
@@ -110,23 +151,17 @@ class StochasticMap(nn.Module):
         return self.map_kind.sample(self, self.map_name, *args, noise=noise, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle through the layer's class: converted classes are made on the fly."""
-        state = {k: v for k, v in self.__dict__.items() if k != "map_kind"}
-        return _blank_copy, (base_class(self),), state
+        """Copy and pickle through the layer's class: converted classes are made on the fly.
+
+        The layer's own way to get and set its state counts, as some keep compiled code in it.
+        """
+        return _blank_copy, (base_class(self),), self.__getstate__()
 
 
 def _blank_copy(base: type[nn.Module]) -> nn.Module:
     cls = _stochastic_class(base)
     blank = cls.__new__(cls)
     nn.Module.__init__(blank)
-    plain = base.__new__(base)
-    kind = kind_of(plain)
-    if kind is None:
-        raise ConversionError(
-            f"{base.__name__} is not registered as a linear map here; "
-            "call blips.bayes.register_kind before loading this model"
-        )
-    blank.map_kind = kind
     return blank
 
 

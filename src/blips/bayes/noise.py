@@ -11,7 +11,7 @@ the outer one, and so do contexts left by an exception.
 """
 
 import hashlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -117,19 +117,29 @@ class WeightNoise:
 
     def __init__(self, seed: int, numbers: range, *, keep: bool = True) -> None:
         self.seed, self.numbers, self.keep = seed, numbers, keep
-        self._kept: dict[str, tuple[tuple[int, int], Tensor]] = {}
+        self._kept: dict[str, tuple[tuple[tuple[int, int], ...], Tensor]] = {}
 
-    def deviation(self, name: str, weight: Tensor) -> Tensor:
-        """Theta * eps, [K, *weight.shape]."""
-        stamp = (weight.data_ptr(), weight._version)
+    def deviation(
+        self, name: str, weight: Tensor, parameters: Iterable[Tensor] | None = None
+    ) -> Tensor:
+        """Theta * eps, [K, *weight.shape].
+
+        Args:
+            name: of the weight.
+            weight: theta.
+            parameters: that theta is computed from, where it is none itself; they tell whether
+                it is still the same.
+        """
+        sources = [weight] if parameters is None else parameters
+        stamp = tuple((source.data_ptr(), source._version) for source in sources)
         kept_stamp, kept = self._kept.get(name, (None, weight))
         if kept_stamp == stamp:
             return kept
-        sources = [
+        streams = [
             seeded_generator("weights", self.seed, number, name, device=weight.device)
             for number in self.numbers
         ]
-        deviation = weight.detach() * normals(weight.shape, sources, weight.dtype)
+        deviation = weight.detach() * normals(weight.shape, streams, weight.dtype)
         if self.keep:
             self._kept[name] = (stamp, deviation)
         return deviation

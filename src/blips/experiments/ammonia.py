@@ -24,6 +24,8 @@ ensemble the CRPS, with the same weights. K = 100 samples at test time.
 | blip_local_paper | local estimator on scalar maps, paper's inference network, lambda 10 |
 | blip_flipout | flipout, vector maps too, nodes see their neighbours, lambda 3 |
 | blip_flipout_crps | the same with the CRPS of two samples, lambda 1 |
+| blip_beyond | flipout with the prior beyond the data (KL on displaced structures) |
+| blip_afterwards | `base`, trained; then a posterior around its weights, which stay as they are |
 | ..._frozen | the same trained model as a committee of frozen draws (noise shared by all rows) |
 """
 
@@ -72,6 +74,15 @@ LOCAL = {
     "encoder": {"variant": "paper-ammonia"},
 }
 FROZEN = {"kind": "frozen"}
+BEYOND = {"kl_weight": 0.1, "beyond_weight": 1.0, "beyond_displacement": 0.5, "encoder_lr": 5e-3}
+AFTERWARDS = {
+    **BEYOND,
+    "loss": "crps",
+    "samples": 2,
+    "epochs": 100,
+    "freeze_backbone": True,
+    "schedule": {"kind": "cosine"},
+}
 METHODS: dict[str, Method] = {
     "base": Method("base", {"kind": "base"}),
     "deep_ensemble": Method(
@@ -91,6 +102,11 @@ METHODS: dict[str, Method] = {
     ),
     "blip_flipout": Method("BLIP, flipout", FLIPOUT, {"kl_weight": 3.0}),
     "blip_flipout_frozen": Method("BLIP, flipout, frozen", FROZEN, built_on="blip_flipout"),
+    "blip_beyond": Method("BLIP, flipout, beyond", FLIPOUT, BEYOND),
+    "blip_beyond_frozen": Method("BLIP, flipout, beyond, frozen", FROZEN, built_on="blip_beyond"),
+    "blip_afterwards": Method(
+        "BLIP around base", {**FLIPOUT, "kind": "blip_afterwards"}, AFTERWARDS, built_on="base"
+    ),
     "blip_flipout_crps": Method(
         "BLIP, flipout, CRPS", FLIPOUT, {"kl_weight": 1.0, "loss": "crps", "samples": 2}
     ),
@@ -98,7 +114,16 @@ METHODS: dict[str, Method] = {
         "BLIP, flipout, CRPS, frozen", FROZEN, built_on="blip_flipout_crps"
     ),
 }
-EARLY = ("base", "blip_flipout", "blip_local_paper", "llpr", "shallow_ensemble", "gmm")
+EARLY = (
+    "base",
+    "blip_beyond",
+    "blip_afterwards",
+    "blip_flipout",
+    "blip_local_paper",
+    "llpr",
+    "shallow_ensemble",
+    "gmm",
+)
 TRAINING: dict[str, Any] = {
     "epochs": 500,
     "batch_size": 64,
@@ -183,7 +208,8 @@ def _spec(size: Profile, data: str, name: str, seed: int) -> RunSpec:
     method = METHODS[name]
     seeds = range(size.members) if name == "deep_ensemble" else (seed,)
     needs = tuple(f"{data}-{method.built_on}-seed{k}" for k in seeds) if method.built_on else ()
-    trained = METHODS[method.built_on] if method.built_on else method
+    is_trained = bool(method.training) or method.built_on is None
+    trained = method if is_trained else METHODS[method.built_on or name]
     settings = {
         "hyperparameters": {**PAINN, "features": size.features},
         "method": dict(method.model),

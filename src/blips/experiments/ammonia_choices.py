@@ -5,7 +5,7 @@ Choices are made here, on training data alone: of the 92 geometries of `blips.da
 the upper half stand for what lies beyond the data. The test geometries of the ammonia study
 (5 to 70 kcal/mol) are not looked at.
 
-Every row differs from `default` in what its name says. Rows "..., frozen" and "K = ..." are the
+Every row differs from the centre (lambda 0.1, mu 1, 0.5 A) in what its name says. Rows "..., frozen" and "K = ..." are the
 same trained model, predicting in another way.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from blips.experiments.ammonia import BLIP, FLIPOUT, PAINN, TRAINING
+from blips.experiments.ammonia import AFTERWARDS, BLIP, FLIPOUT, PAINN, TRAINING
 from blips.experiments.ammonia_run import execute
 from blips.experiments.spec import Layout, RunSpec
 from blips.experiments.tables import Column, Row, Table
@@ -23,12 +23,7 @@ from blips.experiments.tables import Column, Row, Table
 __all__ = ["PROFILES", "execute", "prepare", "specs", "table"]
 
 STUDY = "ammonia-choices"
-DEFAULT_TRAINING = {
-    "kl_weight": 0.1,
-    "beyond_weight": 1.0,
-    "beyond_displacement": 0.5,
-    "encoder_lr": 5e-3,
-}
+CENTRE = {"kl_weight": 0.1, "beyond_weight": 1.0, "beyond_displacement": 0.5, "encoder_lr": 5e-3}
 LOCAL = {**BLIP, "estimator": "local", "encoder": {"variant": "neighbourhood"}}
 WITHOUT_VECTORS = {"exclude": ["blocks.*.update.mixing"]}
 
@@ -61,7 +56,7 @@ def _training(group: str, key: str, *values: float) -> dict[str, Choice]:
 
 
 CHOICES: dict[str, Choice] = {
-    "default": Choice("default", "default"),
+    "default": Choice("centre", "centre"),
     "default_frozen": Choice("prediction", "frozen draws", {"kind": "frozen"}, built_on="default"),
     "samples_8": Choice("prediction", "K = 8", {"kind": "sampled"}, built_on="default", samples=8),
     "samples_32": Choice(
@@ -77,6 +72,12 @@ CHOICES: dict[str, Choice] = {
     "paper_objective": Choice(
         "lambda", "3, and mu = 0", training={"kl_weight": 3.0, "beyond_weight": 0.0}
     ),
+    **{
+        f"weights_{a:g}_{b:g}": Choice(
+            "lambda and mu", f"{a:g} and {b:g}", training={"kl_weight": a, "beyond_weight": b}
+        )
+        for a, b in ((0.01, 0.1), (0.03, 0.3), (0.01, 0.03))
+    },
     "elbo": Choice(
         "KL reduction",
         "elbo, 0.01",
@@ -89,6 +90,10 @@ CHOICES: dict[str, Choice] = {
     "scalar_maps": Choice("estimator", "flipout, scalar maps", WITHOUT_VECTORS),
     "crps": Choice("loss", "CRPS, 2 samples", training={"loss": "crps", "samples": 2}),
     "nll": Choice("loss", "NLL, 4 samples", training={"loss": "nll", "samples": 4}),
+    "initial": Choice("start", "coefficients 0.01", {"initial": 0.01}),
+    "afterwards": Choice(
+        "start", "plain model, then posterior", {"kind": "blip_afterwards"}, AFTERWARDS, "base"
+    ),
     "shared": Choice(
         "coefficients",
         "one per layer",
@@ -129,14 +134,15 @@ def specs(profile: str) -> list[RunSpec]:
 
 def _spec(size: Profile, name: str, seed: int) -> RunSpec:
     choice = CHOICES[name]
-    trained = CHOICES[choice.built_on] if choice.built_on else choice
+    is_trained = bool(choice.training) or choice.built_on is None
+    trained = choice if is_trained else CHOICES[choice.built_on or name]
     method = {**FLIPOUT, **choice.model}
     plain = choice.model.get("kind") in ("base", "frozen", "sampled")
     settings = {
         "hyperparameters": {**PAINN, "features": size.features},
         "method": dict(choice.model) if plain else method,
         "trained": {**FLIPOUT, **trained.model},
-        "training": {**TRAINING, **size.training, **DEFAULT_TRAINING, **trained.training},
+        "training": {**TRAINING, **size.training, **CENTRE, **trained.training},
         "data": {"set": "inner", "train": 92, "valid": 92, "test": 92},
         "samples": choice.samples or size.samples,
         "bootstrap": size.bootstrap,

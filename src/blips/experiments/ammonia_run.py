@@ -14,6 +14,7 @@ from blips.data.dataset import StructureData
 from blips.errors import ConfigError
 from blips.experiments.ammonia_data import Data, load_data
 from blips.experiments.spec import Findings, Run
+from blips.factory import bayesianize
 from blips.potential import BayesianPotential
 from blips.predict import Prediction
 from blips.train.checkpoint import load
@@ -90,9 +91,12 @@ def build_method(settings: Mapping[str, Any], seed: int) -> Model:
 def trained(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any]]:
     """The model with the weights of its best validation loss, and how it got there."""
     settings, seed = run.spec.settings, run.spec.seed
-    if run.needs:
+    if settings["method"]["kind"] == "blip_afterwards":
+        model: Model = _with_posterior(run)
+    elif run.needs:
         return _assembled(run, data), {"built_on": list(run.needs)}
-    model = build_method(settings, seed)
+    else:
+        model = build_method(settings, seed)
     result = fit(
         model,
         data.train,
@@ -102,6 +106,17 @@ def trained(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any]]
         resume=True,
     )
     return model, _history(result, model, data)  # type: ignore[return-value]
+
+
+def _with_posterior(run: Run) -> BayesianPotential:
+    """A trained plain model that gets a posterior around its weights, which stay as they are."""
+    options = {key: value for key, value in run.spec.settings["method"].items() if key != "kind"}
+    (folder,) = run.needs.values()
+    parent = load(folder / "best.safetensors")
+    if not isinstance(parent, Backbone):
+        raise ConfigError(f"{', '.join(run.needs)} has a posterior already")
+    options["bounds"] = tuple(options["bounds"])
+    return bayesianize(parent, **options, seed=run.spec.seed)
 
 
 def _assembled(run: Run, data: Data) -> Uncertain:

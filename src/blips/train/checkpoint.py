@@ -19,7 +19,7 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from blips.backbones import BACKBONES, build, family_of
+from blips.backbones import build, family_of
 from blips.backbones.base import Backbone
 from blips.errors import BlipsError, CheckpointError
 from blips.factory import bayesianize
@@ -35,7 +35,15 @@ Saveable = BayesianPotential | Backbone | Wrapper
 
 def save(potential: Saveable, path: str | Path) -> Path:
     """Write a model to `path` (.safetensors); `load` gives it back."""
-    return write_tensors(path, potential.state_dict(), {"model": describe(potential)})
+    description = describe(potential)
+    if description["backbone"] is None:
+        backbone = potential if isinstance(potential, Backbone) else potential.backbone
+        raise CheckpointError(
+            f"{type(backbone).__name__} is not one of blips' own backbones, so a file could not "
+            "build it again; keep the weights, torch.save(model.state_dict(), file), and give "
+            "them to a model that you build as you built this one, with its load_state_dict"
+        )
+    return write_tensors(path, potential.state_dict(), {"model": description})
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
@@ -47,16 +55,10 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
 
 
 def describe(model: Saveable) -> dict[str, Any]:
-    """Everything but the weights that `rebuild` needs, JSON-able."""
+    """Everything but the weights that `rebuild` needs, JSON-able; no backbone if it cannot."""
     backbone = model if isinstance(model, Backbone) else model.backbone
-    family = family_of(backbone)
-    if family is None:
-        raise CheckpointError(
-            f"{type(backbone).__name__} is not one of blips' own backbones "
-            f"({', '.join(BACKBONES)}); save its state dict with its own package"
-        )
     description: dict[str, Any] = {
-        "backbone": family,
+        "backbone": family_of(backbone),
         "hyperparameters": backbone.hyperparameters,
         "dtype": str(next(backbone.parameters()).dtype).removeprefix("torch."),
     }
@@ -73,6 +75,12 @@ def describe(model: Saveable) -> dict[str, Any]:
 
 def rebuild(description: Any, path: str | Path) -> Saveable:
     """A model with the described architecture and arbitrary weights."""
+    if isinstance(description, dict) and description.get("backbone", "") is None:
+        raise CheckpointError(
+            f"{path} has the weights of a model that blips cannot build by itself; build it as "
+            "before and give them to its load_state_dict: read_tensors(path)[0] of "
+            "blips.train.checkpoint"
+        )
     try:
         backbone = build(description["backbone"], **description["hyperparameters"])
         backbone.to({"float32": torch.float32, "float64": torch.float64}[description["dtype"]])

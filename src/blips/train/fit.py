@@ -6,22 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import torch
 from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
 from ase.data import atomic_numbers
 
-from blips.backbones.base import AtomisticBackbone, Backbone
+from blips import keys
+from blips.backbones.base import AtomisticBackbone, Backbone, graph_batches
+from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig, Source, load_config
 from blips.data.batch import TrainingData
 from blips.data.dataset import StreamedData, StructureData
 from blips.data.elements import fit_reference_energies
-from blips.data.labels import Labels
+from blips.data.labels import Labels, extract
 from blips.data.splits import Split, group_split, random_split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import ConfigError, InputError
 from blips.train.checkpoint import read_tensors, restore
 from blips.train.display import TrainingDisplay
 from blips.train.loop import Trainer
-from blips.train.objective import Model
+from blips.train.objective import Model, plain_outputs
 from blips.train.run import RunFolder
 from blips.train.state import Progress
 
@@ -178,11 +182,28 @@ def _split(structures: list[Atoms], fraction: float, settings: RunConfig) -> Spl
 def _set_reference_energies(
     backbone: AtomisticBackbone, structures: list[Atoms], settings: RunConfig
 ) -> None:
+    """Energies per element; of a released model, corrections to its own."""
     chosen = settings.data.reference_energies
-    if chosen == "none":
+    if chosen == "none" or settings.training.freeze_backbone:
         return
     if isinstance(chosen, dict):
         shift = {atomic_numbers[symbol]: energy for symbol, energy in chosen.items()}
+    elif isinstance(backbone, ForeignBackbone):
+        shift = fit_reference_energies(_residuals(backbone, structures, _labels(settings)))
     else:
         shift = fit_reference_energies(structures, labels=_labels(settings))
     backbone.reference.set(shift)
+
+
+def _residuals(backbone: Backbone, structures: list[Atoms], labels: Labels) -> list[Atoms]:
+    """The structures with what a model without corrections leaves of their energies."""
+    found: list[Atoms] = []
+    for atoms in structures:
+        graph = next(graph_batches(backbone, atoms, 1))
+        with torch.no_grad():
+            energy = plain_outputs(backbone, graph, forces=False)[keys.ENERGY]
+        rest = float(extract(atoms, (keys.ENERGY,), labels)[keys.ENERGY]) - float(energy)
+        copy = atoms.copy()
+        copy.calc = SinglePointCalculator(copy, energy=rest)
+        found.append(copy)
+    return found

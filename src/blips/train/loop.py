@@ -8,11 +8,13 @@ import torch
 from lightning_fabric import Fabric
 
 from blips.bayes.noise import seeded_generator
-from blips.config import RunConfig
+from blips.config import RunConfig, TrainingConfig
 from blips.data.batch import Batch, TrainingData
 from blips.data.graph import AtomGraph
-from blips.errors import BlipsError
-from blips.train.checkpoint import save
+from blips.errors import BlipsError, ConfigError
+from blips.potential import BayesianPotential
+from blips.train.checkpoint import describe, write_tensors
+from blips.train.loss import DISTRIBUTION_LOSSES
 from blips.train.nonfinite import write_batch
 from blips.train.objective import Model, Objective
 from blips.train.optim import MovingAverage, Schedule, make_optimizer
@@ -74,6 +76,7 @@ class Trainer:
         )
         self.fabric.launch()
         self.model = model.to(self.dtype)
+        self._frozen = _freeze_backbone(model, settings) if settings.freeze_backbone else []
         optimizer = make_optimizer(self.model, settings)
         objective = Objective(self.model, settings, num_data=len(train))
         self.objective, self.optimizer = self.fabric.setup(objective, optimizer)
@@ -98,15 +101,20 @@ class Trainer:
 
     def run(self) -> Progress:
         """Train until the last epoch or the early stop; return the history."""
-        settings = self.config.training
-        while self.progress.epoch < settings.epochs and not self._should_stop():
-            epoch = self.progress.epoch + 1
-            row = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}
-            row |= {f"train_{k}": v for k, v in self._train_epoch(epoch).items()}
-            row |= self._validate()
-            self.schedule.after_epoch(row["valid_loss"])
-            self._finish_epoch(epoch, row)
+        try:
+            while self.progress.epoch < self.config.training.epochs and not self._should_stop():
+                self._run_epoch(self.progress.epoch + 1)
+        finally:
+            for parameter in self._frozen:
+                parameter.requires_grad_(True)
         return self.progress
+
+    def _run_epoch(self, epoch: int) -> None:
+        row = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}
+        row |= {f"train_{k}": v for k, v in self._train_epoch(epoch).items()}
+        row |= self._validate()
+        self.schedule.after_epoch(row["valid_loss"])
+        self._finish_epoch(epoch, row)
 
     def _train_epoch(self, epoch: int) -> dict[str, float]:
         self.objective.train()
@@ -174,7 +182,7 @@ class Trainer:
     def _save_best(self) -> None:
         if self.average is not None:
             self.average.swap(self.model)
-        save(self.model, self.folder.best)
+        write_tensors(self.folder.best, self.model.state_dict(), {"model": describe(self.model)})
         if self.average is not None:
             self.average.swap(self.model)
 
@@ -228,6 +236,21 @@ class Totals:
     def means(self) -> dict[str, float]:
         """Means over all structures so far."""
         return {name: total / max(1, self._count) for name, total in self._sums.items()}
+
+
+def _freeze_backbone(model: Model, settings: TrainingConfig) -> list[torch.nn.Parameter]:
+    """Switch the backbone's training off; its parameters that were on."""
+    if not isinstance(model, BayesianPotential):
+        raise ConfigError("training.freeze_backbone needs a Bayesian potential; see bayesianize")
+    if settings.loss not in DISTRIBUTION_LOSSES:
+        raise ConfigError(
+            f"training.freeze_backbone with loss {settings.loss!r} would only make the posterior "
+            f"vanish; use training.loss={' or '.join(DISTRIBUTION_LOSSES)}"
+        )
+    frozen = [p for p in model.backbone.parameters() if p.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    return frozen
 
 
 def _loggers(config: RunConfig, folder: RunFolder) -> list[Any]:

@@ -1,0 +1,157 @@
+"""Any torch module behind the contract of a backbone, by one to three functions of its user.
+
+    energies_of(module, graph)   energies of the atoms [N] or of the structures [S] in eV; or, where
+                                 forces are predicted directly, {"energy": [S], "forces": [N, 3]}
+    graph_of(atoms, dtype)       the `AtomGraph` of one structure, where it is not all pairs within
+                                 the cutoff
+    rows(graph)                  invariant features [rows, D] of further row types, by name
+
+Nothing says on which rows a linear map acts; it is found out by running the module on examples
+whose numbers of edges, atoms and structures differ.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from ase import Atoms
+from torch import Tensor, nn
+
+from blips import keys
+from blips.backbones import e3nn_maps, schnetpack_maps
+from blips.backbones.base import AtomisticBackbone, equal_shares
+from blips.data.graph import AtomGraph, Graph
+from blips.errors import InputError
+
+EnergiesOf = Callable[[Any, AtomGraph], Tensor | Mapping[str, Tensor]]
+GraphOf = Callable[[Atoms, torch.dtype], AtomGraph]
+RowsOf = Callable[[AtomGraph], Mapping[str, Tensor]]
+
+# Packages with linear layers of their own -> what teaches them to the converter.
+KNOWN_PACKAGES: dict[str, Callable[[], None]] = {
+    "e3nn": e3nn_maps.register,
+    "nequip": e3nn_maps.register_nequip,
+    "schnetpack": schnetpack_maps.register,
+}
+
+
+class GenericBackbone(AtomisticBackbone):
+    """A module of someone else's making; `blips.bayesianize` wraps one by itself.
+
+    The module is kept as `model`, and its parameters keep their names behind that prefix. It
+    cannot be built from a name, so `blips.save` does not know it: keep its state dict.
+
+    Args:
+        module: the model.
+        energies_of: what to call with the module and a graph, see above. It must be
+            differentiable by the graph's positions and cell unless it gives forces.
+        cutoff: radius of the neighbour list, A; of the description of edges, too.
+        graph_of: see above. Rows of edges are to be the graph's edges in their order.
+        rows: see above. "node" adds features to the elements of the atoms, "edge" stands in
+            place of the radial basis.
+        example: structures that the module knows, with different numbers of edges, atoms and
+            structures; by default water and methane.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        energies_of: EnergiesOf,
+        cutoff: float,
+        *,
+        graph_of: GraphOf | None = None,
+        rows: RowsOf | None = None,
+        example: Sequence[Atoms] | None = None,
+    ) -> None:
+        super().__init__(cutoff)
+        for package in {type(part).__module__.split(".")[0] for part in module.modules()}:
+            KNOWN_PACKAGES.get(package, lambda: None)()
+        self.model = module
+        self.hyperparameters = {"cutoff": cutoff}
+        self._energies_of, self._graph_of, self._rows = energies_of, graph_of, rows
+        self._example = example
+        self.to(next(module.parameters()))
+        graph = self.graph(self.examples())
+        self._row_sizes = {name: value.shape[1] for name, value in self._further(graph).items()}
+        self._per_structure = False
+        result = energies_of(module, graph)
+        if isinstance(result, Mapping):
+            self.conservative = False
+            _check_direct(result, graph)
+        else:
+            self._per_structure = _is_per_structure(result, graph)
+
+    def graph_of(self, atoms: Atoms, dtype: torch.dtype) -> AtomGraph:
+        """Graph of one structure, by the user's function if there is one."""
+        if self._graph_of is None:
+            return super().graph_of(atoms, dtype)
+        return self._graph_of(atoms, dtype)
+
+    def examples(self) -> Sequence[Atoms]:
+        """Structures to find row types on."""
+        return super().examples() if self._example is None else self._example
+
+    def forward(self, graph: Graph) -> dict[str, Tensor]:
+        """Energies of the atoms [N] eV; or energy [S], forces [N, 3] and what else there is."""
+        graph = self._atom_graph(graph)
+        result = self._energies_of(self.model, graph)
+        if isinstance(result, Mapping):
+            shares = self.reference(equal_shares(result[keys.ENERGY], graph), graph.numbers)
+            return {**result, keys.ENERGY: graph.sum_over_structures(shares)}
+        energies = equal_shares(result, graph) if self._per_structure else result
+        return {keys.ENERGIES: self.reference(energies, graph.numbers)}
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """Those of edges and nodes, and of the user's rows."""
+        return {**super().feature_sizes, **self._row_sizes}
+
+    def row_counts(self, graph: Graph) -> dict[str, int]:
+        """Rows of each type in this graph."""
+        further = self._further(self._atom_graph(graph))
+        return {**{k: len(v) for k, v in further.items()}, **super().row_counts(graph)}
+
+    def row_features(self, graph: Graph) -> dict[str, Tensor]:
+        """Descriptions of edges and nodes, and the user's."""
+        return {**super().row_features(graph), **self._further(self._atom_graph(graph))}
+
+    def _further(self, graph: AtomGraph) -> dict[str, Tensor]:
+        features = {} if self._rows is None else dict(self._rows(graph))
+        for name, value in features.items():
+            if value.ndim != 2:
+                raise InputError(
+                    f"rows gave {name!r} features of shape {tuple(value.shape)}; "
+                    "expected one line for each row, [rows, features]"
+                )
+        return features
+
+
+def _check_direct(result: Mapping[str, Tensor], graph: AtomGraph) -> None:
+    """Error unless energy, forces and stress have their shapes."""
+    atoms, structures = graph.num_nodes, graph.num_structures
+    shapes = {
+        keys.ENERGY: (structures,),
+        keys.FORCES: (atoms, 3),
+        keys.STRESS: (structures, 3, 3),
+    }
+    for name in (keys.ENERGY, keys.FORCES):
+        if name not in result:
+            raise InputError(f"energies_of gave {sorted(result)} but no {name!r}")
+    for name, value in result.items():
+        if name not in shapes or tuple(value.shape) != shapes[name]:
+            raise InputError(
+                f"energies_of gave {name!r} of shape {tuple(value.shape)} for {atoms} atoms in "
+                f"{structures} structures; expected {shapes.get(name, f'one of {list(shapes)}')}"
+            )
+
+
+def _is_per_structure(energies: Tensor, graph: AtomGraph) -> bool:
+    """Whether these are energies of structures, not of atoms."""
+    if tuple(energies.shape) == (graph.num_nodes,):
+        return False
+    if tuple(energies.shape) == (graph.num_structures,):
+        return True
+    raise InputError(
+        f"energies_of gave shape {tuple(energies.shape)}; expected one energy for each atom, "
+        f"({graph.num_nodes},), or for each structure, ({graph.num_structures},)"
+    )

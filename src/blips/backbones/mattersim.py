@@ -1,0 +1,157 @@
+"""MatterSim: M3GNet with three-body interactions, pretrained across elements and conditions.
+
+Yang et al., "MatterSim: a deep learning atomistic model across elements, temperatures and
+pressures" (2024), package `mattersim`. Atoms exchange messages within 5 A along edges that see the
+other edges of their atom within 4 A. All maps act on edges (the triplets are summed over before
+they reach one) or on atoms.
+
+The network's energy is scaled and shifted for each element by the package's own `normalizer`.
+
+Importing the package replaces the handlers of `loguru`, changes the warning filters and, through
+torch-geometric, adds that package's data classes to what `torch.load` reads without being told
+to trust a file. The first two are undone here; the last is harmless, and other users of
+torch-geometric rely on it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Self
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from blips import keys
+from blips.backbones import fetch
+from blips.backbones.base import edge_lengths, gather_rows
+from blips.backbones.foreign import ForeignBackbone, read_checkpoint, require
+from blips.backbones.rows import edge_pairs
+from blips.data.graph import Graph
+from blips.errors import CheckpointError
+
+MODEL_NAME = "m3gnet"  # of this architecture in the package's checkpoints
+COSINE_MARGIN = 1e-7  # as in the package: the angle of a straight line has no derivative
+
+
+class MatterSim(ForeignBackbone):
+    """M3GNet as MatterSim has it.
+
+    Args:
+        architecture: arguments of the package's `M3Gnet`, by default its defaults.
+    """
+
+    family = "mattersim"
+    pip_line = (
+        "pip install --no-deps mattersim==1.2.3 && pip install ase torch-geometric torchmetrics "
+        "torch-ema torch-runstats e3nn loguru scikit-learn requests pymatgen deprecated"
+    )
+    roles: ClassVar = {
+        "model.edge_encoder.*": keys.EDGE,
+        "model.graph_conv.*.three_body.atom_mlp.*": keys.NODE,
+        "model.graph_conv.*": keys.EDGE,
+        "model.final.*": keys.NODE,
+        "model.atom_embedding.*": keys.NODE,
+    }
+
+    def __init__(self, architecture: Mapping[str, Any] | None = None) -> None:
+        model = _package().M3Gnet(device="cpu", **(architecture or {}))
+        arguments = dict(model.model_args)
+        super().__init__(model, float(arguments["cutoff"]), range(1, arguments["max_z"] + 1))
+        self.hyperparameters = {"architecture": arguments}
+
+    @classmethod
+    def released(cls, *, weights: str | Path | None = None, trust: bool = False) -> Self:
+        """MatterSim-v1.0.0-1M, or another checkpoint of the package.
+
+        Args:
+            weights: a checkpoint of the package; None for the one in blips' cache, or else where
+                the package keeps its downloads.
+            trust: let the checkpoint run code, where it cannot be read without.
+        """
+        path = _released_weights() if weights is None else weights
+        saved = read_checkpoint(path, trust=trust)
+        if not isinstance(saved, dict) or saved.get("model_name") != MODEL_NAME:
+            raise CheckpointError(f"{path} is no checkpoint of MatterSim's {MODEL_NAME}")
+        backbone = cls(saved["model_args"])
+        fixed = {"sbf.coef": backbone.model.sbf.coef}  # older checkpoints come without
+        backbone.model.load_state_dict({**fixed, **saved["model"]})
+        return backbone
+
+    def export(self, path: str | Path) -> Path:
+        """Write what `from_checkpoint` of the package's potential and calculator reads."""
+        model = self.model
+        state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        scale, shift = (state[f"normalizer.{name}"] for name in ("scale", "shift"))  # [95] eV
+        for values in (scale, shift):
+            values *= self.reference.scale.to(values)
+        shift += self.reference.shift[: len(shift)].to(shift)
+        checkpoint = {"model_name": MODEL_NAME, "model": state, "model_args": model.model_args}
+        torch.save(checkpoint, path)
+        return Path(path)
+
+    def forward(self, graph: Graph) -> dict[str, Tensor]:
+        """Energies of the atoms, [N] eV."""
+        graph = self._atom_graph(graph)
+        self.check_elements(graph)
+        model = self.model
+        vectors = graph.vectors()  # [E, 3]
+        length = edge_lengths(vectors)  # [E]
+        pairs = edge_pairs(graph, length, model.model_args["threebody_cutoff"])  # [2, P]
+        elements = graph.remember("mattersim-elements", lambda: self._one_hot(graph.numbers))
+
+        first, second = pairs
+        second_length = gather_rows(length, second)
+        dot = (gather_rows(vectors, first) * gather_rows(vectors, second)).sum(dim=1)  # [P]
+        cosine = dot / (gather_rows(length, first) * second_length)
+        cosine = cosine.clamp(COSINE_MARGIN - 1.0, 1.0 - COSINE_MARGIN)
+        angular = model.sbf(second_length, torch.acos(cosine))  # [P, n l]
+        radial = model.rbf(length)  # [E, n]
+
+        nodes = model.atom_embedding(elements)  # [N, F]
+        edges = model.edge_encoder(radial)  # [E, F]
+        unused = pairs.new_empty(0)  # numbers of which the blocks are given the totals
+        for block in model.graph_conv:
+            nodes, edges = block(
+                nodes,
+                edges,
+                radial,
+                graph.edge_index,
+                angular,
+                pairs.T,
+                length[:, None],
+                unused,
+                unused,
+                unused,
+                total_num_atoms=graph.num_nodes,
+                total_num_bonds=graph.num_edges,
+                three_body_edge_map=first,
+            )
+        energies = model.normalizer(model.final(nodes).view(-1).double(), graph.numbers)
+        return {keys.ENERGIES: self.corrected(energies, graph)}
+
+    def _one_hot(self, numbers: Tensor) -> Tensor:
+        """[N] -> [N, 95] in the model's dtype."""
+        one_hot = torch.nn.functional.one_hot(numbers, self.model.max_z + 1)
+        return one_hot.to(next(self.parameters()).dtype)
+
+
+def _package() -> ModuleType:
+    """The package, imported without its changes to the logging of others."""
+    logger = require("loguru", MatterSim.pip_line).logger
+    with patch.multiple(logger, remove=lambda *_: None, add=lambda *_, **__: 0):
+        return require("mattersim.forcefield.m3gnet.m3gnet", MatterSim.pip_line)
+
+
+def _released_weights() -> Path:
+    """The released checkpoint in blips' cache, or where the package keeps what it downloads."""
+    name = "mattersim-1m"
+    own = Path.home() / ".local/mattersim/pretrained_models/mattersim-v1.0.0-1M.pth"
+    if (cached := fetch.find(name)) is not None:
+        return cached
+    if own.is_file():
+        return own
+    raise CheckpointError(
+        f"the weights of {name} are not on this machine; get them with `{fetch.command(name)}`, "
+        "or by using the package's own calculator once, or give weights=file"
+    )

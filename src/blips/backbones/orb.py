@@ -1,0 +1,262 @@
+"""ORB v3: attention-gated message passing without built-in symmetry, direct or conservative.
+
+Rhodes et al., "Orb-v3: atomistic simulation at scale" (2025), package `orb-models`. An atom sees
+its `max_num_neighbors` nearest neighbours within 6 A, so edges need not come in pairs; they are
+those of the package's own search, ties included, and crystals get the package's own numbers. ORB
+learns rotations from data: turned structures give slightly different results, in samples too.
+
+The energy comes from the mean of the atoms' features, so that atoms have no energies of their
+own: `Orb` gives each an equal share of its structure's. `DirectOrb` predicts forces and stress
+beside the energy; they are the package's, with its scales and without net force.
+
+As in the paper, only the node and edge networks of the message-passing stacks become Bayesian;
+the report says why the other maps do not, and `maps` of `bayesianize` selects them all the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from ase import Atoms
+from torch import Tensor, nn
+
+from blips import keys
+from blips.backbones.base import equal_shares
+from blips.backbones.foreign import ForeignBackbone, read_checkpoint, require
+from blips.data.graph import AtomGraph, Graph
+from blips.errors import CheckpointError, InputError
+
+RADIUS = 6.0  # A, also of the envelope inside the package
+NUMBERS = range(1, 118)
+NEIGHBOURS = {"20": 20, "inf": 120}  # names of the released models -> neighbours of an atom
+OUTSIDE = "outside the message-passing stacks"
+OF_STRUCTURES = f"{OUTSIDE}, and its rows are structures, which have no coefficients"
+
+
+class Orb(ForeignBackbone):
+    """ORB v3 whose forces and stress are derivatives of its energy.
+
+    Args:
+        max_num_neighbors: an atom sees at most so many neighbours.
+        latent_dim: width of node and edge features.
+        base_mlp_hidden_dim: width inside the networks of encoder and stacks.
+        base_mlp_depth: number of their hidden layers.
+        head_mlp_hidden_dim: width inside the heads.
+        head_mlp_depth: number of their hidden layers.
+        num_message_passing_steps: number of stacks.
+        activation: "silu", "gelu" or "ssp".
+    """
+
+    family = "orb"
+    pip_line = "pip install orb-models==0.5.5"
+    architecture: ClassVar[str] = "orb_v3_conservative_architecture"
+    used_heads: ClassVar[tuple[str, ...]] = ("energy",)
+    roles: ClassVar = {
+        "model.model.gnn_stacks.*._edge_mlp.*": keys.EDGE,
+        "model.model.gnn_stacks.*._node_mlp.*": keys.NODE,
+        "model.model.gnn_stacks.*_attn": keys.EDGE,
+        "model.model._encoder._edge_fn.*": keys.EDGE,
+        "model.model._encoder._node_fn.*": keys.NODE,
+    }
+    deterministic: Mapping[str, str] = {
+        "model.model.gnn_stacks.*_attn": "an attention gate, not a message or update network",
+        "model.model._encoder.*": OUTSIDE,
+        "model.model._decoder.*": "its output is not used",
+        "model.heads.energy.reference.*": "frozen energies of the elements",
+        "model.heads.energy.*": OF_STRUCTURES,
+        "model.heads.stress.*": OF_STRUCTURES,
+        "model.heads.confidence.*": "its output is not used",
+        "model.heads.*": OUTSIDE,
+    }
+
+    def __init__(
+        self,
+        max_num_neighbors: int = 20,
+        latent_dim: int = 256,
+        base_mlp_hidden_dim: int = 1024,
+        base_mlp_depth: int = 2,
+        head_mlp_hidden_dim: int = 256,
+        head_mlp_depth: int = 1,
+        num_message_passing_steps: int = 5,
+        activation: str = "silu",
+    ) -> None:
+        widths: dict[str, Any] = {
+            "latent_dim": latent_dim,
+            "base_mlp_hidden_dim": base_mlp_hidden_dim,
+            "base_mlp_depth": base_mlp_depth,
+            "head_mlp_hidden_dim": head_mlp_hidden_dim,
+            "head_mlp_depth": head_mlp_depth,
+            "num_message_passing_steps": num_message_passing_steps,
+            "activation": activation,
+        }
+        pretrained = require("orb_models.forcefield.pretrained", self.pip_line)
+        system = pretrained.SystemConfig(radius=RADIUS, max_num_neighbors=max_num_neighbors)
+        model = getattr(pretrained, self.architecture)(device="cpu", system_config=system, **widths)
+        super().__init__(model, RADIUS, NUMBERS)
+        self.hyperparameters = {"max_num_neighbors": max_num_neighbors, **widths}
+        self.max_num_neighbors = max_num_neighbors
+
+    @classmethod
+    def released(
+        cls,
+        *,
+        variant: str,
+        weights: str | Path | None = None,
+        trust: bool = False,
+        random: bool = False,
+    ) -> Self:
+        """A released model by the end of its name, e.g. "direct-20-omat".
+
+        Args:
+            variant: kind, neighbours and training data.
+            weights: a checkpoint of the package; None for the one that the package downloads.
+            trust: let the checkpoint run code; the package's own never need it.
+            random: leave the weights random, for tests.
+        """
+        backbone = cls(NEIGHBOURS[variant.split("-")[1]])
+        if not random:
+            path = weights or _download(f"orb-v3-{variant}")
+            backbone._restore(read_checkpoint(path, trust=trust), path)
+        return backbone
+
+    def graph_of(self, atoms: Atoms, dtype: torch.dtype) -> AtomGraph:
+        """Graph with the neighbours that the package finds; its senders are our receivers."""
+        if atoms.pbc.any() and not atoms.pbc.all():
+            raise InputError(
+                f"ORB knows structures with three periodic directions or none, not pbc = "
+                f"{atoms.pbc.tolist()}; set pbc=True and leave vacuum along the others"
+            )
+        graph = AtomGraph.from_atoms(atoms, self.cutoff, dtype)  # also checks the structure
+        search = require("orb_models.forcefield.featurization_utilities", self.pip_line)
+        positions = torch.from_numpy(atoms.positions.copy())
+        cell = torch.from_numpy(atoms.cell.array.copy())
+        wrapped = search.map_to_pbc_cell(positions, cell) if atoms.pbc.all() else positions
+        edge_index, _, shift = search.compute_pbc_radius_graph(
+            positions=wrapped,
+            cell=cell,
+            pbc=graph.pbc[0],
+            radius=self.cutoff,
+            max_number_neighbors=self.max_num_neighbors,
+            device="cpu",
+            float_dtype=dtype,
+        )
+        if atoms.pbc.all():
+            moved = torch.linalg.solve(cell.T, (positions - wrapped).T).T  # [N, 3]
+            moved = moved.round().to(dtype)  # whole lattice vectors
+            shift = shift + moved[edge_index[0]] - moved[edge_index[1]]
+        return replace(graph, edge_index=edge_index, edge_shift=shift)
+
+    def forward(self, graph: Graph) -> dict[str, Tensor]:
+        """Equal shares of the energy, [N] eV."""
+        return {keys.ENERGIES: self._run(self._atom_graph(graph))[0]}
+
+    def export(self, path: str | Path) -> Path:
+        """Write a state dict, as the `weights_path` of the package's `pretrained` functions."""
+        if self.reference.scale != 1:
+            raise CheckpointError(
+                f"ORB's checkpoint has no place for the energy scale {float(self.reference.scale)}"
+            )
+        state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        elements = state["heads.energy.reference.linear.weight"]  # [118] eV
+        elements += self.reference.shift[: elements.shape[-1]].to(elements)
+        torch.save(state, path)
+        return Path(path)
+
+    def _run(self, graph: AtomGraph) -> tuple[Tensor, Any, Tensor, dict[str, Tensor]]:
+        """Shares of the energy [N]; the package's batch, node features and pair repulsion."""
+        self.check_elements(graph)
+        batch = self._batch(graph)
+        nodes = self.model.model(batch)["node_features"]  # [N, F]
+        repulsion = self.model.pair_repulsion_fn(batch)
+        head = self.model.heads["energy"]
+        energy = head.denormalize(head(nodes, batch).double(), batch) + repulsion["energy"]  # [S]
+        return self.corrected(equal_shares(energy, graph), graph), batch, nodes, repulsion
+
+    def _batch(self, graph: AtomGraph) -> Any:
+        """The package's own graph, with edge vectors that positions and cell can be traced in."""
+
+        def counts_and_elements() -> tuple[Tensor, Tensor, Tensor]:
+            of_edges = graph.structure.index_select(0, graph.edge_index[0])
+            size = graph.num_structures
+            elements = nn.functional.one_hot(graph.numbers, len(NUMBERS) + 1)
+            atoms = torch.bincount(graph.structure, minlength=size)
+            return atoms, torch.bincount(of_edges, minlength=size), elements
+
+        n_node, n_edge, elements = graph.remember("orb-batch", counts_and_elements)
+        base = require("orb_models.forcefield.base", self.pip_line)
+        return base.AtomGraphs(
+            senders=graph.edge_index[0],
+            receivers=graph.edge_index[1],
+            n_node=n_node,
+            n_edge=n_edge,
+            node_features={
+                "positions": graph.positions,
+                "atomic_numbers": graph.numbers,
+                "atomic_numbers_embedding": elements,
+            },
+            edge_features={"vectors": graph.vectors()},
+            system_features={"cell": graph.cell},
+            node_targets=None,
+            edge_targets=None,
+            system_targets=None,
+            system_id=None,
+            fix_atoms=None,
+            tags=None,
+            radius=self.cutoff,
+            max_num_neighbors=torch.full_like(n_node, self.max_num_neighbors),
+        )
+
+    def _restore(self, state: Mapping[str, Tensor], path: str | Path) -> None:
+        """Load the state dict in a file, which must have all that the outputs need."""
+        heads = tuple(f"heads.{name}." for name in self.used_heads)
+        needed = [key for key in self.model.state_dict() if key.startswith(heads)]
+        if missing := [key for key in needed if key not in state]:
+            raise CheckpointError(  # the package would leave such a head random
+                f"{path} has no {missing[0]} ({len(missing)} tensors are missing); it belongs to "
+                "another kind of ORB model: direct ones predict forces and stress"
+            )
+        try:
+            self.model.load_state_dict(state)
+        except RuntimeError as error:
+            raise CheckpointError(f"the weights in {path} do not fit this model: {error}") from None
+
+
+class DirectOrb(Orb):
+    """ORB v3 that predicts forces and stress beside the energy; arguments as for `Orb`."""
+
+    family = "orb-direct"
+    conservative = False
+    architecture = "orb_v3_direct_architecture"
+    used_heads = ("energy", "forces", "stress")
+    roles: ClassVar = {**Orb.roles, "model.heads.forces.mlp.*": keys.NODE}
+
+    def forward(self, graph: Graph) -> dict[str, Tensor]:
+        """Energy [S] eV, forces [N, 3] eV/A and, if all have a volume, stress [S, 3, 3] eV/A^3."""
+        graph = self._atom_graph(graph)
+        shares, batch, nodes, repulsion = self._run(graph)
+        heads = self.model.heads
+        outputs = {
+            keys.ENERGY: graph.sum_over_structures(shares),
+            keys.FORCES: heads["forces"].predict(nodes, batch) + repulsion["forces"],
+        }
+        if graph.remember("orb-volumes", lambda: bool((torch.linalg.det(graph.cell) != 0).all())):
+            utils = require("orb_models.forcefield.forcefield_utils", self.pip_line)
+            stress = heads["stress"].predict(nodes, batch) + repulsion["stress"]  # [S, 6]
+            outputs[keys.STRESS] = utils.torch_voigt_6_to_full_3x3_stress(stress)
+        return outputs
+
+
+def _download(name: str) -> Path:
+    """The package's own copy of its released weights, downloaded where it is not there yet."""
+    pretrained = require("orb_models.forcefield.pretrained", Orb.pip_line)
+    address = signature(pretrained.ORB_PRETRAINED_MODELS[name]).parameters["weights_path"].default
+    try:
+        return pretrained.cached_path(address)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot download the weights of {name} ({error}); fetch {address} "
+            f'elsewhere and give load("{name}", weights=file), or random=True for a test'
+        ) from error

@@ -1,0 +1,140 @@
+"""Molecular dynamics under a guard.
+
+    atoms.calc = blips.Calculator(potential, mode="map")
+    dynamics = Langevin(atoms, 0.5 * fs, temperature_K=300, friction=0.01 / fs, fixcm=False)
+    outcome = run_guarded(dynamics, steps=10_000, guard=Guard(force_std=0.3), every=10)
+
+What happens at a finding is the action: "stop"; "log" (save the frame, go on); or "ask" (let a
+reference calculator decide: go on while the potential's true force error stays below a limit).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ase.io
+import numpy as np
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.md.md import MolecularDynamics
+
+from blips.errors import InputError
+from blips.sim.guard import Finding, Guard
+
+ACTIONS = ("stop", "log", "ask")
+
+
+@dataclass(frozen=True)
+class Event:
+    """A finding of the guard, and what a reference calculator said, if one was asked."""
+
+    step: int
+    finding: Finding
+    reference_error: float | None = None  # largest atomic force error, eV/A
+
+
+@dataclass
+class Outcome:
+    """How a guarded run ended.
+
+    Attributes:
+        steps: done.
+        stopped: by the guard.
+        events: all findings, in order.
+        frames: structures of the findings, with the calculator's results.
+    """
+
+    steps: int = 0
+    stopped: bool = False
+    events: list[Event] = field(default_factory=list)
+    frames: list[Atoms] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str:
+        """Why the run was stopped; empty if it was not."""
+        return self.events[-1].finding.text if self.stopped else ""
+
+
+def run_guarded(
+    dynamics: MolecularDynamics,
+    steps: int,
+    guard: Guard,
+    *,
+    every: int = 10,
+    action: str = "stop",
+    reference: Any = None,
+    reference_limit: float = 0.5,
+    frames_file: str | Path | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Run until the steps are done or the guard stops it.
+
+    Args:
+        dynamics: an ASE dynamics whose atoms have a `blips.Calculator`.
+        steps: at most.
+        guard: the limits.
+        every: steps between two looks.
+        action: "stop", "log" or "ask".
+        reference: ASE calculator for "ask".
+        reference_limit: "ask": stop when the largest atomic force error exceeds this, eV/A.
+        frames_file: extxyz file that structures with findings are appended to.
+        progress: called with the number of steps done.
+    """
+    _check(action, reference, every, steps)
+    atoms, outcome = dynamics.atoms, Outcome()
+
+    def look() -> bool:
+        """Whether to go on."""
+        findings = guard.check(atoms)
+        if not findings:
+            return True
+        error = _reference_error(atoms, reference) if action == "ask" else None
+        outcome.events += [Event(outcome.steps, finding, error) for finding in findings]
+        frame = frame_of(atoms, outcome.steps, findings)
+        outcome.frames.append(frame)
+        if frames_file is not None:
+            ase.io.write(frames_file, frame, format="extxyz", append=Path(frames_file).exists())
+        exploded = any(finding.limit not in _SIGMA_LIMITS for finding in findings)
+        return not (exploded or action == "stop" or (error or 0.0) > reference_limit)
+
+    going = look()
+    while going and outcome.steps < steps:
+        count = min(every, steps - outcome.steps)
+        dynamics.run(count)
+        outcome.steps += count
+        if progress is not None:
+            progress(outcome.steps)
+        going = look()
+    outcome.stopped = not going
+    return outcome
+
+
+_SIGMA_LIMITS = ("force_std", "energy_std_per_atom")
+
+
+def frame_of(atoms: Atoms, step: int, findings: list[Finding]) -> Atoms:
+    """Copy of a structure with its results and the findings about it."""
+    frame = atoms.copy()
+    calculator = atoms.calc
+    known = {} if calculator is None or calculator.check_state(atoms) else calculator.results
+    frame.calc = SinglePointCalculator(frame, **known)
+    frame.info["step"] = step
+    frame.info["guard"] = "; ".join(finding.text for finding in findings)
+    return frame
+
+
+def _reference_error(atoms: Atoms, reference: Any) -> float:
+    true_forces = reference.get_forces(atoms.copy())
+    return float(
+        np.linalg.norm(atoms.get_forces(apply_constraint=False) - true_forces, axis=1).max()
+    )
+
+
+def _check(action: str, reference: Any, every: int, steps: int) -> None:
+    if action not in ACTIONS:
+        raise InputError(f"unknown action {action!r}; use one of {', '.join(ACTIONS)}")
+    if action == "ask" and reference is None:
+        raise InputError('action "ask" needs a reference calculator: pass reference=...')
+    if every < 1 or steps < 0:
+        raise InputError(f"steps is {steps} and every is {every}; expected >= 0 and >= 1")

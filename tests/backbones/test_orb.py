@@ -1,0 +1,419 @@
+"""ORB: the package's own numbers, with error bars; small random models and one of full size."""
+
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
+from ase.calculators.morse import MorsePotential
+from ase.calculators.singlepoint import SinglePointCalculator
+
+import blips
+from blips import keys, testing
+from blips.backbones import RELEASED, adapter, build, load
+from blips.backbones.orb import DirectOrb, Orb
+from blips.bayes.noise import generators
+from blips.data.graph import AtomGraph
+from blips.errors import CheckpointError, InputError, MissingPackageError
+from blips.train.objective import plain_outputs
+from helpers import quartz
+
+SMALL = {
+    "latent_dim": 16,
+    "base_mlp_hidden_dim": 32,
+    "head_mlp_hidden_dim": 16,
+    "num_message_passing_steps": 2,
+}
+# The package hands torch tensors to functions of ASE that expect arrays.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+FOUNDATION = {"prior_dropout": 0.01, "bounds": (1e-5, 0.11)}
+
+
+@pytest.fixture(params=["orb", "orb-direct"])
+def orb(request: pytest.FixtureRequest) -> Orb:
+    return make(request.param)
+
+
+def make(family: str, **hyperparameters) -> Orb:
+    torch.manual_seed(0)
+    backbone = build(family, **{**SMALL, **hyperparameters})
+    assert isinstance(backbone, Orb)
+    return backbone
+
+
+def package(module: str):
+    """A module of orb-models, whose import warns of what its own dependencies lack."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(f"orb_models.forcefield.{module}")
+
+
+def outside() -> Atoms:
+    """Rattled quartz, one atom two cells away from the others."""
+    atoms = quartz(rattle=0.1)
+    atoms.positions[3] += 2 * atoms.cell[0] - atoms.cell[1]
+    return atoms
+
+
+def boxed_ammonia() -> Atoms:
+    atoms = molecule("NH3", vacuum=6.0)
+    atoms.pbc = False
+    return atoms
+
+
+STRUCTURES = {
+    "quartz": quartz,
+    "rattled quartz": lambda: quartz(rattle=0.1),
+    "an atom outside the cell": outside,
+    "diamond, ties everywhere": lambda: bulk("Si"),
+    "rock salt, ties everywhere": lambda: bulk("NaCl", "rocksalt", a=5.6, cubic=True),
+    "two close atoms": lambda: Atoms("H2", [[0, 0, 0], [0, 0, 0.3]]),
+    "ammonia": lambda: molecule("NH3"),
+    "ammonia in a box, not periodic": boxed_ammonia,
+}
+
+
+# ---- the package's own numbers ----
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_results_are_those_of_the_packages_calculator(orb: Orb, structure: str):
+    atoms = STRUCTURES[structure]()
+    periodic = bool(atoms.pbc.all())
+    outputs = plain_outputs(orb, orb.graph(atoms), stress=periodic)
+    atoms.calc = package("calculator").ORBCalculator(orb.model, device="cpu")
+    energy, forces = atoms.get_potential_energy(), torch.as_tensor(atoms.get_forces())
+    # the package works in single precision: the close pair repels with 22 eV/A
+    assert outputs[keys.ENERGY].item() == pytest.approx(energy, rel=1e-6, abs=1e-5)
+    testing.assert_close(outputs[keys.FORCES], forces, 1e-5, "forces")
+    if periodic:
+        stress = torch.as_tensor(atoms.get_stress(voigt=False))
+        testing.assert_close(outputs[keys.STRESS][0], stress, 1e-5, "stress")
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("neighbours", [4, 20, 120])
+def test_edges_are_those_of_the_package(structure: str, neighbours: int):
+    atoms = STRUCTURES[structure]()
+    orb = make("orb", max_num_neighbors=neighbours)
+    graph = orb.graph(atoms)
+    theirs = package("atomic_system").ase_atoms_to_atom_graphs(atoms, orb.model.system_config)
+    assert torch.equal(graph.edge_index, torch.stack([theirs.senders, theirs.receivers]))
+    testing.assert_close(graph.vectors(), theirs.edge_features["vectors"], 1e-5, "vectors")
+    assert int(torch.bincount(graph.edge_index[0]).max()) <= neighbours
+    assert torch.equal(graph.positions, torch.as_tensor(atoms.positions).float())
+
+
+def test_half_periodic_structures_are_refused(orb: Orb):
+    atoms = quartz()
+    atoms.pbc = [True, True, False]
+    with pytest.raises(InputError, match="three periodic directions or none"):
+        orb.graph(atoms)
+
+
+def test_elements_beyond_the_package_are_refused(orb: Orb):
+    with pytest.raises(InputError, match="does not know Og"):
+        orb(orb.graph(Atoms(["Og", "H"], [[0, 0, 0], [0, 0, 2]])))
+
+
+# ---- the contract ----
+
+
+def test_it_keeps_the_contract_but_for_rotations(orb: Orb):
+    testing.check_contract(orb, equivariant=False)
+
+
+def test_it_does_not_turn_with_the_structure(orb: Orb):
+    """ORB has no built-in symmetry: a random one is off by 0.1 to 2 meV for eight atoms."""
+    atoms = testing.random_structure(0)
+    turned = atoms.copy()
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
+    turned.set_cell(atoms.cell.array @ turn.T)
+    turned.positions = atoms.positions @ turn.T
+    with torch.no_grad():
+        energies = [plain_outputs(orb, orb.graph(one))[keys.ENERGY] for one in (atoms, turned)]
+    assert 1e-5 < float((energies[0] - energies[1]).abs()) < 0.1
+
+
+@pytest.mark.parametrize(("neighbours", "jumps"), [(1, True), (120, False)])
+def test_only_its_bound_on_neighbours_makes_it_jump(neighbours: int, jumps: bool):
+    """An atom that sees its nearest neighbour alone jumps when another one comes nearer.
+
+    The released models have 20 (and then the 20th and the 21st trade places) or 120.
+    """
+    orb = make("orb", max_num_neighbors=neighbours).double()
+
+    def energy(offset: float) -> float:
+        atoms = Atoms("OHH", [[0, 0, 0], [1 + offset, 0, 0], [0, 1.0, 0]])
+        return float(orb(orb.graph(atoms))[keys.ENERGIES].sum().detach())
+
+    jump = abs(energy(1e-7) - energy(-1e-7))
+    assert (jump > 1e-5) == jumps
+
+
+# ---- with error bars ----
+
+
+def test_the_stacks_become_bayesian_and_the_report_says_why_others_do_not(orb: Orb):
+    potential = blips.bayesianize(orb, **FOUNDATION)
+    for report in potential.conversion.maps:
+        name = report.name.removeprefix("model.model.")
+        in_stacks = name.startswith("gnn_stacks") and report.layer == "Linear"
+        assert report.is_bayesian == (in_stacks and "_mlp." in name), report
+        if report.is_bayesian:
+            assert report.role == (keys.EDGE if "_edge_mlp" in name else keys.NODE)
+    reasons = {m.name: m.reason for m in potential.conversion.maps}
+    assert "not used" in reasons["model.model._decoder.node_fn.mlp.NN-0"]
+    assert "frozen" in reasons["model.heads.energy.reference.linear"]
+    assert "outside the message-passing" in reasons["model.model._encoder._edge_fn.mlp.NN-0"]
+    assert "rows are structures" in reasons["model.heads.energy.mlp.NN-0"]
+    assert "attention gate" in reasons["model.model.gnn_stacks.0._send_attn"]
+    assert "not known as a linear map" in reasons["model.model.atom_emb.embeddings"]
+
+
+def test_other_maps_can_be_selected():
+    potential = blips.bayesianize(make("orb-direct"), maps=["*_encoder*", "*forces*", "*_attn"])
+    roles = potential.conversion.roles
+    assert roles["model.model._encoder._node_fn.mlp.NN-0"] == keys.NODE
+    assert roles["model.model._encoder._edge_fn.mlp.NN-2"] == keys.EDGE
+    assert roles["model.model.gnn_stacks.1._receive_attn"] == keys.EDGE
+    assert roles["model.heads.forces.mlp.NN-1"] == keys.NODE
+    assert not any("_mlp." in name for name in roles)
+    prediction = potential.predict(quartz(rattle=0.1), samples=4)
+    assert (prediction.array("forces_std") > 0).all()
+
+
+def test_map_is_the_plain_model_and_comes_back(orb: Orb):
+    graph = orb.graph([quartz(rattle=0.1), quartz(rattle=0.2)])
+    before = plain_outputs(orb, graph, stress=True)
+    potential = blips.bayesianize(orb, **FOUNDATION)
+    after = potential(graph, stress=True)
+    base = plain_outputs(potential.to_base(), graph, stress=True)
+    for name, value in before.items():
+        assert torch.equal(after[name], value), name
+        assert torch.equal(base[name], value), name
+
+
+def test_batched_samples_are_those_of_single_structures_and_single_samples(orb: Orb):
+    potential = blips.bayesianize(orb, **FOUNDATION, estimator="flipout")
+    structures = [quartz(rattle=0.1), molecule("NH3")]
+    both = potential.predict(structures, samples=3, method="frozen", seed=1)
+    alone = [potential.predict(one, samples=3, method="frozen", seed=1) for one in structures]
+    for name in ("energy", "energy_std", "forces", "forces_std"):
+        joined = np.concatenate([prediction.array(name) for prediction in alone])
+        np.testing.assert_allclose(both.array(name), joined, rtol=1e-3, atol=2e-5)
+    graph = orb.graph(quartz(rattle=0.1))
+    together = potential.sample(graph, generators(0, 3), stress=True).outputs
+    for k in range(3):
+        one = potential.sample(graph, generators(0, 1, first=k), stress=True).outputs
+        for name, value in one.items():
+            block = together[name].detach()[k * len(value) : (k + 1) * len(value)]
+            testing.assert_close(block, value.detach(), 2e-5, f"sample {k} {name}")
+
+
+@pytest.mark.parametrize("method", ["mc", "frozen"])
+def test_deviations_and_kl_are_finite_and_positive(orb: Orb, method: str):
+    potential = blips.bayesianize(orb, **FOUNDATION)
+    assert potential.estimator == ("flipout" if orb.conservative else "auto")
+    prediction = potential.predict(
+        [quartz(), quartz(rattle=0.1)], samples=4, method=method, stress=True
+    )
+    for name in ("energy_std", "forces_std", "stress_std"):
+        std = prediction.array(name)
+        assert np.isfinite(std).all()
+        assert (std > 0).all()
+    assert (prediction.energies is not None) == orb.conservative
+    coefficients = potential.coefficients(orb.graph(quartz()))
+    assert 0 < float(potential.kl(coefficients).detach()) < 1e3
+
+
+def test_direct_outputs_are_given_as_asked():
+    potential = blips.bayesianize(make("orb-direct"), **FOUNDATION)
+    ammonia = molecule("NH3")
+    prediction = potential.predict(ammonia, samples=2, forces=False)
+    assert prediction.forces is None
+    assert prediction.stress is None
+    assert np.isfinite(prediction.array("energy"))
+    with pytest.raises(InputError, match="no volume"):
+        potential.predict(ammonia, samples=2, stress=True)
+    net = potential.predict(quartz(rattle=0.1), samples=2).array("forces").sum(axis=0)
+    np.testing.assert_allclose(net, 0, atol=1e-5)
+
+
+@pytest.mark.parametrize("stress", [0.0, 1.0])
+def test_it_trains(orb: Orb, stress: float, tmp_path):
+    potential = blips.bayesianize(orb, **FOUNDATION)
+    before = {name: p.detach().clone() for name, p in potential.named_parameters()}
+    structures = [_labelled(quartz(rattle=0.1, seed=seed)) for seed in range(4)]
+    config = {
+        "training": {
+            "epochs": 2,
+            "batch_size": 2,
+            "lr": 1e-3,
+            "kl_weight": 1e-3,
+            "weights": {"energy": 1.0, "forces": 1.0, "stress": stress},
+            "tensorboard": False,
+        },
+        "data": {"reference_energies": "none"},
+    }
+    result = blips.fit(
+        potential, structures[:3], valid=structures[3:], config=config, folder=tmp_path / "run",
+        display=False,
+    )  # fmt: skip
+    assert len(result.progress.history) == 2
+    assert all(np.isfinite(list(row.values())).all() for row in result.progress.history)
+    losses = [row["valid_loss"] for row in result.progress.history]
+    assert losses[1] < losses[0]
+    moved = [n for n, p in potential.named_parameters() if not torch.equal(p, before[n])]
+    assert any("gnn_stacks" in name for name in moved)
+    assert any(name.startswith("encoder.") for name in moved)
+    assert "backbone.model.heads.energy.reference.linear.weight" not in moved
+
+
+def _labelled(atoms: Atoms) -> Atoms:
+    """With energy, forces and stress of a Morse potential; energies near ORB's own."""
+    atoms.calc = MorsePotential(epsilon=0.2, r0=1.6, rho0=3.0)
+    energy, forces, stress = (
+        atoms.get_potential_energy() - 50.0,
+        atoms.get_forces(),
+        atoms.get_stress(),
+    )
+    atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces, stress=stress)
+    return atoms
+
+
+# ---- files ----
+
+
+def test_checkpoints_of_blips(orb: Orb, tmp_path):
+    potential = blips.bayesianize(orb, **FOUNDATION, maps=["*_edge_mlp*", "*_encoder*"])
+    potential.backbone.reference.set({14: -1.0, 8: 0.5})
+    blips.save(potential, tmp_path / "orb.safetensors")
+    again = blips.load(tmp_path / "orb.safetensors")
+    assert isinstance(again, blips.BayesianPotential)
+    assert type(again.backbone) is type(orb)
+    assert again.report() == potential.report()
+    atoms = quartz(rattle=0.1)
+    one, other = (p.predict(atoms, samples=2, stress=True) for p in (potential, again))
+    for name in ("energy", "energy_std", "forces", "stress_std"):
+        np.testing.assert_array_equal(one.array(name), other.array(name))
+
+
+@pytest.fixture
+def kept_torch_settings():
+    """The package's loader changes torch's default dtype and matmul precision."""
+    before = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    yield
+    torch.set_default_dtype(before[0])
+    torch.set_float32_matmul_precision(before[1])
+
+
+@pytest.mark.usefixtures("kept_torch_settings")
+def test_exported_weights_are_a_checkpoint_of_the_package(orb: Orb, tmp_path):
+    potential = blips.bayesianize(orb, **FOUNDATION)
+    orb.reference.set({14: -1.0, 8: 0.5})  # refitted energies of the elements go along
+    path = orb.export(tmp_path / "orb.ckpt")
+    pretrained = package("pretrained")
+    model = getattr(pretrained, type(orb).architecture)(
+        device="cpu", system_config=orb.model.system_config, **SMALL
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "Setting global torch default dtype"
+        model = pretrained.load_model(
+            model, str(path), "cpu", precision="float32-highest", compile=False
+        )
+    atoms = quartz(rattle=0.1)
+    outputs = potential(orb.graph(atoms))
+    atoms.calc = package("calculator").ORBCalculator(model, device="cpu")
+    assert atoms.get_potential_energy() == pytest.approx(outputs["energy"].item(), rel=1e-6)
+    np.testing.assert_allclose(atoms.get_forces(), outputs["forces"].detach().numpy(), atol=1e-5)
+    orb.reference.set({}, scale=2.0)
+    with pytest.raises(CheckpointError, match="scale"):
+        orb.export(path)
+
+
+def test_weights_of_another_kind_are_refused(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    small = {name: type(name, (cls,), {}) for name, cls in (("c", Orb), ("d", DirectOrb))}
+    for cls in small.values():
+        init = cls.__init__
+        monkeypatch.setattr(cls, "__init__", lambda s, n, init=init: init(s, n, **SMALL))
+    path = make("orb").export(tmp_path / "conservative.ckpt")
+    assert small["c"].released(variant="conservative-20-omat", weights=path).max_num_neighbors == 20
+    with pytest.raises(CheckpointError, match=r"has no heads\.forces.*another kind"):
+        small["d"].released(variant="direct-20-omat", weights=path)
+    wider = make("orb", latent_dim=24).export(tmp_path / "wider.ckpt")
+    with pytest.raises(CheckpointError, match="do not fit"):
+        small["c"].released(variant="conservative-inf-omat", weights=wider)
+
+
+class RunsCode:
+    def __reduce__(self):
+        return print, ("code of a checkpoint ran",)
+
+
+def test_checkpoints_cannot_run_code(tmp_path, capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(DirectOrb, "__init__", lambda self, neighbours: None)
+    torch.save({"weights": RunsCode()}, tmp_path / "bad.ckpt")
+    with pytest.raises(CheckpointError, match="cannot read"):
+        load("orb-v3-direct-20-omat", weights=tmp_path / "bad.ckpt")
+    assert "ran" not in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match="check the path"):
+        load("orb-v3-direct-20-omat", weights=tmp_path / "absent.ckpt")
+
+
+def test_without_weights_the_package_downloads_its_own(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def offline(address: str):
+        asked.append(address)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(Orb, "__init__", lambda self, neighbours: None)
+    monkeypatch.setattr(package("pretrained"), "cached_path", offline)
+    with pytest.raises(CheckpointError, match=r"cannot download.*weights=file"):
+        load("orb-v3-conservative-inf-mpa")
+    assert asked[0].endswith("orb-v3-conservative-inf-mpa-20250404.ckpt")
+
+
+def test_every_released_name_is_one_of_the_packages():
+    theirs = package("pretrained").ORB_PRETRAINED_MODELS
+    names = [name for name in RELEASED if name.startswith("orb-")]
+    assert len(names) == 8
+    for name in names:
+        family, options = RELEASED[name]
+        assert name == f"orb-v3-{options['variant']}"
+        assert name in theirs
+        assert adapter(family).conservative == ("conservative" in name)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "orb_models.forcefield.pretrained", None)
+    with pytest.raises(MissingPackageError, match=r"pip install orb-models==0\.5\.5"):
+        build("orb")
+
+
+# ---- full size ----
+
+
+def test_the_paper_s_model_of_full_size():
+    torch.manual_seed(0)
+    orb = load("orb-v3-direct-20-omat", random=True)
+    assert sum(p.numel() for p in orb.parameters()) == 25_644_479
+    potential = blips.bayesianize(orb, **FOUNDATION)
+    assert len(potential.conversion.roles) == 5 * 2 * 3
+    atoms = quartz(rattle=0.1)
+    prediction = potential.predict(atoms, samples=2)
+    assert (prediction.array("forces_std") > 0).all()
+    atoms.calc = package("calculator").ORBCalculator(orb.model, device="cpu")
+    best = potential.predict(atoms, method="map", stress=True)
+    np.testing.assert_allclose(best.array("forces"), atoms.get_forces(), atol=1e-5)
+    np.testing.assert_allclose(best.array("stress")[0], atoms.get_stress(voigt=False), atol=1e-5)
+
+
+def test_graphs_are_plain_atom_graphs(orb: Orb):
+    graph = orb.graph([quartz(), molecule("NH3")])
+    assert isinstance(graph, AtomGraph)
+    assert graph.num_structures == 2
