@@ -250,7 +250,7 @@ def test_hyperparameters_rebuild_the_model(name: str):
     ("arguments", "message"),
     [
         ({"name": "pain"}, "did you mean 'painn'"),
-        ({"name": "zzz"}, "Valid: egnn, gnn, painn, schnet"),
+        ({"name": "zzz"}, "Valid: chgnet, egnn, gnn, "),
         ({"name": "painn", "feature": 3}, "did you mean 'features'"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from ase import Atoms
@@ -18,7 +18,18 @@ from blips.data.graph import Graph
 from blips.errors import ConversionError, InputError
 from blips.potential import BayesianPotential
 
-DEFAULT_BOUNDS = (1e-5, 4.0)
+
+class Posterior(NamedTuple):
+    """Where `bayesianize` lets posteriors begin; `initial` None is the prior's width."""
+
+    prior_dropout: float
+    bounds: tuple[float, float]
+    initial: float | None
+
+
+FROM_SCRATCH = Posterior(0.5, (1e-5, 4.0), None)
+# Narrow enough that samples of a released model still are that model, to 2 % of its forces.
+PRETRAINED = Posterior(0.01, (1e-5, 0.11), 3e-4)
 
 
 def bayesianize(
@@ -29,8 +40,8 @@ def bayesianize(
     graph_of: GraphOf | None = None,
     rows: RowsOf | None = None,
     example: Sequence[Atoms] | None = None,
-    prior_dropout: float = 0.5,
-    bounds: tuple[float, float] = DEFAULT_BOUNDS,
+    prior_dropout: float | None = None,
+    bounds: tuple[float, float] | None = None,
     initial: float | None = None,
     estimator: str = "auto",
     maps: Selection = None,
@@ -52,9 +63,11 @@ def bayesianize(
         graph_of: (atoms, dtype) -> graph, where it is not all pairs within the cutoff.
         rows: graph -> features of further row types.
         example: structures that the module knows, in place of water and methane.
-        prior_dropout: p of the prior N(0, p/(1-p) theta^2).
-        bounds: least and largest coefficient (posterior variance in units of theta^2).
-        initial: coefficient to start from; by default the prior's, within the bounds.
+        prior_dropout: p of the prior N(0, p/(1-p) theta^2); 0.5, for released weights 0.01.
+        bounds: least and largest coefficient (posterior variance in units of theta^2); 1e-5 and
+            4, for released weights 1e-5 and 0.11.
+        initial: coefficient to start from; by default the prior's, for released weights 3e-4,
+            within the bounds.
         estimator: "local", "flipout", or "auto": flipout for conservative models, otherwise
             local on scalar rows and flipout on irreps. Both sample the same energies, but only
             flipout samples weights, and so the right spread of derivatives: with noise on the
@@ -88,12 +101,11 @@ def bayesianize(
         roles, found = _probe(backbone, probe)
         reasons = {**found, **(reasons or {})}
     conversion = convert(backbone, roles, maps=maps, exclude=exclude, reasons=reasons)
-    least, largest = bounds
-    start = min(max(prior_coefficient(prior_dropout), least), largest)
+    begin = _beginning(backbone, prior_dropout, bounds, initial)
     settings = {
-        "prior_dropout": prior_dropout,
-        "bounds": list(bounds),
-        "initial": start if initial is None else initial,
+        "prior_dropout": begin.prior_dropout,
+        "bounds": list(begin.bounds),
+        "initial": begin.initial,
         "estimator": "flipout" if estimator == "auto" and backbone.conservative else estimator,
         "roles": conversion.roles,
         "reasons": {m.name: m.reason for m in conversion.maps if not m.is_bayesian},
@@ -104,12 +116,28 @@ def bayesianize(
         network = InferenceNetwork(
             conversion.roles,
             backbone.feature_sizes,
-            bounds=bounds,
+            bounds=begin.bounds,
             initial=settings["initial"],
             **settings["encoder"],
         )
     network.to(next(backbone.parameters()))
     return BayesianPotential(backbone, network, conversion, settings)
+
+
+def _beginning(
+    backbone: Backbone,
+    prior_dropout: float | None,
+    bounds: tuple[float, float] | None,
+    initial: float | None,
+) -> Posterior:
+    """The arguments, and defaults where they are None."""
+    default = PRETRAINED if backbone.pretrained else FROM_SCRATCH
+    dropout = default.prior_dropout if prior_dropout is None else prior_dropout
+    least, largest = bounds = default.bounds if bounds is None else bounds
+    prior = prior_coefficient(dropout)
+    if initial is None:
+        initial = min(max(default.initial or prior, least), largest)
+    return Posterior(dropout, bounds, initial)
 
 
 def _wrap(

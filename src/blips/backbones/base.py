@@ -29,12 +29,15 @@ class Backbone(nn.Module):
         roles: glob pattern of a map's name -> the row type it acts on. The first match counts.
         deterministic: glob pattern -> why such maps have no posterior unless they are asked for.
         conservative: True where forces are -dE/dr of the "energies" that `forward` returns.
+        pretrained: True where the weights are those that a model was released with; `bayesianize`
+            then begins with a narrow posterior.
         hyperparameters: constructor arguments, so that a checkpoint can rebuild the model.
     """
 
     roles: ClassVar[Mapping[str, str]] = {}
     deterministic: Mapping[str, str] = {}
     conservative: bool = False
+    pretrained: bool = False
     hyperparameters: dict[str, Any]
 
     @property

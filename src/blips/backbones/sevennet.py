@@ -14,9 +14,10 @@ The released models were made without parity: a mirror image has slightly differ
 A model of several fidelities (MF-0) is asked for one of them, its `modal`.
 """
 
+import io
 import json
-import warnings
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -112,13 +113,11 @@ class SevenNet(E3nnBackbone):
                 "give trust=True if you trust its author"
             )
         saved = _package("checkpoint").SevenNetCheckpoint(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            state, config = saved.build_model().state_dict(), saved.config
+        config = saved.config
         settings = {name: config[name] for name in SETTINGS if name in config}
         elements = config["_type_map"]  # atomic number -> index
         backbone = cls(settings, sorted(elements, key=lambda z: elements[z]), modal)
-        backbone.model.load_state_dict(state)
+        backbone.model.load_state_dict(_state(saved, config, backbone.model))
         return backbone
 
     def forward(self, graph: Graph) -> dict[str, Tensor]:
@@ -174,6 +173,16 @@ class SevenNet(E3nnBackbone):
 def _package(module: str | None = None) -> Any:
     """The package, or a module of it."""
     return require("sevenn" if module is None else f"sevenn.{module}", SevenNet.pip_line)
+
+
+def _state(saved: Any, config: Mapping[str, Any], model: Any) -> Mapping[str, Tensor]:
+    """Weights of a checkpoint as the package's present version names and orders them."""
+    cue = config.get("cuequivariance_config", {}).get("use", False)
+    if cue or config.get("use_flash_tp", False) or config.get("use_oeq", False):
+        with redirect_stdout(io.StringIO()):  # made for an accelerator, whose layout is another
+            return saved.build_model().state_dict()
+    older = _package("scripts.backward_compatibility")
+    return older.patch_state_dict_if_old(saved.model_state_dict, config, model)
 
 
 def _config(settings: Mapping[str, Any], numbers: list[int]) -> dict[str, Any]:

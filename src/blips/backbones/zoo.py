@@ -6,6 +6,7 @@ run code that it contains, so it needs `trust=True` wherever the format is a pic
 """
 
 import importlib
+import inspect
 from difflib import get_close_matches
 from typing import Any
 
@@ -51,7 +52,13 @@ def load(name: str, **options: Any) -> ForeignBackbone:
     if name not in RELEASED:
         raise ConfigError(f"unknown model {name!r}; {_nearest(name)}")
     family, preset = RELEASED[name]
-    return adapter(family).released(**preset, **options)
+    make = adapter(family).released
+    if unknown := options.keys() - inspect.signature(make).parameters.keys():
+        valid = ", ".join(inspect.signature(make).parameters.keys() - preset.keys())
+        raise ConfigError(f"{name} has no option {', '.join(sorted(unknown))}; it takes {valid}")
+    backbone = make(**preset, **options)
+    backbone.pretrained = True
+    return backbone
 
 
 def adapter(family: str) -> type[ForeignBackbone]:

@@ -5,8 +5,8 @@ Choices are made here, on training data alone: of the 92 geometries of `blips.da
 the upper half stand for what lies beyond the data. The test geometries of the ammonia study
 (5 to 70 kcal/mol) are not looked at.
 
-Every row differs from the centre (lambda 0.1, mu 1, 0.5 A) in what its name says. Rows "..., frozen" and "K = ..." are the
-same trained model, predicting in another way.
+Every row differs from the centre (lambda 0.1, mu 1, 0.5 A) in what its name says. Rows "frozen"
+and "K = ..." are the same trained model, predicting in another way.
 """
 
 from collections.abc import Mapping, Sequence
