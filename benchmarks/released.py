@@ -48,7 +48,8 @@ def chgnet_call(model: Any, atoms: Atoms) -> Call:
     from pymatgen.io.ase import AseAtomsAdaptor
 
     model.eval()
-    graph = model.graph_converter(AseAtomsAdaptor.get_structure(atoms))
+    structure = AseAtomsAdaptor.get_structure(atoms)  # type: ignore[arg-type]
+    graph = model.graph_converter(structure)
     return lambda: model([graph], task="ef")
 
 
@@ -59,7 +60,8 @@ def mattersim_call(model: Any, atoms: Atoms) -> Call:
 
     model.eval()
     potential = Potential(model, device="cpu", allow_tf32=False)
-    batch = next(iter(build_dataloader([atoms], only_inference=True, batch_size=1)))
+    loader: Any = build_dataloader([atoms], only_inference=True, batch_size=1)
+    batch = next(iter(loader))
     inputs = batch_to_dict(batch, device="cpu")
 
     def call() -> Any:
@@ -74,10 +76,9 @@ def sevennet_call(model: Any, atoms: Atoms) -> Call:
     import sevenn._keys as names
     from sevenn.atom_graph_data import AtomGraphData
     from sevenn.calculator import SevenNetCalculator
-
-    own = SevenNetCalculator("7net-0", device="cpu")
-    own.calculate(atoms)  # makes the graph in its own way; the model is what is timed
     from sevenn.train.dataload import unlabeled_atoms_to_graph
+
+    own: Any = SevenNetCalculator("7net-0", device="cpu")
 
     data = AtomGraphData.from_numpy_dict(unlabeled_atoms_to_graph(atoms, own.cutoff))
     data = data.to_dict()
@@ -99,7 +100,7 @@ def orb_call(model: Any, atoms: Atoms) -> Call:
     from orb_models.forcefield.atomic_system import ase_atoms_to_atom_graphs
 
     model.eval()
-    graph = ase_atoms_to_atom_graphs(atoms, model.system_config, device="cpu")
+    graph = ase_atoms_to_atom_graphs(atoms, model.system_config, device=torch.device("cpu"))
     return lambda: model.predict(graph)
 
 
