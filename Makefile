@@ -1,18 +1,25 @@
 # Everything from a fresh machine with Python 3.11, gcc, make and a package index.
 #   make demo   environment + the main job: train, calibrate and evaluate a Bayesian potential
-#   make test   environment + lint + the whole test suite
+#   make test   environment + lint + the whole test suite, MACE's in an environment of its own
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+MACE_BIN := .venv-mace/bin
+MACE_STAMP := .venv-mace/.installed
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test test-mace lint format bench clean
 
 demo: $(STAMP)
 	$(BIN)/blips demo
 
 test: lint
 	$(BIN)/pytest -n 2 --dist worksteal
+	$(MAKE) test-mace
+
+# MACE needs e3nn 0.4.4, other models a later one.
+test-mace: $(MACE_STAMP)
+	$(MACE_BIN)/pytest tests/mace tests/backbones/test_e3nn_maps.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -27,6 +34,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/stochastic_map.py --output results/benchmarks/stochastic_map
 	$(BIN)/python benchmarks/potential.py --output results/benchmarks
 	$(BIN)/python benchmarks/nbody.py --output results/benchmarks
+	$(BIN)/python benchmarks/released.py --output results/benchmarks
 
 # torch first and pinned: an open version would pull in a CUDA build of several gigabytes.
 $(STAMP): pyproject.toml constraints.txt
@@ -37,5 +45,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m blips.backbones.fetch mattersim-1m
 	touch $(STAMP)
 
+$(MACE_STAMP): pyproject.toml constraints-mace.txt
+	test -x $(MACE_BIN)/python || $(PYTHON) -m venv .venv-mace
+	$(MACE_BIN)/pip install --quiet -c constraints-mace.txt torch
+	$(MACE_BIN)/pip install --quiet -c constraints-mace.txt mace-torch -e ".[test]"
+	$(MACE_BIN)/python -m blips.backbones.fetch mace-omat-0-small
+	touch $(MACE_STAMP)
+
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache
+	rm -rf .venv .venv-mace build dist .pytest_cache .ruff_cache

@@ -92,7 +92,11 @@ CHOICES: dict[str, Choice] = {
     "nll": Choice("loss", "NLL, 4 samples", training={"loss": "nll", "samples": 4}),
     "initial": Choice("start", "coefficients 0.01", {"initial": 0.01}),
     "afterwards": Choice(
-        "start", "plain model, then posterior", {"kind": "blip_afterwards"}, AFTERWARDS, "base"
+        "start",
+        "plain model, then posterior",
+        {"kind": "blip_afterwards"},
+        {**AFTERWARDS, **CENTRE},
+        "base",
     ),
     "shared": Choice(
         "coefficients",
