@@ -237,7 +237,14 @@ def test_profiles():
     default = ammonia.specs("default")
     assert [spec.id for spec in default[:6]] == [
         f"shipped-{name}-seed0"
-        for name in ("base", "blip_flipout", "blip_local_paper", "llpr", "shallow_ensemble", "gmm")
+        for name in (
+            "base",
+            "blip_beyond",
+            "blip_afterwards",
+            "blip_flipout",
+            "blip_local_paper",
+            "llpr",
+        )
     ]
     counts = {name: sum(s.name == f"shipped-{name}" for s in default) for name in ammonia.METHODS}
     assert counts.pop("base") == 5

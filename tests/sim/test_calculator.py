@@ -19,7 +19,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 import blips
 from blips.backbones import PaiNN
 from blips.errors import InputError
-from blips.sim.properties import UNCERTAINTIES, register
+from blips.sim.properties import snapshot
 
 
 @pytest.fixture(scope="module")
@@ -143,18 +143,34 @@ def test_langevin_keeps_uncertainties_in_the_written_frames(potential, tmp_path)
     frames = ase.io.read(file, ":")
     assert len(frames) == 4
     for frame in frames:
-        assert frame.calc.results["energy_uncertainty"] > 0
-        assert frame.calc.results["forces_uncertainty"].shape == (4, 3)
+        assert frame.info["energy_uncertainty"] > 0
+        assert frame.arrays["forces_uncertainty"].shape == (4, 3)
     expected = atoms.calc.results["forces_uncertainty"]
-    assert frames[-1].calc.results["forces_uncertainty"] == pytest.approx(expected, abs=1e-7)
+    assert frames[-1].arrays["forces_uncertainty"] == pytest.approx(expected, abs=1e-7)
 
 
-def test_registration_with_ase_is_done_once(potential):
-    from ase.calculators.calculator import all_properties
+def test_a_structure_keeps_no_uncertainties_of_another(potential):
+    atoms = molecule("NH3")
+    atoms.calc = blips.Calculator(potential, mode="map", every=2, samples=4)
+    atoms.get_forces()
+    assert atoms.info["energy_uncertainty"] > 0
+    atoms.positions[0] += 0.01
+    atoms.get_forces()
+    assert "energy_uncertainty" not in atoms.info
+    assert "forces_uncertainty" not in atoms.arrays
 
-    register()
-    register()
-    assert all(all_properties.count(name) == 1 for name in UNCERTAINTIES)
+
+def test_snapshots_have_results_that_belong_to_them(potential):
+    atoms = molecule("NH3")
+    atoms.calc = blips.Calculator(potential, samples=4)
+    energy = atoms.get_potential_energy()
+    frame = snapshot(atoms)
+    assert frame.get_potential_energy() == energy
+    assert frame.info["energy_uncertainty"] == atoms.calc.results["energy_uncertainty"]
+    atoms.positions[0] += 0.01
+    moved = snapshot(atoms)
+    assert moved.calc.results == {}
+    assert "energy_uncertainty" not in moved.info
 
 
 def test_errors_name_the_remedy(potential):

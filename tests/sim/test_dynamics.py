@@ -65,7 +65,7 @@ def test_heated_ammonia_stops_at_the_guard_and_the_mean_alone_goes_on(
     frame = ase.io.read(file)
     assert frame.info["step"] == outcome.steps
     assert "exceeds" in frame.info["guard"]
-    saved = np.linalg.norm(frame.calc.results["forces_uncertainty"], axis=1).max()
+    saved = np.linalg.norm(frame.arrays["forces_uncertainty"], axis=1).max()
     assert saved == pytest.approx(outcome.events[0].finding.value, rel=1e-5)
 
     unguarded = heated(ammonia_potential, 300)

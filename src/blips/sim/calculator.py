@@ -24,7 +24,7 @@ from blips.bayes.noise import FrozenDraw
 from blips.errors import InputError
 from blips.potential import BayesianPotential, FrozenMember
 from blips.predict import Prediction
-from blips.sim.properties import UNCERTAINTIES, register
+from blips.sim.properties import UNCERTAINTIES, annotate
 
 MODES = ("mc", "map", "frozen")
 
@@ -74,7 +74,6 @@ class Calculator(ASECalculator):
             raise InputError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
         if every < 0:
             raise InputError(f"every is {every}; expected 0 (only when asked for) or more")
-        register()
         super().__init__()
         self.potential = potential
         self.mode, self.samples, self.every = mode, samples, every
@@ -88,7 +87,10 @@ class Calculator(ASECalculator):
         properties: list[str] | None = None,
         system_changes: list[str] = all_changes,
     ) -> None:
-        """Fill `results`; stress and its uncertainty only where they are asked for."""
+        """Fill `results`; stress and its uncertainty only where they are asked for.
+
+        Uncertainties are also kept in `atoms.info` and `atoms.arrays`, for `ase.io.write`.
+        """
         super().calculate(atoms, properties, system_changes)
         structure = self.atoms
         if not isinstance(structure, Atoms):
@@ -100,11 +102,12 @@ class Calculator(ASECalculator):
         due = is_new and self.every > 0 and (self.structures_seen - 1) % self.every == 0
         if self.mode != "mc":
             self.results |= _results(self._without_sampling(structure, stress))
-            if not (due or wanted & set(UNCERTAINTIES)):
-                return
-        sampled = _results(self._sampled(structure, stress))
-        uncertain = {name: sampled[name] for name in UNCERTAINTIES if name in sampled}
-        self.results |= sampled if self.mode == "mc" else uncertain
+        if self.mode == "mc" or due or wanted & set(UNCERTAINTIES):
+            sampled = _results(self._sampled(structure, stress))
+            uncertain = {name: sampled[name] for name in UNCERTAINTIES if name in sampled}
+            self.results |= sampled if self.mode == "mc" else uncertain
+        if atoms is not None:
+            annotate(atoms, self.results)
 
     def _keeps_stress(self) -> bool:
         """A structure whose stress is known is not evaluated without it."""

@@ -16,11 +16,11 @@ from typing import Any
 import ase.io
 import numpy as np
 from ase import Atoms
-from ase.calculators.singlepoint import SinglePointCalculator
 from ase.md.md import MolecularDynamics
 
 from blips.errors import InputError
 from blips.sim.guard import Finding, Guard
+from blips.sim.properties import snapshot
 
 ACTIONS = ("stop", "log", "ask")
 
@@ -115,10 +115,7 @@ _SIGMA_LIMITS = ("force_std", "energy_std_per_atom")
 
 def frame_of(atoms: Atoms, step: int, findings: list[Finding]) -> Atoms:
     """Copy of a structure with its results and the findings about it."""
-    frame = atoms.copy()
-    calculator = atoms.calc
-    known = {} if calculator is None or calculator.check_state(atoms) else calculator.results
-    frame.calc = SinglePointCalculator(frame, **known)
+    frame = snapshot(atoms)
     frame.info["step"] = step
     frame.info["guard"] = "; ".join(finding.text for finding in findings)
     return frame

@@ -1,31 +1,40 @@
-"""Uncertainties as properties that ASE knows.
+"""Uncertainties beside ASE's own properties.
 
-ASE writes to files, and takes from them, the calculator results on its lists alone. `register`
-adds the uncertainties to these lists, so that `ase.io.write("out.extxyz", atoms)` keeps them and
-`ase.io.read` gives them back in `atoms.calc.results`.
+ASE writes those calculator results that it knows by name. Uncertainties are therefore also kept on
+the structure, `atoms.info` and `atoms.arrays`, where every format of ASE that has room for them
+(extxyz, traj, db) finds them: the same keys as in the files that `blips predict` writes.
 """
 
-import ase.io.extxyz
-import ase.outputs
+from collections.abc import Mapping
+from typing import Any
+
+from ase import Atoms
 from ase.calculators.calculator import all_properties
+from ase.calculators.singlepoint import SinglePointCalculator
 
 from blips import keys
 
-PER_STRUCTURE = {keys.ENERGY_UNCERTAINTY: (), keys.STRESS_UNCERTAINTY: (6,)}
-PER_ATOM = {keys.ENERGIES_UNCERTAINTY: ("natoms",), keys.FORCES_UNCERTAINTY: ("natoms", 3)}
+PER_STRUCTURE = (keys.ENERGY_UNCERTAINTY, keys.STRESS_UNCERTAINTY)
+PER_ATOM = (keys.ENERGIES_UNCERTAINTY, keys.FORCES_UNCERTAINTY)
 UNCERTAINTIES = (*PER_STRUCTURE, *PER_ATOM)
 
 
-def register() -> None:
-    """Add the uncertainties to ASE's lists; again does nothing."""
-    for name, shape in {**PER_STRUCTURE, **PER_ATOM}.items():
-        if name not in ase.outputs.all_outputs:
-            ase.outputs._defineprop(name, float, shape=shape)
-        if name not in all_properties:
-            all_properties.append(name)
-    lists = (
-        (ase.io.extxyz.per_config_properties, PER_STRUCTURE),
-        (ase.io.extxyz.per_atom_properties, PER_ATOM),
-    )
-    for known, names in lists:
-        known.extend(name for name in names if name not in known)
+def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:
+    """Keep these uncertainties on the structure, and no older ones."""
+    for store, names in ((atoms.info, PER_STRUCTURE), (atoms.arrays, PER_ATOM)):
+        for name in names:
+            store.pop(name, None)
+            if name in results:
+                store[name] = results[name]
+
+
+def snapshot(atoms: Atoms) -> Atoms:
+    """Copy of a structure with the results of its calculator, as far as they belong to it."""
+    frame = atoms.copy()
+    calculator: Any = atoms.calc
+    fits = calculator is not None and not calculator.check_state(atoms)
+    results = dict(calculator.results) if fits else {}
+    known = {name: value for name, value in results.items() if name in all_properties}
+    frame.calc = SinglePointCalculator(frame, **known)
+    annotate(frame, results)
+    return frame
