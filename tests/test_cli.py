@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 import blips
 from blips.backbones import PaiNN
 from blips.cli import app
+from blips.errors import ConfigError
+from helpers import quartz
 
 
 def labelled(count: int, seed: int) -> list[Atoms]:
@@ -96,6 +98,63 @@ def test_train_info_validate_template(folder, monkeypatch):
     text = run("info", "runs/blips/best.safetensors")
     assert '"backbone": "painn"' in text
     assert "edge rows" in text
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning")  # CHGNet's
+def test_finetune_export_and_calibrate_a_released_model(tmp_path, monkeypatch):
+    """The commands of docs/fine-tuning.md, with fewer epochs."""
+    package = pytest.importorskip("chgnet.model", reason="chgnet is not installed")
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    frames = [quartz(rattle=0.05, seed=seed) for seed in range(5)]
+    for atoms in frames:
+        forces = rng.normal(scale=0.5, size=(9, 3))
+        atoms.calc = SinglePointCalculator(atoms, energy=rng.normal(scale=0.1), forces=forces)
+    ase.io.write("silica.extxyz", frames)
+    ase.io.write("general.extxyz", frames[:2])
+    (tmp_path / "finetune.yaml").write_text(run("template", "finetune"))
+    quick = ["data.train=silica.extxyz", "data.valid=0.2", "training.tensorboard=false"]
+    text = run(
+        "finetune", "finetune.yaml", *quick, "training.epochs=1", "training.anchor_weight=0.1",
+        "data.replay=general.extxyz", "training.replay_weight=0.5",
+    )  # fmt: skip
+    assert "run in runs/finetune" in text
+    best = "runs/finetune/best.safetensors"
+    run("export", best, "silica-chgnet.pth.tar")
+    new = frames[0].copy()
+    theirs = package.CHGNet.from_file("silica-chgnet.pth.tar")
+    new.calc = package.CHGNetCalculator(theirs, use_device="cpu")
+    ours = blips.load(best).predict(frames[:1], method="map")
+    assert new.get_potential_energy() == pytest.approx(ours.energy[0], abs=1e-3)
+    np.testing.assert_allclose(new.get_forces(), ours.forces, atol=1e-4)
+
+    run(
+        "calibrate", "chgnet", "silica.extxyz", "-o", "chgnet-blips.safetensors",
+        "--epochs", 1, "--samples", 4,
+    )  # fmt: skip
+    potential = blips.load("chgnet-blips.safetensors")
+    assert set(potential.calibration) == {"energy", "forces"}
+    plain = blips.bayesianize(blips.backbones.load("chgnet"))
+    expected = plain.predict(frames[:1], method="map")
+    found = potential.predict(frames[:1], method="map")
+    assert np.array_equal(found.energy, expected.energy)
+    assert np.array_equal(found.forces, expected.forces)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["finetune", "data.train=data.extxyz"], "fine-tuning starts from released weights"),
+        (["export", "model.safetensors", "x"], "PaiNN, which is blips' own"),
+        (["calibrate", "chgnt", "data.extxyz", "-o", "x"], "neither a file nor a released model"),
+        (["template", "tune"], "unknown template 'tune'; use one of train, finetune"),
+    ],
+)
+def test_mistakes_with_released_models_are_named(folder, monkeypatch, arguments, message):
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=message):
+        run(*arguments)
+    assert not (folder / "x").exists()
 
 
 @pytest.mark.parametrize(

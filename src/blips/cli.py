@@ -50,6 +50,29 @@ def train(
 
 
 @app.command()
+def finetune(
+    sources: Files,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the run")] = False,
+) -> None:
+    """Train a released potential further: blips finetune config.yaml data.train=my.extxyz."""
+    from blips.train.command import train_from_config
+
+    result = train_from_config(sources, resume=resume, only_released=True)
+    typer.echo(f"best validation loss {result.progress.best_loss:.6g}, run in {result.folder}")
+
+
+@app.command()
+def export(
+    model: Model,
+    output: Annotated[Path, typer.Argument(help="file to write")],
+) -> None:
+    """Write a fine-tuned potential, its posterior means, as a checkpoint of its own package."""
+    from blips.train.command import export_model
+
+    typer.echo(f"{export_model(model, output)} written, for the package that the model is from")
+
+
+@app.command()
 def predict(
     model: Model,
     structures: Structures,
@@ -100,24 +123,43 @@ def evaluate(
 
 @app.command()
 def calibrate(
-    model: Model,
+    model: Annotated[str, typer.Argument(help="a model of blips, or the name of a released one")],
     structures: Structures,
     output: Annotated[Path, typer.Option("--output", "-o", help="calibrated model to write")],
     kind: Annotated[str, typer.Option(help="scale, isotonic or conformal")] = "scale",
     samples: Samples = 64,
     seed: Seed = 0,
+    epochs: Annotated[int, typer.Option(help="for models without posterior")] = 30,
+    align: Annotated[
+        bool, typer.Option(help="for these: energies up to a constant for each element")
+    ] = True,
+    weights: Annotated[Path | None, typer.Option(help="of a released model")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="let the weights run code")] = False,
 ) -> None:
-    """Fit the error bars to held-out structures and store the calibration with the model."""
+    """Fit the error bars to held-out structures and store the calibration with the model.
+
+    A released model (chgnet, ...) and any other without posterior first gets one: an inference
+    network is fitted to part of the structures, and the model itself is left as it is.
+    """
     from blips.data.structures import check_structures, read_structures
     from blips.train.checkpoint import save
-    from blips.uq.report import recalibrate
+    from blips.train.command import calibrated
 
     atoms = read_structures(structures)
     check_structures(atoms, structures)
-    potential = _load_bayesian(model)
-    fitted = recalibrate(potential, atoms, kind=kind, samples=samples, seed=seed)
+    potential = calibrated(
+        model,
+        atoms,
+        weights=weights,
+        trust=trust,
+        kind=kind,
+        samples=samples,
+        seed=seed,
+        epochs=epochs,
+        align=align,
+    )
     save(potential, output)
-    for quantity, calibrator in fitted.items():
+    for quantity, calibrator in potential.calibration.items():
         typer.echo(f"{quantity}: {calibrator.to_dict()}")
     typer.echo(f"calibrated model in {output}")
 
@@ -167,11 +209,14 @@ def validate(sources: Files) -> None:
 
 
 @app.command()
-def template() -> None:
+def template(
+    name: Annotated[str, typer.Argument(help="train, or finetune for released models")] = "train",
+) -> None:
     """Print a configuration to start from: blips template > config.yaml."""
-    from blips.config import dump_config, load_config
+    from blips.config import dump_config
+    from blips.train.templates import template
 
-    typer.echo(dump_config(load_config({"data": {"train": "train.extxyz"}})), nl=False)
+    typer.echo(dump_config(template(name)), nl=False)
 
 
 def _load_bayesian(path: Path) -> "BayesianPotential":

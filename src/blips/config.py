@@ -26,8 +26,12 @@ class BayesConfig(Section):
     """How the backbone becomes Bayesian; the arguments of `bayesianize`."""
 
     enabled: bool = Field(default=True, description="False trains the plain backbone")
-    prior_dropout: float = Field(default=0.5, gt=0, lt=1)
-    bounds: tuple[float, float] = (1e-5, 4.0)
+    prior_dropout: float | None = Field(
+        default=None, gt=0, lt=1, description="0.5; for released weights 0.01"
+    )
+    bounds: tuple[float, float] | None = Field(
+        default=None, description="[1e-5, 4]; for released weights [1e-5, 0.11]"
+    )
     initial: float | None = Field(default=None, gt=0)
     estimator: Literal["auto", "local", "flipout"] = "auto"
     exclude: list[str] = []
@@ -37,8 +41,11 @@ class BayesConfig(Section):
 class ModelConfig(Section):
     """The backbone and its posterior."""
 
-    backbone: str = "painn"
+    backbone: str = Field(default="painn", description="or a released model, such as chgnet")
     hyperparameters: dict[str, Any] = {}
+    pretrained: bool = Field(default=True, description="released models start as released")
+    weights: str | None = Field(default=None, description="file of a released model's weights")
+    trust: bool = Field(default=False, description="let that file run code as it is read")
     bayes: BayesConfig = BayesConfig()
 
 
@@ -57,6 +64,7 @@ class DataConfig(Section):
 
     train: str | None = None
     valid: str | float = Field(default=0.1, description="file, or fraction to set aside")
+    replay: str | None = Field(default=None, description="file of a second set, not to forget")
     group_key: str | None = Field(default=None, description="split whole groups by this info key")
     labels: LabelsConfig = LabelsConfig()
     reference_energies: Literal["fit", "none"] | dict[str, float] = "fit"
@@ -102,6 +110,12 @@ class TrainingConfig(Section):
         default=0.5, gt=0, description="largest standard deviation of the displacements, A"
     )
     kl_warmup_epochs: int = Field(default=0, ge=0)
+    anchor_weight: float = Field(
+        default=0.0, ge=0, description="keeps weights near those at the start"
+    )
+    replay_weight: float = Field(
+        default=1.0, ge=0, description="of the loss on data.replay, which every step then has"
+    )
     freeze_backbone: bool = Field(
         default=False, description="train the inference network alone; MAP predictions stay"
     )

@@ -28,7 +28,7 @@ class Posterior(NamedTuple):
 
 
 FROM_SCRATCH = Posterior(0.5, (1e-5, 4.0), None)
-# Narrow enough that samples of a released model still are that model, to 2 % of its forces.
+# Narrow: the mean of samples is the released model within 1 % of its forces, one sample within 5 %.
 PRETRAINED = Posterior(0.01, (1e-5, 0.11), 3e-4)
 
 

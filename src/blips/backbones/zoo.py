@@ -54,7 +54,7 @@ def load(name: str, **options: Any) -> ForeignBackbone:
     family, preset = RELEASED[name]
     make = adapter(family).released
     if unknown := options.keys() - inspect.signature(make).parameters.keys():
-        valid = ", ".join(inspect.signature(make).parameters.keys() - preset.keys())
+        valid = ", ".join(sorted(inspect.signature(make).parameters.keys() - preset.keys()))
         raise ConfigError(f"{name} has no option {', '.join(sorted(unknown))}; it takes {valid}")
     backbone = make(**preset, **options)
     backbone.pretrained = True

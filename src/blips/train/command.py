@@ -1,30 +1,135 @@
-"""What `blips train` does: build the model that a configuration describes, and fit it."""
+"""What the commands `train`, `finetune`, `calibrate` and `export` do."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
+from ase import Atoms
 
-from blips.backbones import build
+from blips.backbones import ADAPTERS, RELEASED, build, load
 from blips.backbones.base import Backbone
+from blips.backbones.foreign import ForeignBackbone
 from blips.config import ModelConfig, load_config
+from blips.errors import ConfigError
 from blips.factory import bayesianize
 from blips.potential import BayesianPotential
+from blips.train.checkpoint import load as load_checkpoint
 from blips.train.fit import FitResult, fit
+from blips.train.uncertainty import uncertainty_for
+from blips.train.wrapper import Wrapper
+from blips.uq.report import recalibrate
 
 
 def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:
-    """Backbone with random weights, Bayesian unless the configuration says otherwise."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        backbone = build(config.backbone, **config.hyperparameters)
+    """Backbone as released or with random weights; Bayesian unless the configuration says no."""
+    backbone = _released(config) if is_released(config) else _untrained(config, seed)
     if not config.bayes.enabled:
         return backbone
     options = config.bayes.model_dump(exclude={"enabled"})
     return bayesianize(backbone, seed=seed, **options)
 
 
-def train_from_config(sources: Sequence[str], *, resume: bool = False) -> FitResult:
-    """Train what the configuration files and overrides describe."""
+def train_from_config(
+    sources: Sequence[str], *, resume: bool = False, only_released: bool = False
+) -> FitResult:
+    """Train what the configuration files and overrides describe.
+
+    Args:
+        sources: files and overrides, merged left to right.
+        resume: continue the run in the configuration's folder.
+        only_released: refuse models that do not start from released weights.
+    """
     config = load_config(*sources)
+    if only_released and not is_released(config.model):
+        asked = config.model.backbone + (
+            "" if config.model.pretrained else " with pretrained=false"
+        )
+        raise ConfigError(
+            f"fine-tuning starts from released weights, and {asked} has none; set model.backbone "
+            f"to one of {', '.join(sorted(RELEASED))}, or use blips train"
+        )
     model = build_model(config.model, config.seed)
     return fit(model, config=config, resume=resume)
+
+
+def calibrated(
+    model: str,
+    structures: Sequence[Atoms],
+    *,
+    weights: Path | None = None,
+    trust: bool = False,
+    epochs: int = 30,
+    align: bool = True,
+    **options: Any,
+) -> BayesianPotential:
+    """A model with error bars that fit these structures.
+
+    Args:
+        model: a file that blips wrote, or the name of a released model.
+        structures: labelled.
+        weights: of the released model.
+        trust: let them run code.
+        epochs: of the inference network, where the model has none yet.
+        align: see `uncertainty_for`.
+        options: kind, samples and seed of the calibration.
+    """
+    if model in RELEASED and not Path(model).is_file():
+        given = {} if weights is None else {"weights": weights, "trust": trust}
+        found = load(model, **given)
+    elif Path(model).suffix == "" and not Path(model).exists():
+        raise ConfigError(
+            f"{model!r} is neither a file nor a released model; released are "
+            f"{', '.join(sorted(RELEASED))}"
+        )
+    else:
+        found = load_checkpoint(model)
+    if isinstance(found, Wrapper):
+        raise ConfigError(f"{model} holds a {found.kind}, which calibrates itself as it is trained")
+    if isinstance(found, Backbone):
+        return uncertainty_for(found, structures, epochs=epochs, align=align, **options)
+    recalibrate(found, structures, **options)
+    return found
+
+
+def export_model(path: Path, output: Path) -> Path:
+    """Write the model of a checkpoint, its posterior means, in the format of its own package."""
+    model = load_checkpoint(path)
+    plain = model.to_base() if isinstance(model, BayesianPotential) else model
+    backbone = plain if isinstance(plain, Backbone) else plain.backbone
+    if not isinstance(backbone, ForeignBackbone):
+        raise ConfigError(
+            f"{path} holds a {type(backbone).__name__}, which is blips' own and has no other "
+            "format; blips.save(potential.to_base(), file) writes the plain model"
+        )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return backbone.export(output)
+
+
+def is_released(config: ModelConfig) -> bool:
+    """Whether the model starts from released weights."""
+    return config.pretrained and config.backbone in RELEASED
+
+
+def _released(config: ModelConfig) -> Backbone:
+    options = dict(config.hyperparameters)
+    if config.weights is not None:
+        options |= {"weights": config.weights, "trust": config.trust}
+    return load(config.backbone, **options)
+
+
+def _untrained(config: ModelConfig, seed: int) -> Backbone:
+    if config.weights is not None:
+        raise ConfigError(
+            f"model.weights is for released models, and {config.backbone} starts untrained; "
+            f"released are {', '.join(sorted(RELEASED))}"
+        )
+    if config.pretrained and config.backbone in ADAPTERS:
+        names = [name for name, (family, _) in RELEASED.items() if family == config.backbone]
+        raise ConfigError(
+            f"{config.backbone} is the name of several models: set model.backbone to one of "
+            f"{', '.join(names)}, or model.pretrained=false for random weights"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build(config.backbone, **config.hyperparameters)

@@ -1,31 +1,29 @@
 """`fit`: from structures, files or data sets to a trained potential in a run folder."""
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import torch
 from ase import Atoms
-from ase.calculators.singlepoint import SinglePointCalculator
-from ase.data import atomic_numbers
+from ase.data import atomic_numbers, chemical_symbols
 
-from blips import keys
-from blips.backbones.base import AtomisticBackbone, Backbone, graph_batches
+from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig, Source, load_config
 from blips.data.batch import TrainingData
 from blips.data.dataset import StreamedData, StructureData
-from blips.data.elements import fit_reference_energies
-from blips.data.labels import Labels, extract
+from blips.data.labels import Labels
 from blips.data.splits import Split, group_split, random_split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import ConfigError, InputError
 from blips.train.checkpoint import read_tensors, restore
 from blips.train.display import TrainingDisplay
 from blips.train.loop import Trainer
-from blips.train.objective import Model, plain_outputs
+from blips.train.objective import Model
+from blips.train.references import moved, set_reference_energies, unexplained_energies
 from blips.train.run import RunFolder
 from blips.train.state import Progress
 
@@ -47,6 +45,7 @@ def fit(
     train: Data | None = None,
     *,
     valid: Data | float | None = None,
+    replay: Data | None = None,
     config: Source | Sequence[Source] = (),
     folder: str | Path | None = None,
     resume: bool = False,
@@ -58,6 +57,8 @@ def fit(
         potential: what `bayesianize` returns, a plain backbone, or a wrapper of one.
         train: a file that ASE reads, structures, or a data set; default: config's data.train.
         valid: the same, or a fraction of the training structures; default: config's data.valid.
+        replay: a second set, against forgetting it (see `training.replay_weight`); default:
+            config's data.replay.
         config: YAML file, mapping, overrides such as "training.epochs=50", or a list of these.
         folder: of the run; default: config's folder.
         resume: continue the run in that folder.
@@ -67,10 +68,11 @@ def fit(
     run = RunFolder(folder or settings.folder)
     run.start(settings, resume=resume)
     train_data, valid_data = _datasets(potential, train, valid, settings, run)
+    replay_data = _replay(potential, replay, settings, run, resume=resume)
     epochs = settings.training.epochs
     shown = TrainingDisplay("training", epochs) if display else None
     with shown or nullcontext():
-        trainer = Trainer(potential, train_data, valid_data, settings, run, shown)
+        trainer = Trainer(potential, train_data, valid_data, settings, run, shown, replay_data)
         if resume:
             trainer.resume()
         progress = trainer.run()
@@ -116,10 +118,41 @@ def _datasets(
         raise InputError("training structures need validation structures, not a data set")
     else:
         valid_structures = _structures(valid)
-    _set_reference_energies(backbone, structures, settings)
+    set_reference_energies(backbone, structures, settings)
     return (
         _data(backbone, structures, settings, _name(train, "training")),
         _data(backbone, valid_structures, settings, _name(valid, "validation")),
+    )
+
+
+def _replay(
+    potential: Model, replay: Data | None, settings: RunConfig, run: RunFolder, *, resume: bool
+) -> TrainingData | None:
+    """The second set; for a released model its energies are moved to those of the model.
+
+    What was moved is in the folder: at a resumption the model may no longer be that of the start.
+    """
+    replay = settings.data.replay if replay is None else replay
+    if replay is None or _is_data_set(replay):
+        return replay
+    backbone = potential if isinstance(potential, Backbone) else potential.backbone
+    if not isinstance(backbone, AtomisticBackbone):
+        raise InputError(f"{type(backbone).__name__} trains on data sets, not on structures")
+    structures, name = _structures(replay), _name(replay, "replay")
+    fits = settings.data.reference_energies == "fit" and "energy" in _quantities(settings)
+    if not (fits and isinstance(backbone, ForeignBackbone)):
+        return _data(backbone, structures, settings, name)
+    path = run.path / "replay.json"
+    if resume and path.exists():
+        by_element = json.loads(path.read_text())
+    else:
+        shift = unexplained_energies(backbone, structures, _labels(settings))
+        by_element = {chemical_symbols[number]: energy for number, energy in shift.items()}
+        run.write_json(path.name, by_element)
+    shift = {atomic_numbers[symbol]: energy for symbol, energy in by_element.items()}
+    structures = moved(structures, shift, _quantities(settings), _labels(settings))
+    return StructureData(
+        structures, backbone.graph_of, quantities=_quantities(settings), source=name
     )
 
 
@@ -177,33 +210,3 @@ def _split(structures: list[Atoms], fraction: float, settings: RunConfig) -> Spl
     if key is None:
         return random_split(len(structures), fractions, settings.seed)
     return group_split([str(atoms.info.get(key)) for atoms in structures], fractions, settings.seed)
-
-
-def _set_reference_energies(
-    backbone: AtomisticBackbone, structures: list[Atoms], settings: RunConfig
-) -> None:
-    """Energies per element; of a released model, corrections to its own."""
-    chosen = settings.data.reference_energies
-    if chosen == "none" or settings.training.freeze_backbone:
-        return
-    if isinstance(chosen, dict):
-        shift = {atomic_numbers[symbol]: energy for symbol, energy in chosen.items()}
-    elif isinstance(backbone, ForeignBackbone):
-        shift = fit_reference_energies(_residuals(backbone, structures, _labels(settings)))
-    else:
-        shift = fit_reference_energies(structures, labels=_labels(settings))
-    backbone.reference.set(shift)
-
-
-def _residuals(backbone: Backbone, structures: list[Atoms], labels: Labels) -> list[Atoms]:
-    """The structures with what a model without corrections leaves of their energies."""
-    found: list[Atoms] = []
-    for atoms in structures:
-        graph = next(graph_batches(backbone, atoms, 1))
-        with torch.no_grad():
-            energy = plain_outputs(backbone, graph, forces=False)[keys.ENERGY]
-        rest = float(extract(atoms, (keys.ENERGY,), labels)[keys.ENERGY]) - float(energy)
-        copy = atoms.copy()
-        copy.calc = SinglePointCalculator(copy, energy=rest)
-        found.append(copy)
-    return found

@@ -13,6 +13,7 @@ from blips.data.batch import Batch, TrainingData
 from blips.data.graph import AtomGraph
 from blips.errors import BlipsError, ConfigError
 from blips.potential import BayesianPotential
+from blips.train.anchor import Anchor
 from blips.train.checkpoint import describe, write_tensors
 from blips.train.loss import DISTRIBUTION_LOSSES
 from blips.train.nonfinite import write_batch
@@ -50,6 +51,7 @@ class Trainer:
         config: the resolved configuration.
         folder: where the run lives.
         display: shows progress, or None.
+        replay: a second set; every step also has a batch of it.
     """
 
     def __init__(
@@ -60,12 +62,13 @@ class Trainer:
         config: RunConfig,
         folder: RunFolder,
         display: Display | None = None,
+        replay: TrainingData | None = None,
     ) -> None:
         settings = config.training
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.config, self.folder, self.display = config, folder, display
-        self.train_data, self.valid_data = train, valid
+        self.train_data, self.valid_data, self.replay_data = train, valid, replay
         self.dtype = DTYPES[settings.dtype]
         self.fabric = Fabric(
             accelerator=settings.accelerator,
@@ -80,6 +83,8 @@ class Trainer:
         optimizer = make_optimizer(self.model, settings)
         objective = Objective(self.model, settings, num_data=len(train))
         self.objective, self.optimizer = self.fabric.setup(objective, optimizer)
+        self.anchor = Anchor(self.model) if settings.anchor_weight > 0 else None
+        objective.anchor = self.anchor
         total_steps = settings.epochs * self.steps_per_epoch
         self.schedule = Schedule(self.optimizer, settings, total_steps)
         decay = settings.ema_decay
@@ -96,7 +101,12 @@ class Trainer:
         """Continue from the folder's last state, if there is one."""
         if self.folder.last.exists():
             self.progress = restore_state(
-                self.folder.last, self.model, self.optimizer, self.schedule, self.average
+                self.folder.last,
+                self.model,
+                self.optimizer,
+                self.schedule,
+                self.average,
+                self.anchor,
             )
 
     def run(self) -> Progress:
@@ -124,9 +134,12 @@ class Trainer:
         for step, batch in enumerate(self._batches(self.train_data, epoch)):
             key = ("train", self.config.seed, epoch, step, self.fabric.global_rank)
             self.optimizer.zero_grad()
-            terms = self.objective(batch, key, kl_scale)
+            replay = self._replay_batch(epoch, step)
+            terms = self.objective(batch, key, kl_scale, replay)
             if not math.isfinite(terms.parts["loss"]):
-                self._stop_non_finite(epoch, batch)
+                self._stop_non_finite(epoch, batch, self.train_data)
+            if self.replay_data and replay and not math.isfinite(terms.parts["replay"]):
+                self._stop_non_finite(epoch, replay, self.replay_data)
             self.fabric.backward(terms.total)
             if settings.clip_norm is not None:
                 self.fabric.clip_gradients(
@@ -172,6 +185,7 @@ class Trainer:
                     self.schedule,
                     self.average,
                     self.progress,
+                    self.anchor,
                 )
                 self.folder.write_history(self.progress.history)
         self.fabric.log_dict({k: v for k, v in row.items() if k != "epoch"}, step=epoch)
@@ -206,8 +220,18 @@ class Trainer:
             batch = data.batch(order[first : first + size].tolist())
             yield batch.to(self.fabric.device, self.dtype)
 
-    def _stop_non_finite(self, epoch: int, batch: Batch) -> NoReturn:
-        names = [self.train_data.name_of(index) for index in batch.indices]
+    def _replay_batch(self, epoch: int, step: int) -> Batch | None:
+        """Random structures of the second set, a function of (seed, epoch, step)."""
+        data, weight = self.replay_data, self.config.training.replay_weight
+        if data is None or weight == 0:
+            return None
+        shuffle = seeded_generator("replay", self.config.seed, epoch, step, self.fabric.global_rank)
+        order = torch.randperm(len(data), generator=shuffle)
+        batch = data.batch(order[: self.config.training.batch_size].tolist())
+        return batch.to(self.fabric.device, self.dtype)
+
+    def _stop_non_finite(self, epoch: int, batch: Batch, data: TrainingData) -> NoReturn:
+        names = [data.name_of(index) for index in batch.indices]
         shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
         written = ""
         if isinstance(batch.graph, AtomGraph):

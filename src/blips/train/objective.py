@@ -1,9 +1,13 @@
-"""What a training step minimises: data loss of posterior samples + lambda * KL + mu * KL'.
+"""What a training step minimises: data loss of posterior samples + lambda * KL + mu * KL' + ...
 
 KL is taken on the training structures, where the data loss holds the posterior narrow. KL' is
 taken on displaced copies of them (`blips.data.displace`), where no label speaks: there the
 posterior is pulled to the prior, so that it widens with the distance from the data instead of
 being whatever the inference network extrapolates to. Off (mu = 0) is the paper's objective.
+
+Two more terms, off by default, keep a pretrained model from forgetting: `anchor_weight` times the
+distance of the weights from where they began (`blips.train.anchor`), and `replay_weight` times
+the data loss of a batch from a second set.
 """
 
 from collections.abc import Mapping
@@ -22,10 +26,13 @@ from blips.data.displace import displaced
 from blips.data.graph import AtomGraph, Graph
 from blips.potential import BayesianPotential
 from blips.predict import Outputs
+from blips.train.anchor import Anchor
 from blips.train.loss import DISTRIBUTION_LOSSES, atom_counts, data_loss
 from blips.train.wrapper import Likelihood, Stochastic
 
 Model = BayesianPotential | Backbone | Stochastic | Likelihood
+NoiseKey = tuple[int | str, ...]
+Penalties = dict[str, tuple[float, Tensor]]  # (weight, value) by name
 
 
 class LossTerms(NamedTuple):
@@ -42,6 +49,9 @@ class Objective(nn.Module):
         model: a Bayesian potential; or a plain backbone or a wrapper, then there is no KL.
         config: losses, weights, lambda.
         num_data: training structures, for the "elbo" reduction of the KL.
+
+    Attributes:
+        anchor: the weights at the start of training, where they are to be kept.
     """
 
     def __init__(self, model: Model, config: TrainingConfig, num_data: int) -> None:
@@ -49,41 +59,34 @@ class Objective(nn.Module):
         self.model = model
         self.config = config
         self.num_data = num_data
+        self.anchor: Anchor | None = None
 
-    def forward(self, batch: Batch, noise_key: tuple[int | str, ...], kl_scale: float) -> LossTerms:
+    def forward(
+        self, batch: Batch, noise_key: NoiseKey, kl_scale: float, replay: Batch | None = None
+    ) -> LossTerms:
         """Loss of one training step.
 
         Args:
             batch: structures and labels.
             noise_key: the step's noise is a function of this key.
             kl_scale: 0..1, the KL warm-up.
+            replay: structures of the second set.
         """
         config = self.config
-        derivatives = self._derivatives(batch, create_graph=True)
-        if isinstance(self.model, Likelihood):
-            return _total(self.model.loss_terms(batch, config, derivatives))
-        if isinstance(self.model, Backbone):
-            outputs = plain_outputs(self.model, batch.graph, **derivatives)
-            return _total(self._data_terms(outputs, batch, 1))
-        count = config.samples if config.loss in DISTRIBUTION_LOSSES else 1
-        device = batch.graph.positions.device
-        generators = [seeded_generator(*noise_key, k, device=device) for k in range(count)]
-        sample = self.model.sample(batch.graph, generators, **derivatives)
-        data_terms = self._data_terms(sample.outputs, batch, count)
-        if not isinstance(self.model, BayesianPotential):
-            return _total(data_terms)
-        penalties = {"kl": (config.kl_weight * kl_scale, self._kl(sample.coefficients))}
-        if config.beyond_weight > 0:
-            generator = seeded_generator(*noise_key, "beyond", device=device)
-            beyond = displaced(batch.graph, config.beyond_displacement, generator)
-            penalties["kl_beyond"] = (
-                config.beyond_weight * kl_scale,
-                self._kl(self.model.coefficients(beyond)),
-            )
-        terms = _total(data_terms, penalties)
-        for role, mean in _mean_coefficients(self.model, sample.coefficients).items():
-            terms.parts[f"coef_{role}"] = mean
-        return terms
+        data_terms, coefficients = self._training_terms(batch, noise_key)
+        penalties: Penalties = {}
+        if isinstance(self.model, BayesianPotential):
+            penalties |= self._kl_penalties(self.model, batch, coefficients, noise_key, kl_scale)
+        if self.anchor is not None:
+            penalties["anchor"] = (config.anchor_weight, self.anchor.penalty(self.model))
+        if replay is not None:
+            terms, _ = self._training_terms(replay, (*noise_key, "replay"))
+            penalties["replay"] = (config.replay_weight, torch.stack(list(terms.values())).sum())
+        total = _total(data_terms, penalties)
+        if isinstance(self.model, BayesianPotential):
+            for role, mean in _mean_coefficients(self.model, coefficients).items():
+                total.parts[f"coef_{role}"] = mean
+        return total
 
     @torch.no_grad()  # forces switch gradients on where they need them
     def evaluate(self, batch: Batch, seed: int = 0) -> dict[str, float]:
@@ -103,6 +106,42 @@ class Objective(nn.Module):
         else:
             outputs = self.model(batch.graph, **derivatives)
         return _total(self._data_terms(outputs, batch, count)).parts
+
+    def _training_terms(
+        self, batch: Batch, noise_key: NoiseKey
+    ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
+        """Data loss of a batch by quantity, and the coefficients that it was sampled with."""
+        derivatives = self._derivatives(batch, create_graph=True)
+        if isinstance(self.model, Likelihood):
+            return self.model.loss_terms(batch, self.config, derivatives), {}
+        if isinstance(self.model, Backbone):
+            outputs = plain_outputs(self.model, batch.graph, **derivatives)
+            return self._data_terms(outputs, batch, 1), {}
+        count = self.config.samples if self.config.loss in DISTRIBUTION_LOSSES else 1
+        device = batch.graph.positions.device
+        generators = [seeded_generator(*noise_key, k, device=device) for k in range(count)]
+        sample = self.model.sample(batch.graph, generators, **derivatives)
+        return self._data_terms(sample.outputs, batch, count), sample.coefficients
+
+    def _kl_penalties(
+        self,
+        model: BayesianPotential,
+        batch: Batch,
+        coefficients: Mapping[str, Tensor],
+        noise_key: NoiseKey,
+        kl_scale: float,
+    ) -> Penalties:
+        config = self.config
+        penalties = {"kl": (config.kl_weight * kl_scale, self._kl(coefficients))}
+        if config.beyond_weight > 0:
+            device = batch.graph.positions.device
+            generator = seeded_generator(*noise_key, "beyond", device=device)
+            beyond = displaced(batch.graph, config.beyond_displacement, generator)
+            penalties["kl_beyond"] = (
+                config.beyond_weight * kl_scale,
+                self._kl(model.coefficients(beyond)),
+            )
+        return penalties
 
     def _kl(self, coefficients: Mapping[str, Tensor]) -> Tensor:
         model = cast(BayesianPotential, self.model)
@@ -125,9 +164,7 @@ class Objective(nn.Module):
         return data_loss(by_sample, batch.targets, atom_counts(batch.graph), self.config)
 
 
-def _total(
-    terms: Mapping[str, Tensor], penalties: Mapping[str, tuple[float, Tensor]] | None = None
-) -> LossTerms:
+def _total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> LossTerms:
     """Sum of the data terms and of the weighted penalties (weight, value)."""
     data = torch.stack(list(terms.values())).sum()
     parts = {name: float(term.detach()) for name, term in terms.items()}

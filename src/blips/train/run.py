@@ -3,6 +3,7 @@
 config.yaml          the resolved configuration
 environment.json     versions, platform, command
 split.json           which structures were trained on, where the run made the split
+replay.json          energy per element (eV) that was taken from the second set, if there is one
 metrics.csv          one row per epoch
 tensorboard/         the same, for TensorBoard
 last.safetensors     resumable state
@@ -20,6 +21,7 @@ from typing import Any
 
 from blips.config import RunConfig, dump_config, load_config
 from blips.errors import ConfigError
+from blips.factory import FROM_SCRATCH
 from blips.train.checkpoint import write_atomically
 
 RECORDED = ("blips", "torch", "numpy", "ase", "vesin", "lightning-fabric")
@@ -36,9 +38,9 @@ class RunFolder:
 
     def start(self, config: RunConfig, *, resume: bool) -> None:
         """Create the folder, or check that `config` is the one that the run began with."""
-        resolved = config.model_dump(mode="json")
+        resolved = _with_defaults(config)
         if resume and self.config_file.exists():
-            before = load_config(self.config_file).model_dump(mode="json")
+            before = _with_defaults(load_config(self.config_file))
             changed = _differences(before, resolved)
             allowed = {"folder", "training.epochs", "training.devices", "training.tensorboard"}
             if changed - allowed:
@@ -86,6 +88,15 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
+
+
+def _with_defaults(config: RunConfig) -> dict[str, Any]:
+    """The configuration as numbers; a posterior that is left open is written out."""
+    resolved = config.model_dump(mode="json")
+    posterior = resolved["model"]["bayes"]
+    for name, value in (("prior_dropout", FROM_SCRATCH[0]), ("bounds", list(FROM_SCRATCH[1]))):
+        posterior[name] = value if posterior[name] is None else posterior[name]
+    return resolved
 
 
 def _differences(first: Any, second: Any, prefix: str = "") -> set[str]:

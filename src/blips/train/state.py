@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from blips.errors import CheckpointError
+from blips.train.anchor import Anchor
 from blips.train.checkpoint import describe, read_tensors, restore, write_tensors
 from blips.train.optim import MovingAverage, Schedule
 
@@ -34,6 +35,7 @@ def save_state(
     schedule: Schedule,
     average: MovingAverage | None,
     progress: Progress,
+    anchor: Anchor | None = None,
 ) -> None:
     """Write everything that `restore_state` needs, atomically."""
     tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in model.state_dict().items()}
@@ -47,6 +49,8 @@ def save_state(
                 scalars[f"{index}.{key}"] = value
     if average is not None:
         tensors |= {f"average.{k}": v for k, v in average.values.items()}
+    if anchor is not None:
+        tensors |= {f"anchor.{k}": v for k, v in anchor.start.items()}
     header = {
         "model": describe(model),
         "optimizer": {"scalars": scalars, "lr": [group["lr"] for group in saved["param_groups"]]},
@@ -62,10 +66,13 @@ def restore_state(
     optimizer: Optimizer,
     schedule: Schedule,
     average: MovingAverage | None,
+    anchor: Anchor | None = None,
 ) -> Progress:
     """Put a run back to where `save_state` left it."""
     tensors, header = read_tensors(path)
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}}
+    parts: dict[str, dict[str, Tensor]] = {
+        part: {} for part in ("model", "optimizer", "average", "anchor")
+    }
     for name, tensor in tensors.items():
         part, _, rest = name.partition(".")
         if part not in parts:
@@ -76,6 +83,8 @@ def restore_state(
     schedule.restore(header["schedule"])
     if average is not None:
         average.values = parts["average"]
+    if anchor is not None:
+        anchor.restore(parts["anchor"])
     saved = dict(header["progress"])
     saved["best_loss"] = float(saved["best_loss"])
     return Progress(**saved)

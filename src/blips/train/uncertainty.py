@@ -1,0 +1,95 @@
+"""Error bars for a model that is left as it is.
+
+The weights are not touched: an inference network learns, from a handful of labelled structures,
+how wide their posterior has to be for the errors that the model makes. Its predictions with
+posterior means as weights stay those of the model, to the bit.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ase import Atoms
+
+from blips.backbones.base import Backbone
+from blips.data.labels import Labels
+from blips.data.splits import random_split
+from blips.errors import InputError
+from blips.factory import bayesianize
+from blips.potential import BayesianPotential
+from blips.train.fit import fit
+from blips.train.references import moved, unexplained_energies
+from blips.uq.report import References, recalibrate
+
+FITTED_FRACTION = 0.6
+TRAINING: dict[str, Any] = {
+    "loss": "crps",
+    "samples": 4,
+    "kl_weight": 1e-4,
+    "energy_per_atom": True,
+    "weights": {"energy": 1.0, "forces": 1.0},
+    "batch_size": 4,
+    "lr": 1e-3,
+    "clip_norm": 1.0,
+    "freeze_backbone": True,
+    "tensorboard": False,
+}
+
+
+def uncertainty_for(
+    model: Backbone | BayesianPotential,
+    structures: Sequence[Atoms],
+    *,
+    epochs: int = 30,
+    labels: Labels | None = None,
+    align: bool = True,
+    kind: str = "scale",
+    samples: int = 64,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    display: bool = False,
+    **training: Any,
+) -> BayesianPotential:
+    """Give a trained model error bars, from a few labelled structures and without training it.
+
+    The inference network is fitted to 60 % of the structures (CRPS of samples); the others choose
+    the best epoch and set the scale of the error bars (`blips.uq.report.recalibrate`).
+
+    Args:
+        model: what `blips.backbones.load` gives, or another trained model; a plain one is
+            converted in place, with the defaults of `bayesianize` for released weights.
+        structures: labelled, at least three.
+        epochs: of the inference network.
+        labels: names and units of the labels.
+        align: take from the energies what differs by a constant for each element, as it does
+            between levels of theory; error bars then are those of energy differences.
+        kind: of calibration: "scale", "isotonic" or "conformal".
+        samples: of the posterior, for the calibration.
+        seed: of the split, the inference network and its training.
+        folder: keep the run of the inference network here.
+        display: show progress.
+        training: settings of the configuration's `training` in place of these here.
+    """
+    if len(structures) < 3:
+        raise InputError(f"{len(structures)} structures cannot be split; label at least three")
+    has = References.of(structures, labels)
+    quantities = [name for name in ("energy", "forces") if getattr(has, name) is not None]
+    if isinstance(model, Backbone):
+        model.pretrained = True
+        model = bayesianize(model, seed=seed)
+    shift = dict.fromkeys(range(119), 0.0)
+    if align and "energy" in quantities:
+        shift |= unexplained_energies(model.backbone, structures, labels)
+    structures = moved(structures, shift, quantities, labels)
+    split = random_split(len(structures), [FITTED_FRACTION, 1.0 - FITTED_FRACTION], seed)
+    fitted, rest = ([structures[i] for i in part] for part in (split.train, split.valid))
+    weights = {name: w if name in quantities else 0.0 for name, w in TRAINING["weights"].items()}
+    dtype = str(next(model.backbone.parameters()).dtype).removeprefix("torch.")
+    settings = {**TRAINING, "weights": weights, "dtype": dtype, "epochs": epochs, **training}
+    config = {"training": settings, "seed": seed}
+    with tempfile.TemporaryDirectory() as temporary:
+        where = folder or temporary
+        fit(model, fitted, valid=rest, config=config, folder=where, display=display)
+    recalibrate(model, rest, kind=kind, samples=samples, seed=seed)
+    return model
