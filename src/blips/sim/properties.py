@@ -31,9 +31,10 @@ def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:
 def snapshot(atoms: Atoms) -> Atoms:
     """Copy of a structure with the results of its calculator, as far as they belong to it."""
     frame = atoms.copy()
-    calculator: Any = atoms.calc
-    fits = calculator is not None and not calculator.check_state(atoms)
-    results = dict(calculator.results) if fits else {}
+    calculator = atoms.calc
+    results: dict[str, Any] = {}
+    if calculator is not None and not calculator.check_state(atoms):
+        results = calculator.results
     known = {name: value for name, value in results.items() if name in all_properties}
     frame.calc = SinglePointCalculator(frame, **known)
     annotate(frame, results)
