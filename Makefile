@@ -34,7 +34,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/stochastic_map.py --output results/benchmarks/stochastic_map
 	$(BIN)/python benchmarks/potential.py --output results/benchmarks
 	$(BIN)/python benchmarks/nbody.py --output results/benchmarks
-	$(BIN)/python benchmarks/released.py --output results/benchmarks
+	$(BIN)/python benchmarks/released.py --output results/benchmarks/released
 
 # torch first and pinned: an open version would pull in a CUDA build of several gigabytes.
 $(STAMP): pyproject.toml constraints.txt

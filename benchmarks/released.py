@@ -7,9 +7,9 @@ On one 36-atom cell of rattled quartz, one thread, processor time, in turn withi
 * ``training``: forward and backward of a training step (energy + forces), BLIP over the plain
   model behind the same adapter.
 
-Run ``python benchmarks/released.py --output results/benchmarks``; models whose package (or whose
-weights) are missing are named and left out. MACE needs an environment of its own: run the same
-command there with ``--model mace --weights FILE``.
+Run ``python benchmarks/released.py --output results/benchmarks/released``; models whose package
+(or whose weights) are missing are named and left out. MACE needs an environment of its own: run
+there ``python benchmarks/released.py --mace FILE --output results/benchmarks/mace``.
 """
 
 import argparse
@@ -104,12 +104,38 @@ def orb_call(model: Any, atoms: Atoms) -> Call:
     return lambda: model.predict(graph)
 
 
+def mace_call(model: Any, atoms: Atoms) -> Call:
+    """Energy and forces by MACE itself."""
+    from mace.tools import torch_geometric, utils  # type: ignore[import-not-found]
+
+    from mace import data  # type: ignore[import-not-found]
+
+    numbers = utils.AtomicNumberTable([int(number) for number in model.atomic_numbers])
+    one = data.AtomicData.from_config(
+        data.config_from_atoms(atoms), z_table=numbers, cutoff=float(model.r_max)
+    )
+    batch = next(iter(torch_geometric.dataloader.DataLoader([one], batch_size=1, shuffle=False)))
+    dtype = next(model.parameters()).dtype
+    inputs = {
+        name: value.to(dtype) if torch.is_floating_point(value) else value
+        for name, value in batch.to_dict().items()
+        if isinstance(value, torch.Tensor)
+    }
+
+    def call() -> Any:
+        fresh = {**inputs, "positions": inputs["positions"].detach().clone()}
+        return model(fresh, compute_force=True)
+
+    return call
+
+
 PACKAGE_CALLS: dict[str, Callable[[Any, Atoms], Call]] = {
     "chgnet": chgnet_call,
     "mattersim": mattersim_call,
     "sevennet": sevennet_call,
     "orb": orb_call,
     "orb-direct": orb_call,
+    "mace": mace_call,
 }
 
 
@@ -154,7 +180,8 @@ def measure(name: str, options: dict[str, Any], repeats: int) -> dict[str, float
 
 def _step(model: Any, backbone: ForeignBackbone, atoms: Atoms) -> Call:
     config = load_config({"training": {"loss": "huber", "kl_weight": 1e-3}}).training
-    batch = StructureData([atoms], backbone.graph_of).batch([0])
+    dtype = next(backbone.parameters()).dtype
+    batch = StructureData([atoms], backbone.graph_of, dtype=dtype).batch([0])
     objective = Objective(model, config, num_data=100)
 
     def step() -> None:
@@ -165,15 +192,19 @@ def _step(model: Any, backbone: ForeignBackbone, atoms: Atoms) -> Call:
 
 
 def main() -> None:
-    """Measure and write released.json and released.md."""
+    """Measure and write a .json and a .md file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--model", action="append", default=[])
+    parser.add_argument("--mace", type=Path, help="a trusted MACE checkpoint, measured alone")
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
-    for name, options in MODELS.items():
+    models = MODELS
+    if arguments.mace:
+        models = {"mace": {"weights": arguments.mace, "trust": True}}
+    for name, options in models.items():
         if arguments.model and name not in arguments.model:
             continue
         try:
@@ -182,15 +213,15 @@ def main() -> None:
             print(f"{name} is left out: {error}")
             continue
         print(name, found[name], flush=True)
-    arguments.output.mkdir(parents=True, exist_ok=True)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
     content = {"environment": environment(), "repeats": arguments.repeats, "models": found}
-    (arguments.output / "released.json").write_text(json.dumps(content, indent=1) + "\n")
+    arguments.output.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
     lines = ["| model | atoms | edges | MAP / package | training step, BLIP / plain |"]
     lines += ["|---|---|---|---|---|"]
     for name, row in found.items():
         cells = (name, row["atoms"], row["edges"], row["map"], row["training"])
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    (arguments.output / "released.md").write_text("\n".join(lines) + "\n")
+    arguments.output.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -290,6 +290,17 @@ def test_a_released_model_gets_error_bars_and_stays_as_it_is(chgnet):
         uncertainty_for(chgnet, structures[:2])
 
 
+@pytest.mark.parametrize("name", ["mattersim-1m", "sevennet-0"])
+def test_error_bars_of_other_models_grow_with_the_disorder(name, chgnet):
+    scales = (0.02, 0.1, 0.15, 0.08)
+    structures = [quartz(rattle=scale, seed=seed) for seed, scale in enumerate(scales)]
+    potential = uncertainty_for(load(name), labelled(structures, chgnet), epochs=1, samples=8)
+    prediction = potential.predict([quartz(), quartz(rattle=0.1, seed=9)], samples=8)
+    assert np.isfinite(prediction.energy_std).all()
+    ideal, rattled = prediction.forces_std[:9], prediction.forces_std[9:]
+    assert 0 < 1.5 * ideal.mean() < rattled.mean() < np.inf
+
+
 # Configuration
 
 
