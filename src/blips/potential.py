@@ -28,6 +28,7 @@ from blips.bayes.noise import (
 )
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
+from blips.memory import keep_freed_memory
 from blips.onepass import OnePass, one_pass
 from blips.predict import Outputs, Prediction, point_prediction
 from blips.sampling import MemoryGauge, monte_carlo
@@ -88,6 +89,7 @@ class BayesianPotential(nn.Module):
         settings: dict[str, Any],
     ) -> None:
         super().__init__()
+        keep_freed_memory()
         self.backbone = backbone
         self.encoder = encoder
         self.conversion = conversion

@@ -25,6 +25,7 @@ R = TypeVar("R")
 Sampler = Callable[[Graph, range], Outputs]  # (graph, sample numbers) -> [K * rows, ...]
 
 ROWS_AT_ONCE = 8192  # larger passes fall out of the processor's cache and get slower per row
+ROWS_FOR_A_THREAD = 2048  # smaller passes side by side wait for Python more than they compute
 SAVED_TO_PEAK = 2.5  # peak memory of a pass over the bytes that autograd saves in it
 
 
@@ -169,8 +170,8 @@ class MemoryGauge:
             self._bytes_per_row = SAVED_TO_PEAK * saved_bytes(run_once) / rows
         threads = torch.get_num_threads()
         fits = int(limit / threads / (self.weight_bytes + self._bytes_per_row * rows))
-        share = -(-samples // threads)
-        return max(1, min(share, fits, ROWS_AT_ONCE // rows))
+        busy = max(1, min(threads, samples * rows // ROWS_FOR_A_THREAD))  # threads side by side
+        return max(1, min(-(-samples // busy), fits, ROWS_AT_ONCE // rows))
 
 
 def saved_bytes(run: Callable[[], Any]) -> int:

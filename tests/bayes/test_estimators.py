@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from blips.bayes import functions, pieces
+from blips.bayes import estimators, pieces
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
-from blips.bayes.random import normals, sign_bits, sign_mask
+from blips.bayes.random import BitSource, normals, quick_normals, sign_bits, sign_mask
 from blips.errors import InputError
 
 IN, OUT = 5, 3
@@ -55,7 +55,7 @@ def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_local_is_its_equation():
     h, weight, bias, coef = problem(6, grad=False)
     z = local_linear(h, weight, bias, coef, seeded(2))
-    eps = 2 * normals((3, OUT), seeded(2), h.dtype, std=0.5).view(6, OUT)
+    eps = quick_normals(BitSource(seeded(2)), 3, OUT, h.dtype)
     std = (coef.unsqueeze(-1) * h**2 @ (weight**2).T).sqrt()
     torch.testing.assert_close(z, F.linear(h, weight, bias) + eps * std, rtol=0, atol=1e-5)
 
@@ -68,7 +68,8 @@ def test_flipout_is_its_equation(irrep: tuple[int, ...]):
     generators = seeded(2)
     eps = normals(weight.shape, generators, h.dtype)
     inner = (1,) * len(irrep)
-    bits_in, bits_out = sign_bits(3, (IN, OUT), generators)
+    source = BitSource(generators)
+    bits_in, bits_out = sign_bits(source, 3, IN), sign_bits(source, 3, OUT)
     s = torch.where(sign_mask(bits_in, IN) == 0, 1.0, -1.0).view(6, *inner, IN)
     r = torch.where(sign_mask(bits_out, OUT) == 0, 1.0, -1.0).view(6, *inner, OUT)
     per_row = (weight * eps).repeat_interleave(3, 0)  # [6, out, in]
@@ -216,6 +217,22 @@ def test_first_and_second_derivatives_with_an_irrep_axis(estimator: Estimator):
     assert gradgradcheck(lambda *x: estimator(*x, seeded(2)), inputs)
 
 
+@pytest.mark.parametrize(("replicas", "irrep"), [(1, ()), (1, (3,)), (3, ()), (3, (3,))])
+def test_single_precision_flips_the_same_signs(replicas: int, irrep: tuple[int, ...]):
+    def values_and_gradients(dtype: torch.dtype) -> list[Tensor]:
+        inputs = [x.detach().to(dtype) for x in problem(12, *irrep) if x is not None]
+        h, weight, bias, coef = (x.requires_grad_() for x in inputs)
+        eps = normals(weight.shape, seeded(replicas, first=7), torch.float64).to(dtype)
+        generators = seeded(replicas)
+        z = flipout_linear(h, weight, bias, coef, generators, weight.detach() * eps)
+        force = torch.autograd.grad(z.square().sum(), h, create_graph=True)[0]
+        return [z, force, *torch.autograd.grad(force.square().sum(), (h, weight, coef))]
+
+    single, double = values_and_gradients(torch.float32), values_and_gradients(torch.float64)
+    for value, expected in zip(single, double, strict=True):
+        torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=1e-4)
+
+
 @ALL
 def test_third_derivative(estimator: Estimator):
     h, weight, _, coef = problem(2)
@@ -242,10 +259,10 @@ def test_derivatives_are_finite_at_zero_input(estimator: Estimator):
 def test_an_exactly_vanishing_normal_has_finite_second_derivatives(
     estimator: Estimator, monkeypatch: pytest.MonkeyPatch
 ):
-    def no_noise(shape, generators, dtype, std=1.0) -> Tensor:
-        return torch.zeros((len(generators), *shape), dtype=dtype)
+    def no_noise(source, rows, channels, dtype) -> Tensor:
+        return torch.zeros((len(source.generators) * rows, channels), dtype=dtype)
 
-    monkeypatch.setattr(functions, "normals", no_noise)
+    monkeypatch.setattr(estimators, "quick_normals", no_noise)
     h, weight, bias, coef = problem(4)
     z = estimator(h, weight, bias, coef, seeded(2))
     (force,) = torch.autograd.grad(z.square().sum(), h, create_graph=True)
@@ -264,7 +281,8 @@ class CountProducts(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+        aten = torch.ops.aten
+        self.count += func.overloadpacket in (aten.mm, aten.bmm, aten.addmm, aten.addmm_)
         return func(*args, **(kwargs or {}))
 
 

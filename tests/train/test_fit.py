@@ -39,7 +39,7 @@ def test_training_reduces_the_loss_and_leaves_a_complete_folder(tmp_path, struct
     result = fit(potential(), structures, tmp_path, epochs=30, lr=5e-3, tensorboard=True)
     history = result.progress.history
     assert history[-1]["train_loss"] < 0.8 * history[0]["train_loss"]
-    assert result.progress.best_loss < 0.8 * history[0]["valid_loss"]
+    assert result.progress.best_loss < 0.9 * history[0]["valid_loss"]
     names = {path.name for path in tmp_path.iterdir()}
     expected = {"config.yaml", "environment.json", "metrics.csv", "tensorboard"}
     assert names == expected | {"last.safetensors", "best.safetensors"}

@@ -14,9 +14,8 @@ The weights of the map are Gaussian, with a width that belongs to the row they a
 Rows are replica-major: K blocks of R rows. A replica's noise depends on its own generator alone.
 Derivatives of every order exist, also at ``h = 0``.
 
-A large map is applied to some hundred rows at a time (``Plan``). Each piece is an ordinary
-differentiable graph whose intermediate results stay in the processor's cache, forward and backward.
-All matrix products are torch's own, so that autograd skips those whose result nobody asked for.
+A large map is applied to some hundred rows at a time (``Plan``), whose intermediate results stay in
+the processor's cache, forward and backward.
 """
 
 from collections.abc import Sequence
@@ -25,9 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blips.bayes.functions import add_flipped, flip, perturb, square
+from blips.bayes.algebra import times_transposed
+from blips.bayes.functions import flipout, local
 from blips.bayes.pieces import Plan
-from blips.bayes.random import normals, sign_bits
+from blips.bayes.random import BitSource, normals, quick_normals, sign_bits
 
 
 def local_linear(
@@ -39,8 +39,7 @@ def local_linear(
 ) -> Tensor:
     """Sample the outputs of the map (local reparametrisation).
 
-    ``z = h W^T + b + eps * s(coef * (h^2)(W^2)^T)`` with eps ~ N(0, 1) per row and output, and
-    ``s(var) = sqrt(var + floor) - sqrt(floor)``.
+    ``z = h W^T + b + sqrt(coef) * eps * sqrt((h^2)(W^2)^T)`` with eps ~ N(0, 1) per row and output.
 
     Args:
         h: input, ``[K*R, in]``.
@@ -53,14 +52,12 @@ def local_linear(
         z, ``[K*R, out]``.
     """
     plan = Plan(h, weight, len(generators))
-    weight_square = weight * weight
+    sources = plan.replicas(lambda k: BitSource(generators[k]))
     outputs: list[Tensor] = []
-    for x, c, sources in zip(
-        plan.rows(h), plan.rows(coef), plan.replicas(lambda k: generators[k]), strict=True
-    ):
-        mean = F.linear(x, weight, bias)  # [k*r, out]
-        var = F.linear(square(x, c), weight_square)  # [k*r, out]
-        outputs.append(perturb(mean, var, sources))
+    for x, c, source in zip(plan.rows(h), plan.rows(coef), sources, strict=True):
+        rows = x.shape[0] // len(source.generators)  # of a replica in this piece
+        eps = quick_normals(source, rows, weight.shape[0], h.dtype)  # [k*r, out]
+        outputs.append(local(x, weight, bias, c, eps))
     return plan.join(outputs)
 
 
@@ -71,6 +68,7 @@ def flipout_linear(
     coef: Tensor,
     generators: Sequence[torch.Generator],
     deviation: Tensor | None = None,
+    bits: BitSource | None = None,
 ) -> Tensor:
     """Sample one weight noise per replica, and random signs per row (flipout).
 
@@ -85,6 +83,7 @@ def flipout_linear(
         coef: relative variances, ``[K*R]``.
         generators: K generators on the device of ``h``.
         deviation: ``W * eps``, ``[K, out, in]``, where it is kept between calls; None draws it.
+        bits: where the signs come from, if maps share it; None draws them from the generators.
 
     Returns:
         z, ``[K*R, *irrep, out]``.
@@ -92,22 +91,22 @@ def flipout_linear(
     plan = Plan(h, weight, len(generators))
     if deviation is None:
         eps = normals(weight.shape, generators, weight.dtype)  # [K, out, in]
-        deviations = plan.replicas(lambda k: weight * eps[k].squeeze(0))
+        deviations = plan.replicas(lambda k: weight * eps[k])
     else:
-        deviations = plan.replicas(lambda k: deviation[k].squeeze(0))
-    signs = sign_bits(plan.rows_per_replica, (weight.shape[1], weight.shape[0]), generators)
+        deviations = plan.replicas(lambda k: deviation[k])
+    bits = bits or BitSource(generators)
+    bits_in = sign_bits(bits, plan.rows_per_replica, weight.shape[1])
+    bits_out = sign_bits(bits, plan.rows_per_replica, weight.shape[0])
     outputs: list[Tensor] = []
     for x, c, s, r, dev in zip(
         plan.rows(h),
         plan.rows(coef),
-        plan.rows(signs[0]),
-        plan.rows(signs[1]),
+        plan.rows(bits_in),
+        plan.rows(bits_out),
         deviations,
         strict=True,
     ):
-        mean = F.linear(x, weight, bias)  # [k*r, *irrep, out]
-        product = _batched_linear(flip(x, c, s), dev)  # [k*r, *irrep, out]
-        outputs.append(add_flipped(mean, product, r))
+        outputs.append(flipout(x, weight, bias, c, dev, s, r))
     return plan.join(outputs)
 
 
@@ -134,19 +133,8 @@ def frozen_linear(
     for x, scale, deviation in zip(
         plan.rows(h),
         plan.rows(scales),
-        plan.replicas(lambda k: weight * eps[k].squeeze(0)),
+        plan.replicas(lambda k: weight * eps[k]),
         strict=True,
     ):
-        outputs.append(F.linear(x, weight, bias) + _batched_linear(x * scale, deviation))
+        outputs.append(F.linear(x, weight, bias) + times_transposed(x * scale, deviation))
     return plan.join(outputs)
-
-
-def _batched_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Rows of replica k, ``[k*r, *irrep, in]``, times its own weight, ``[k, out, in]``.
-
-    The weight of a single replica is ``[out, in]``.
-    """
-    if weight.ndim == 2:
-        return F.linear(x, weight)
-    blocks = x.reshape(len(weight), -1, x.shape[-1])
-    return torch.bmm(blocks, weight.mT).view(*x.shape[:-1], weight.shape[1])

@@ -1,144 +1,264 @@
-"""Elementwise parts of the estimators as autograd functions that keep little memory.
+"""The estimators on one piece of rows, as autograd functions: few passes over memory, little kept.
 
-Matrix products are torch's own, so that autograd skips those whose result nobody asked for; these
-functions are all that stands between them. Each is differentiable any number of times.
+First derivatives are written out, in place. Where they shall be differentiable in turn
+(``create_graph``), flipout's gradients of input and coefficient are one more such function, which
+is what training on forces needs; all else is left to autograd and the plain formula. Derivatives
+of every order exist.
+
+Shapes: h ``[k*r, *irrep, in]``, weight ``[out, in]``, coef ``[k*r]``, deviation D ``[k, out, in]``,
+z ``[k*r, *irrep, out]``; rows are replica-major.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from blips.bayes.random import normals, sign_mask
+from blips.bayes.algebra import (
+    as_rows,
+    flip,
+    flip_,
+    outer,
+    per_row,
+    row_dot,
+    sign_factors,
+    signs_of,
+    times,
+    times_transposed,
+)
 
 VAR_FLOOR = 1e-12
-"""The standard deviation is ``sqrt(var + floor) - sqrt(floor)``, smooth at zero variance."""
+"""Added to the variance of unit coefficient: its root is smooth where the input vanishes."""
+
+Tensors = Sequence[Tensor | None]
+Grads = tuple[Tensor | None, ...]
 
 
-class _Square(Function):
-    """``y = scale * x^2``, scale per row; keeps nothing but its inputs."""
+class _Local(Function):
+    """``z = h W^T + b + sqrt(coef) eps sqrt(v)`` with ``v = (h^2)(W^2)^T + floor``.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(x, scale)
-        return (x * x).mul_(scale.unsqueeze(-1))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
-        x, scale = ctx.saved_tensors
-        half = grads[0] * x
-        grad_scale = _row_dot(half, x) if ctx.needs_input_grad[1] else None
-        return half * (2 * scale).unsqueeze(-1), grad_scale
-
-
-class _Perturb(Function):
-    """``z = mean + eps * (std - sqrt(floor))`` with ``std = sqrt(var + floor)``, in their memory.
-
-    The second result, ``slope = dz/dvar = eps / (2 std)``, is all that the backward pass needs. Its
-    own derivative, ``-slope / (2 std^2)``, only occurs in second derivatives of z; there eps is
-    drawn again instead of being kept.
+    Keeps ``slope = 2 dz/dv = sqrt(coef) eps / sqrt(v)``, in the memory of eps.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, mean: Tensor, var: Tensor, generators: Sequence[torch.Generator]
+        ctx: Any, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor, eps: Tensor
+    ) -> Tensor:
+        var = F.linear(h * h, weight * weight).add_(VAR_FLOOR)
+        slope = eps.mul_(per_row(coef.sqrt(), h)).mul_(var.rsqrt())
+        ctx.save_for_backward(h, weight, bias, coef, slope)
+        return F.linear(h, weight, bias).addcmul_(slope, var)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Grads:
+        h, weight, _, coef, slope = saved = ctx.saved_tensors
+        needs = _needs(ctx, saved)
+        if torch.is_grad_enabled():
+            return _by_autograd(_local_again, saved, needs, grads)
+        grad_z = grads[0]
+        grad_var = grad_z * slope  # twice that of v
+        grad_weight = None
+        if needs[1]:
+            grad_weight = torch.mm(grad_var.t(), h * h).mul_(weight).addmm_(grad_z.t(), h)
+        grad_h = torch.mm(grad_var, weight * weight).mul_(h)
+        del grad_var
+        grad_coef = row_dot(grad_h, h).div_(coef + coef) if needs[3] else None
+        grad_bias = grad_z.sum(0) if needs[2] else None
+        return grad_h.addmm_(grad_z, weight), grad_weight, grad_bias, grad_coef, None
+
+
+def _local_again(
+    h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor, slope: Tensor
+) -> Tensor:
+    """The value of `_Local`, differentiable at any order."""
+    std = (F.linear(h * h, weight * weight) + VAR_FLOOR).sqrt()
+    root = per_row(coef.sqrt(), h)
+    eps = slope * (std / root).detach()
+    return F.linear(h, weight, bias) + root * eps * std
+
+
+class _Flipout(Function):
+    """``z = h W^T + b + sqrt(coef) r ((s h) D^T)``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        coef: Tensor,
+        deviation: Tensor,
+        bits_in: Tensor,
+        bits_out: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(h, weight, bias, coef, deviation, bits_in, bits_out)
+        noise = times_transposed(flip(h, signs_of(bits_in, h)), deviation)
+        flip_(noise, signs_of(bits_out, noise))
+        return F.linear(h, weight, bias).addcmul_(noise, per_row(coef.sqrt(), h))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Grads:
+        h, weight, _, coef, deviation, bits_in, bits_out = saved = ctx.saved_tensors
+        needs = _needs(ctx, saved)
+        grad_z = grads[0]
+        if torch.is_grad_enabled():
+            if needs[1] or needs[2] or needs[4]:
+                return _by_autograd(_flipout_again, saved, needs, grads)
+            grad_h, grad_coef = _flipout_grads(
+                grad_z, h, weight, coef, deviation, bits_in, bits_out
+            )
+            return grad_h, None, None, grad_coef, None, None, None
+        noise = flip(grad_z, signs_of(bits_out, grad_z)).mul_(per_row(coef.sqrt(), h))
+        signs = signs_of(bits_in, h)
+        grad_h = flip_(times(noise, deviation), signs)
+        flipped = flip(h, signs)
+        grad_deviation = outer(noise, flipped, deviation) if needs[4] else None
+        grad_coef = row_dot(grad_h, h, flipped).div_(coef + coef) if needs[3] else None
+        as_rows(grad_h).addmm_(as_rows(grad_z), weight)
+        grad_weight = torch.mm(as_rows(grad_z).t(), as_rows(h)) if needs[1] else None
+        grad_bias = as_rows(grad_z).sum(0) if needs[2] else None
+        return grad_h, grad_weight, grad_bias, grad_coef, grad_deviation, None, None
+
+
+def _flipout_again(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    coef: Tensor,
+    deviation: Tensor,
+    bits_in: Tensor,
+    bits_out: Tensor,
+) -> Tensor:
+    """The value of `_Flipout`, differentiable at any order."""
+    noise = times_transposed(h * sign_factors(bits_in, h), deviation)
+    noise = noise * sign_factors(bits_out, noise)
+    return F.linear(h, weight, bias) + per_row(coef.sqrt(), h) * noise
+
+
+class _FlipoutGrads(Function):
+    """Gradients of `_Flipout`'s input, ``g W + q``, and coefficient, ``<h, q> / (2 coef)``.
+
+    ``q = s ((sqrt(coef) r g) D)``, with g the gradient of the output.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        grad_z: Tensor,
+        h: Tensor,
+        weight: Tensor,
+        coef: Tensor,
+        deviation: Tensor,
+        bits_in: Tensor,
+        bits_out: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.generators = [generator.clone_state() for generator in generators]
-        half_eps = _half_eps(var, generators)
-        std = var.add_(VAR_FLOOR).sqrt_()
-        z = mean.addcmul_(half_eps, std, value=2).sub_(half_eps, alpha=2 * VAR_FLOOR**0.5)
-        slope = torch.div(half_eps, std, out=std)
-        ctx.mark_dirty(z, slope)
-        ctx.save_for_backward(slope)
-        ctx.set_materialize_grads(False)
-        return z, slope
+        noise = flip(grad_z, signs_of(bits_out, grad_z)).mul_(per_row(coef.sqrt(), h))
+        q = flip_(times(noise, deviation), signs_of(bits_in, h))
+        grad_coef = row_dot(q, h).div_(coef + coef)
+        ctx.save_for_backward(grad_z, h, weight, coef, deviation, bits_in, bits_out, q)
+        grad_h = torch.addmm(as_rows(q), as_rows(grad_z), weight).view_as(h)
+        return grad_h, grad_coef
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
-        (slope,) = ctx.saved_tensors
-        grad_z, grad_slope = grads
-        grad_var = None if grad_z is None else grad_z * slope
-        if grad_slope is not None:
-            half_eps = _half_eps(slope, [generator.clone_state() for generator in ctx.generators])
-            inverse_std = slope / half_eps.masked_fill_(half_eps == 0, 1)
-            bend = grad_slope * (slope * inverse_std * inverse_std * -0.5)
-            grad_var = bend if grad_var is None else grad_var + bend
-        return grad_z, grad_var, None
+    def backward(ctx: Any, *grads: Tensor) -> Grads:
+        *inputs, q = ctx.saved_tensors
+        grad_z, h, weight, coef, deviation, bits_in, bits_out = inputs
+        needs = _needs(ctx, inputs)
+        if torch.is_grad_enabled():
+            return _by_autograd(_flipout_grads_again, inputs, needs, grads)
+        by_h, by_coef = grads
+        per_coef = by_coef / (coef + coef)  # [k*r]
+        signs_out = signs_of(bits_out, grad_z)
+        root = per_row(coef.sqrt(), h)
+        by_q = flip_(torch.addcmul(by_h, h, per_row(per_coef, h)), signs_of(bits_in, h))
+        by_z = flip_(times_transposed(by_q, deviation), signs_out).mul_(root)
+        for_h = q * per_row(per_coef, h) if needs[1] else None
+        for_coef = for_deviation = None
+        if needs[3]:
+            for_coef = row_dot(grad_z, by_z) - 2 * per_coef * row_dot(h, q)
+            for_coef.div_(coef + coef)
+        if needs[4]:
+            noise = flip(grad_z, signs_out).mul_(root)
+            for_deviation = outer(noise, by_q, deviation)
+        as_rows(by_z).addmm_(as_rows(by_h), weight.t())
+        for_weight = torch.mm(as_rows(grad_z).t(), as_rows(by_h)) if needs[2] else None
+        return by_z, for_h, for_weight, for_coef, for_deviation, None, None
 
 
-class _Flip(Function):
-    """``y = sqrt(coef) * sign * x``: coef per row (or None: 1), sign per row and channel."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, coef: Tensor | None, bits: Tensor) -> Tensor:
-        ctx.save_for_backward(None if coef is None else x, coef, bits)
-        return _times_signs(x, coef, bits)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        x, coef, bits = ctx.saved_tensors
-        grad_x = flip(grads[0], coef, bits)
-        if not ctx.needs_input_grad[1]:
-            return grad_x, None, None
-        return grad_x, _row_dot(grad_x.flatten(1), x.flatten(1)) / (2 * coef), None
+def _flipout_grads_again(
+    grad_z: Tensor,
+    h: Tensor,
+    weight: Tensor,
+    coef: Tensor,
+    deviation: Tensor,
+    bits_in: Tensor,
+    bits_out: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The value of `_FlipoutGrads`, differentiable at any order."""
+    noise = per_row(coef.sqrt(), h) * grad_z * sign_factors(bits_out, grad_z)
+    q = times(noise, deviation) * sign_factors(bits_in, h)
+    return grad_z @ weight + q, row_dot(q, h) / (coef + coef)
 
 
-class _AddFlipped(Function):
-    """``z = mean + sign * x``, sign per row and channel."""
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, x: Tensor, bits: Tensor) -> Tensor:
-        ctx.save_for_backward(bits)
-        return _times_signs(x, None, bits).add_(mean)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        (bits,) = ctx.saved_tensors
-        return grads[0], flip(grads[0], None, bits), None
+# ---------------------------------------------------------------------------------- autograd
 
 
-def _half_eps(like: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    block = (len(like) // len(generators), like.shape[1])
-    return normals(block, generators, like.dtype, std=0.5).view(like.shape)
+def _needs(ctx: Any, inputs: Tensors) -> list[bool]:
+    """Which inputs' gradients the running backward pass asks for.
+
+    ``ctx.needs_input_grad`` says which could be asked for: also those of the weights while forces
+    are computed.
+    """
+    nodes = iter(ctx.next_functions)  # of the inputs that are tensors
+    return [x is not None and _will_run(next(nodes)[0]) for x in inputs]
 
 
-def _times_signs(x: Tensor, coef: Tensor | None, bits: Tensor) -> Tensor:
-    """``sqrt(coef) * sign * x``, a new tensor; in single precision a sign is the XOR of a bit."""
-    mask = sign_mask(bits, x.shape[-1]).view(len(x), *(1,) * (x.ndim - 2), x.shape[-1])
-    if x.dtype == torch.float32:
-        out = mask if mask.shape == x.shape else None
-        signed = torch.bitwise_xor(x.view(torch.int32), mask, out=out).view(torch.float32)
-    else:
-        signed = x * torch.where(mask == 0, 1.0, -1.0).to(x.dtype)
-    return signed if coef is None else signed.mul_(coef.sqrt().view(-1, *(1,) * (x.ndim - 1)))
+def _will_run(node: Any) -> bool:
+    try:
+        return node is not None and torch._C._will_engine_execute_node(node)  # pyright: ignore
+    except RuntimeError:  # a leaf whose gradient was asked for by name
+        return True
 
 
-def _row_dot(x: Tensor, y: Tensor) -> Tensor:
-    return torch.linalg.vecdot(x, y)  # pyright: ignore
+def _by_autograd(
+    function: Callable[..., Tensor | tuple[Tensor, ...]],
+    inputs: Tensors,
+    needs: Sequence[bool],
+    grads: Sequence[Tensor],
+) -> Grads:
+    """Differentiable gradients of ``function(*inputs)``."""
+    with torch.enable_grad():
+        # aliases, so that the history that one input shares with another is not counted
+        aliases = [None if x is None else x.view_as(x) for x in inputs]
+        asked = [x for x, need in zip(aliases, needs, strict=True) if need and x is not None]
+        outputs = function(*aliases)
+        found = iter(torch.autograd.grad(outputs, asked, grads, create_graph=True))
+    return tuple(next(found) if need else None for need in needs)
 
 
 # What follows gives the functions above their types, which ``Function.apply`` does not know.
 
 
-def square(x: Tensor, scale: Tensor) -> Tensor:
-    """``scale * x^2``, scale per row."""
-    return _Square.apply(x, scale)  # pyright: ignore
+def local(h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor, eps: Tensor) -> Tensor:
+    """``h W^T + b + sqrt(coef) * eps * sqrt((h^2)(W^2)^T + floor)``; takes the memory of eps."""
+    return _Local.apply(h, weight, bias, coef, eps)  # pyright: ignore
 
 
-def perturb(mean: Tensor, var: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-    """``mean + eps * s(var)`` with fresh standard normals eps; takes the memory of both."""
-    return _Perturb.apply(mean, var, generators)[0]  # pyright: ignore
+def flipout(
+    h: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    coef: Tensor,
+    deviation: Tensor,
+    bits_in: Tensor,
+    bits_out: Tensor,
+) -> Tensor:
+    """``h W^T + b + sqrt(coef) * r * ((h * s) D^T)``, the signs s, r packed into bits."""
+    return _Flipout.apply(h, weight, bias, coef, deviation, bits_in, bits_out)  # pyright: ignore
 
 
-def flip(x: Tensor, coef: Tensor | None, bits: Tensor) -> Tensor:
-    """``sqrt(coef) * sign * x``."""
-    if torch.is_grad_enabled():
-        return _Flip.apply(x, coef, bits)  # pyright: ignore
-    return _times_signs(x, coef, bits)
-
-
-def add_flipped(mean: Tensor, x: Tensor, bits: Tensor) -> Tensor:
-    """``mean + sign * x``."""
-    return _AddFlipped.apply(mean, x, bits)  # pyright: ignore
+def _flipout_grads(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+    return _FlipoutGrads.apply(*inputs)  # pyright: ignore

@@ -34,6 +34,11 @@ def kl_per_weight(coef: Tensor, rho: float) -> Tensor:
     return 0.5 * ((coef + 1.0) / rho + math.log(rho) - torch.log(coef) - 1.0)
 
 
+def mean_kl_per_weight(coef: Tensor, rho: float) -> Tensor:
+    """Mean of `kl_per_weight` over all coefficients, with the fewest passes over them."""
+    return 0.5 * ((coef.mean() + 1.0) / rho + math.log(rho) - 1.0 - coef.log().mean())
+
+
 def kl_divergence(
     coefficients: Mapping[str, Tensor],
     roles: Mapping[str, str],
@@ -62,13 +67,13 @@ def kl_divergence(
                 continue
             by_role.setdefault(roles[name], []).append(coef)
         return torch.stack(
-            [kl_per_weight(torch.cat(group), rho).mean() for group in by_role.values()]
+            [mean_kl_per_weight(torch.cat(group), rho) for group in by_role.values()]
         ).sum()
     if reduction == "elbo":
         if num_weights is None or num_data is None:
             raise InputError('reduction "elbo" needs num_weights (by map) and num_data')
         terms = [
-            num_weights[name] * kl_per_weight(coef, rho).mean()
+            num_weights[name] * mean_kl_per_weight(coef, rho)
             for name, coef in coefficients.items()
             if coef.numel() > 0
         ]

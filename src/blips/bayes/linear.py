@@ -119,7 +119,7 @@ def sampled_linear(
     if noise.estimator == "flipout" or has_irrep_axis:
         kept = noise.weights
         deviation = None if kept is None else kept.deviation(name, weight, layer.parameters())
-        return flipout_linear(h, weight, bias, coef, noise.generators, deviation)
+        return flipout_linear(h, weight, bias, coef, noise.generators, deviation, noise.bits)
     return local_linear(h, weight, bias, coef, noise.generators)
 
 

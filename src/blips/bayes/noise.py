@@ -15,12 +15,13 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from blips.bayes.random import normals
+from blips.bayes.random import BitSource, normals
 from blips.errors import InputError
 
 Estimator = Literal["auto", "local", "flipout"]
@@ -100,6 +101,11 @@ class SampledNoise(Noise):
     def replicas(self) -> int:
         """K."""
         return len(self.generators)
+
+    @cached_property
+    def bits(self) -> BitSource:
+        """Random signs for all maps of the pass."""
+        return BitSource(self.generators)
 
 
 class WeightNoise:

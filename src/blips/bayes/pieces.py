@@ -24,12 +24,13 @@ class Plan:
     """
 
     def __init__(self, h: Tensor, weight: Tensor, replicas: int) -> None:
-        if replicas == 0 or len(h) % replicas:
+        rows = h.shape[0]
+        if replicas == 0 or rows % replicas:
             raise InputError(
-                f"{len(h)} rows cannot be split into {replicas} replicas of equal size; "
+                f"{rows} rows cannot be split into {replicas} replicas of equal size; "
                 "repeat the whole input once per replica."
             )
-        self.rows_per_replica = len(h) // replicas
+        self.rows_per_replica = rows // replicas
         width = math.prod(h.shape[1:-1]) * max(weight.shape)
         most = max(1, PIECE // width)  # rows of a piece
         group = max(1, most // max(1, self.rows_per_replica))  # replicas of a piece

@@ -4,6 +4,7 @@ Block k of every draw depends on generator k alone: the numbers are the same how
 are drawn at once, and however many threads draw them.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from threading import Thread
@@ -14,88 +15,127 @@ from torch import Tensor
 STREAM = 2**16
 """Normals worth a thread; a longer draw is cut into streams of this size with their own seeds."""
 
-SIGN_BIT = -(2**31)
-"""The sign of a single-precision float, as an int32."""
-
 SIGNS = 32
 """Signs in one int32 word."""
 
 
+AHEAD = 2**10
+"""Pairs of words that a ``BitSource`` draws at least."""
+
+QUANTILES = 2**16
+"""Values that ``quick_normals`` draws from."""
+
+Block = tuple[Tensor, torch.Generator]
+
+
 def normals(
-    shape: Sequence[int],
-    generators: Sequence[torch.Generator],
-    dtype: torch.dtype,
-    std: float = 1.0,
+    shape: Sequence[int], generators: Sequence[torch.Generator], dtype: torch.dtype
 ) -> Tensor:
-    """Draw normals ``[K, *shape]`` of mean 0 on the device of the K generators.
+    """Draw standard normals ``[K, *shape]`` on the device of the K generators.
 
     A CPU generator is serial and slower than the matrix products around it. A long draw therefore
     takes only a seed from it; torch's threads fill streams whose seeds follow on from that one.
     """
     device = generators[0].device
-    noise = torch.empty((len(generators), *shape), dtype=dtype, device=device)
-    blocks = list(zip(noise.flatten(1), generators, strict=True))
-    if device.type != "cpu":
-        _fill(blocks, std)
-    elif noise[0].numel() <= STREAM:
-        _fill_in_threads(blocks, std)
+    noise = torch.empty((len(generators), math.prod(shape)), dtype=dtype, device=device)
+    blocks = list(zip(noise, generators, strict=True))
+    if device.type == "cpu" and noise.shape[1] > STREAM:
+        blocks = [stream for block in blocks for stream in _streams(*block)]
+    if device.type == "cpu" and noise.numel() > STREAM:
+        _fill_in_threads(blocks)
     else:
-        _fill_in_threads([stream for block in blocks for stream in _streams(*block)], std)
-    return noise
+        _fill(blocks)
+    return noise.view(len(generators), *shape)
 
 
-def sign_bits(
-    rows: int, channels: Sequence[int], generators: Sequence[torch.Generator]
-) -> Sequence[Tensor]:
-    """Draw a fair bit per row and channel for several layers of channels at once.
+class BitSource:
+    """Random words of K replicas, drawn ahead: one call per replica serves many small maps.
 
-    Returns:
-        The bits of each layer, packed into int32 words ``[K * rows, words, 1]``.
+    Args:
+        generators: one per replica.
     """
-    words = [-(-count // SIGNS) for count in channels]
-    pairs = -(-rows * sum(words) // 2)  # an int64 draw costs no more than an int32 draw
-    draws = torch.empty((len(generators), pairs), dtype=torch.int64, device=generators[0].device)
-    for block, generator in zip(draws, generators, strict=True):
-        block.random_(-(2**63), None, generator=generator)
-    bits = draws.view(torch.int32)[:, : rows * sum(words)].split_with_sizes(
-        [rows * w for w in words], 1
-    )
-    return [layer.reshape(-1, w, 1) for layer, w in zip(bits, words, strict=True)]
+
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self.generators = generators
+        self._words = torch.empty((len(generators), 0), dtype=torch.int32)
+        self._taken = 0
+
+    def take(self, count: int) -> Tensor:
+        """The next words, ``[K, count]`` of int32."""
+        if self._taken + count > self._words.shape[1]:
+            pairs = max(AHEAD, -(-count // 2))  # an int64 draw costs no more than an int32 draw
+            device = self.generators[0].device
+            draws = torch.empty((len(self.generators), pairs), dtype=torch.int64, device=device)
+            for block, generator in zip(draws, self.generators, strict=True):
+                block.random_(-(2**63), None, generator=generator)
+            self._words, self._taken = draws.view(torch.int32), 0
+        self._taken += count
+        return self._words[:, self._taken - count : self._taken]
+
+
+def sign_bits(source: BitSource, rows: int, channels: int) -> Tensor:
+    """Draw a fair bit per row and channel, packed into int32 words ``[K * rows, words, 1]``."""
+    words = -(-channels // SIGNS)
+    return source.take(rows * words).reshape(-1, words, 1)
+
+
+def quick_normals(source: BitSource, rows: int, channels: int, dtype: torch.dtype) -> Tensor:
+    """Draw standard normals ``[K * rows, channels]`` to 16 bits, faster than ``normals``.
+
+    The normal distribution is cut into 65536 equally likely parts, and each is represented by its
+    mean. The values have mean 0, variance 1, kurtosis 2.9998, and end at 4.39.
+    """
+    count = rows * channels
+    index = source.take(-(-count // 2)).view(torch.uint16)[:, :count].to(torch.int32)
+    values = _quantiles(dtype, index.device).index_select(0, index.flatten())
+    return values.view(-1, channels)
 
 
 def sign_mask(bits: Tensor, channels: int) -> Tensor:
     """Unpack bits to ``[rows, channels]`` of int32: the sign bit of a float, set or not.
 
-    Shifts by 0..31 bring every bit of a word to the place of the sign bit.
+    Shifts by 0..31, here products with powers of two, bring every bit of a word to the place of the
+    sign bit.
     """
-    words = (bits << _shifts(bits.device)).flatten(1)
-    mask = words if words.shape[1] == channels else words[:, :channels].contiguous()
-    return mask.bitwise_and_(SIGN_BIT)
+    powers, sign_bit = _powers_and_sign_bit(bits.device)
+    mask = (bits * powers).bitwise_and_(sign_bit).flatten(1)
+    return mask if mask.shape[1] == channels else mask[:, :channels]
 
 
 @cache
-def _shifts(device: torch.device) -> Tensor:
-    return torch.arange(SIGNS, dtype=torch.int32, device=device)
+def _powers_and_sign_bit(device: torch.device) -> tuple[Tensor, Tensor]:
+    """2^0 ... 2^31, and the sign of a single-precision float, as int32."""
+    powers = 1 << torch.arange(SIGNS, dtype=torch.int32, device=device)
+    return powers, powers[-1].clone()
 
 
-def _streams(block: Tensor, generator: torch.Generator) -> list[tuple[Tensor, torch.Generator]]:
+@cache
+def _quantiles(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Means of the normal distribution between its quantiles, scaled to unit variance."""
+    levels = torch.linspace(-1, 1, QUANTILES + 1, dtype=torch.float64)
+    ends = math.sqrt(2) * torch.erfinv(levels)  # from -inf to inf
+    density = torch.exp(-0.5 * ends * ends) / math.sqrt(2 * math.pi)
+    means = (density[:-1] - density[1:]) * QUANTILES
+    return (means / means.square().mean().sqrt()).to(device, dtype)
+
+
+def _streams(block: Tensor, generator: torch.Generator) -> list[Block]:
     seed = int(torch.randint(2**32, (), generator=generator))
     starts = range(0, len(block), STREAM)
     seeded = [torch.Generator().manual_seed(seed + number) for number in range(len(starts))]
     return [(block[i : i + STREAM], source) for i, source in zip(starts, seeded, strict=True)]
 
 
-def _fill(blocks: Sequence[tuple[Tensor, torch.Generator]], std: float) -> None:
+def _fill(blocks: Sequence[Block]) -> None:
     for block, generator in blocks:
-        block.normal_(std=std, generator=generator)
+        block.normal_(generator=generator)
 
 
-def _fill_in_threads(blocks: Sequence[tuple[Tensor, torch.Generator]], std: float) -> None:
-    size = sum(len(block) for block, _ in blocks)
-    threads = max(1, min(torch.get_num_threads(), size // STREAM))
-    helpers = [Thread(target=_fill, args=(blocks[i::threads], std)) for i in range(1, threads)]
+def _fill_in_threads(blocks: Sequence[Block]) -> None:
+    threads = min(torch.get_num_threads(), len(blocks))
+    helpers = [Thread(target=_fill, args=(blocks[i::threads],)) for i in range(1, threads)]
     for helper in helpers:
         helper.start()
-    _fill(blocks[::threads], std)
+    _fill(blocks[::threads])
     for helper in helpers:
         helper.join()
