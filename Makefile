@@ -37,7 +37,9 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/released.py --output results/benchmarks/released
 
 # torch first and pinned: an open version would pull in a CUDA build of several gigabytes.
-$(STAMP): pyproject.toml constraints.txt
+BUILT_FROM := pyproject.toml setup.py src/blips/bayes/kernels.c
+
+$(STAMP): $(BUILT_FROM) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,test,lint,chgnet,sevennet,orb,mattersim]"
@@ -45,7 +47,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m blips.backbones.fetch mattersim-1m
 	touch $(STAMP)
 
-$(MACE_STAMP): pyproject.toml constraints-mace.txt
+$(MACE_STAMP): $(BUILT_FROM) constraints-mace.txt
 	test -x $(MACE_BIN)/python || $(PYTHON) -m venv .venv-mace
 	$(MACE_BIN)/pip install --quiet -c constraints-mace.txt torch
 	$(MACE_BIN)/pip install --quiet -c constraints-mace.txt mace-torch -e ".[test]"
@@ -53,4 +55,4 @@ $(MACE_STAMP): pyproject.toml constraints-mace.txt
 	touch $(MACE_STAMP)
 
 clean:
-	rm -rf .venv .venv-mace build dist .pytest_cache .ruff_cache
+	rm -rf .venv .venv-mace build dist .pytest_cache .ruff_cache src/blips/bayes/_kernels*.so

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from blips import keys
+from blips.bayes.noise import SHARING
 from blips.data.graph import Graph
 from blips.errors import InputError
 from blips.predict import Array, Outputs, Prediction, atom_counts
@@ -171,7 +172,8 @@ class MemoryGauge:
         threads = torch.get_num_threads()
         fits = int(limit / threads / (self.weight_bytes + self._bytes_per_row * rows))
         busy = max(1, min(threads, samples * rows // ROWS_FOR_A_THREAD))  # threads side by side
-        return max(1, min(-(-samples // busy), fits, ROWS_AT_ONCE // rows))
+        most = max(1, min(-(-samples // busy), fits, ROWS_AT_ONCE // rows))
+        return most - most % SHARING or most  # whole groups of samples, where they fit
 
 
 def saved_bytes(run: Callable[[], Any]) -> int:
