@@ -75,7 +75,6 @@ LOCAL = {
 }
 FROZEN = {"kind": "frozen"}
 # Chosen in the study `ammonia-choices`, on training data alone.
-SMALL_START = {"initial": 0.01}
 BEYOND = {"kl_weight": 0.03, "beyond_weight": 0.3, "beyond_displacement": 0.5, "encoder_lr": 5e-3}
 AFTERWARDS = {
     **BEYOND,
@@ -104,7 +103,7 @@ METHODS: dict[str, Method] = {
     ),
     "blip_flipout": Method("BLIP, flipout", FLIPOUT, {"kl_weight": 3.0}),
     "blip_flipout_frozen": Method("BLIP, flipout, frozen", FROZEN, built_on="blip_flipout"),
-    "blip_beyond": Method("BLIP, flipout, beyond", {**FLIPOUT, **SMALL_START}, BEYOND),
+    "blip_beyond": Method("BLIP, flipout, beyond", FLIPOUT, BEYOND),
     "blip_beyond_frozen": Method("BLIP, flipout, beyond, frozen", FROZEN, built_on="blip_beyond"),
     "blip_afterwards": Method(
         "BLIP around base", {**FLIPOUT, "kind": "blip_afterwards"}, AFTERWARDS, built_on="base"

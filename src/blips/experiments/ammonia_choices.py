@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from blips.experiments.ammonia import AFTERWARDS, BLIP, FLIPOUT, PAINN, SMALL_START, TRAINING
+from blips.experiments.ammonia import AFTERWARDS, BLIP, FLIPOUT, PAINN, TRAINING
 from blips.experiments.ammonia_run import execute
 from blips.experiments.spec import Layout, RunSpec
 from blips.experiments.tables import Column, Row, Table
@@ -25,6 +25,7 @@ __all__ = ["PROFILES", "execute", "prepare", "specs", "table"]
 STUDY = "ammonia-choices"
 CENTRE = {"kl_weight": 0.1, "beyond_weight": 1.0, "beyond_displacement": 0.5, "encoder_lr": 5e-3}
 LOCAL = {**BLIP, "estimator": "local", "encoder": {"variant": "neighbourhood"}}
+SMALL_START = {"initial": 0.01}
 WITHOUT_VECTORS = {"exclude": ["blocks.*.update.mixing"]}
 
 
