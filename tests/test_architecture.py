@@ -23,6 +23,7 @@ LAYERS = [
     {"train"},
     {"baselines"},
     {"sim", "active"},
+    {"report"},
     {"experiments"},
     {"cli", "__main__"},
 ]

@@ -83,7 +83,7 @@ def test_ammonia_near_its_minimum_is_left_alone(ammonia_potential, limit):
     assert not outcome.stopped
     assert outcome.events == []
     assert outcome.reason == ""
-    assert seen == [10, 20, 30, 40]
+    assert seen == [0, 10, 20, 30, 40]
 
 
 def test_log_goes_on_and_keeps_the_frames(ammonia_potential):

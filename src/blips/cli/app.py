@@ -1,7 +1,11 @@
 """The application that commands join, and the arguments that they share."""
 
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +26,41 @@ Model = Annotated[Path, typer.Argument(help="a model written by blips (.safetens
 Structures = Annotated[Path, typer.Argument(help="structures, any file that ASE reads")]
 Samples = Annotated[int, typer.Option(help="posterior samples")]
 Seed = Annotated[int, typer.Option(help="the same seed gives the same result")]
+Json = Annotated[bool, typer.Option("--json", help="print the outcome as JSON, for machines")]
+
+
+def print_json(content: Any) -> None:
+    """Print JSON; numbers that are not finite, which JSON has no words for, become null."""
+    import json
+
+    typer.echo(json.dumps(_finite(content), indent=1))
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {str(key): _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    if isinstance(content, float) and not abs(content) < float("inf"):
+        return None
+    return content
+
+
+@contextmanager
+def ctrl_c_asks() -> Iterator[Callable[[], bool]]:
+    """Within the block the first Ctrl-C only makes the yielded function True; a second one acts."""
+    pressed = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def load_bayesian(path: Path) -> "BayesianPotential":

@@ -1,11 +1,11 @@
-"""Commands that run studies: demo, reproduce."""
+"""Commands that run studies and report on them: demo, reproduce, report."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from blips.cli.app import Seed, app
+from blips.cli.app import Samples, Seed, app
 
 
 @app.command()
@@ -39,3 +39,36 @@ def reproduce(
     outcome = reproduce(study, profile, workers=workers, only=only or (), folder=folder, runs=runs)
     if outcome.failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="folder of a training run, or of the demo")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="file to write")] = Path(
+        "report.html"
+    ),
+    structures: Annotated[
+        list[Path] | None,
+        typer.Option(help="labelled structures to predict, instead of the run's own; repeatable"),
+    ] = None,
+    samples: Samples = 32,
+    seed: Seed = 0,
+    bootstrap: Annotated[int, typer.Option(help="resamples for the intervals")] = 1000,
+    shown: Annotated[int, typer.Option(help="structures of each set in the 3D view")] = 12,
+) -> None:
+    """Write a run as one HTML file that opens offline: metrics, plots, structures in 3D.
+
+    Example: blips report runs/demo -o report.html
+    """
+    from blips.report import write_report
+
+    path = write_report(
+        run,
+        output,
+        structures=structures or (),
+        samples=samples,
+        seed=seed,
+        bootstrap=bootstrap,
+        shown=shown,
+    )
+    typer.echo(f"report in {path}, {path.stat().st_size / 1e6:.1f} MB")

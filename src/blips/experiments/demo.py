@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ase.io
 import torch
 from ase import Atoms
 from rich.console import Console
@@ -22,6 +23,7 @@ from blips.data.ammonia import load_ammonia
 from blips.factory import bayesianize
 from blips.potential import BayesianPotential
 from blips.predict import Prediction
+from blips.report.sources import write_manifest
 from blips.train.checkpoint import save
 from blips.train.fit import fit
 from blips.uq.evaluation import Evaluation
@@ -74,12 +76,17 @@ def run_demo(folder: str | Path, *, epochs: int | None = None, seed: int = 0) ->
     recalibrate(potential, valid, samples=SAMPLES, seed=seed)
     path = save(potential, folder / "blip.safetensors")
     evaluations: dict[str, dict[str, Evaluation]] = {}
+    files: dict[str, str] = {}
     for label, test_set in (("in distribution", test), ("out of distribution", far)):
         evaluations[label] = _evaluate(folder, label, test_set, plain, potential, seed)
+        files[label] = f"test_{label.replace(' ', '_')}.extxyz"
+        ase.io.write(folder / files[label], test_set, format="extxyz")
+    write_manifest(folder, "A Bayesian potential for ammonia", path.name, "blip", files)
     console.print(_table(evaluations))
     summary = folder / "summary.md"
     summary.write_text(_summary(evaluations))
     console.print(f"model    {path}\nfigures  {folder / 'figures'}\nsummary  {summary}")
+    console.print(f"report   blips report {folder} -o report.html")
     return DemoResult(folder, evaluations)
 
 

@@ -8,6 +8,7 @@ What happens at a finding is the action: "stop"; "log" (save the frame, go on); 
 reference calculator decide: go on while the potential's true force error stays below a limit).
 """
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,12 +42,14 @@ class Outcome:
     Attributes:
         steps: done.
         stopped: by the guard.
+        interrupted: by `before_step`.
         events: all findings, in order.
         frames: structures of the findings, with the calculator's results.
     """
 
     steps: int = 0
     stopped: bool = False
+    interrupted: bool = False
     events: list[Event] = field(default_factory=list)
     frames: list[Atoms] = field(default_factory=list)
 
@@ -67,6 +70,7 @@ def run_guarded(
     reference_limit: float = 0.5,
     frames_file: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
+    before_step: Callable[[int], bool] | None = None,
 ) -> Outcome:
     """Run until the steps are done or the guard stops it.
 
@@ -79,9 +83,11 @@ def run_guarded(
         reference: ASE calculator for "ask".
         reference_limit: "ask": stop when the largest atomic force error exceeds this, eV/A.
         frames_file: extxyz file that structures with findings are appended to.
-        progress: called with the number of steps done.
+        progress: called with the number of steps done, after every look.
+        before_step: called with the number of steps done before each one, to change the
+            temperature for instance; False ends the run.
     """
-    _check(action, reference, every, steps)
+    check_run(action, reference, every, steps)
     atoms, outcome = dynamics.atoms, Outcome()
 
     def look() -> bool:
@@ -94,23 +100,38 @@ def run_guarded(
         frame = frame_of(atoms, outcome.steps, findings)
         outcome.frames.append(frame)
         if frames_file is not None:
-            ase.io.write(frames_file, frame, format="extxyz", append=Path(frames_file).exists())
+            append_frame(frames_file, frame)
         exploded = any(finding.limit not in _SIGMA_LIMITS for finding in findings)
         return not (exploded or action == "stop" or (error or 0.0) > reference_limit)
 
     going = look()
-    while going and outcome.steps < steps:
-        count = min(every, steps - outcome.steps)
-        dynamics.run(count)
-        outcome.steps += count
-        if progress is not None:
-            progress(outcome.steps)
-        going = look()
+    if progress is not None:
+        progress(0)
+    while going and outcome.steps < steps and not outcome.interrupted:
+        before = outcome.steps
+        while outcome.steps < min(before + every, steps) and not outcome.interrupted:
+            if before_step is not None and not before_step(outcome.steps):
+                outcome.interrupted = True
+            else:
+                dynamics.run(1)
+                outcome.steps += 1
+        if outcome.steps > before:
+            going = look()
+            if progress is not None:
+                progress(outcome.steps)
     outcome.stopped = not going
     return outcome
 
 
 _SIGMA_LIMITS = ("force_std", "energy_std_per_atom")
+
+
+def append_frame(file: str | Path, frame: Atoms) -> None:
+    """Append a structure to an extxyz file, in one piece."""
+    text = io.StringIO()
+    ase.io.write(text, frame, format="extxyz")
+    with Path(file).open("a") as opened:
+        opened.write(text.getvalue())
 
 
 def frame_of(atoms: Atoms, step: int, findings: list[Finding]) -> Atoms:
@@ -128,7 +149,8 @@ def _reference_error(atoms: Atoms, reference: Any) -> float:
     )
 
 
-def _check(action: str, reference: Any, every: int, steps: int) -> None:
+def check_run(action: str, reference: Any, every: int, steps: int) -> None:
+    """Refuse arguments of `run_guarded` that no run can be made of."""
     if action not in ACTIONS:
         raise InputError(f"unknown action {action!r}; use one of {', '.join(ACTIONS)}")
     if action == "ask" and reference is None:

@@ -1,0 +1,256 @@
+"""The page: text that is escaped without exception, tables, and embedded scripts and styles.
+
+A content security policy forbids everything but these scripts and this style, which it names by
+their SHA-256: no network, no code made of strings.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from blips.uq.bootstrap import Interval
+from blips.uq.evaluation import Evaluation
+
+SCRIPTS = ("vendor/3Dmol-min.js", "page/plot.js", "page/report.js")
+HEADLINES = (
+    ("Energy MAE", "energy", "mae", "eV", "smaller is better"),
+    ("Energy MAE per atom", "energy_per_atom", "mae", "eV", "smaller is better"),
+    ("Force MAE", "forces", "mae", "eV/Å", "smaller is better"),
+    ("Force RMSE", "forces", "rmse", "eV/Å", "smaller is better"),
+    ("RMS sigma of forces", "forces", "rms_std", "eV/Å", "the RMSE, if calibrated"),
+    ("Mean squared z of forces", "forces", "zms", "", "1, if calibrated"),
+    ("ECE of forces", "forces", "ece", "", "0, if calibrated"),
+    ("CRPS of forces", "forces", "crps", "eV/Å", "smaller is better"),
+    ("Forces within the 68 % interval", "forces", "coverage_68", "", "0.68, if calibrated"),
+    ("Forces within the 90 % interval", "forces", "coverage_90", "", "0.90, if calibrated"),
+    ("Forces within the 95 % interval", "forces", "coverage_95", "", "0.95, if calibrated"),
+    ("Spearman, sigma and error of structures", "forces_per_structure", "spearman", "", "up to 1"),
+)
+
+
+def render(
+    *,
+    title: str,
+    lead: str,
+    evaluations: Mapping[str, Evaluation],
+    data: Mapping[str, Any],
+    notes: Sequence[str],
+    settings: Mapping[str, str],
+    provenance: Mapping[str, str],
+) -> str:
+    """The whole page.
+
+    Args:
+        title: of the report.
+        lead: a sentence below it.
+        evaluations: metrics by the name of the set.
+        data: of plots and structures: {"sets": [...], "training": ...}.
+        notes: for the reader.
+        settings: long texts by their headings.
+        provenance: short texts by their names.
+    """
+    scripts = [resource(name) for name in SCRIPTS]
+    style = resource("page/report.css")
+    sections = {
+        "predictions": _predictions(data["sets"]),
+        "viewer": _viewer(data["sets"]),
+        "training": _training(data.get("training")),
+    }
+    return Template(resource("page/report.html")).substitute(
+        sections,
+        navigation=_navigation(sections),
+        title=escape(title),
+        lead=escape(lead),
+        policy=escape(policy(scripts, style)),
+        style=style,
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+        data=_json(data),
+        summary=_summary(evaluations, notes),
+        settings="\n".join(_details(name, text) for name, text in settings.items()),
+        provenance=_rows(provenance),
+    )
+
+
+def policy(scripts: Sequence[str], style: str) -> str:
+    """Content security policy that allows these texts and nothing else."""
+    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'sha256-{_digest(style)}'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _navigation(sections: Mapping[str, str]) -> str:
+    names = {"viewer": ("structures", "Structures")}
+    present = [names.get(key, (key, key.capitalize())) for key, body in sections.items() if body]
+    entries = [("summary", "Summary"), *present, ("settings", "Settings")]
+    entries.append(("provenance", "Provenance"))
+    return "".join(f'<li><a href="#{target}">{name}</a></li>' for target, name in entries)
+
+
+@cache
+def resource(name: str) -> str:
+    """Text of a file of this package."""
+    return (files("blips.report") / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _json(data: Any) -> str:
+    """JSON that no text within it can end or open a tag of."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _summary(evaluations: Mapping[str, Evaluation], notes: Sequence[str]) -> str:
+    parts = [f'<p class="soft">{escape(note)}</p>' for note in notes]
+    if evaluations:
+        parts = [f"<p>{escape(sentence(n, e))}</p>" for n, e in evaluations.items()] + parts
+        parts += [_headline_table(evaluations), _full_table(evaluations)]
+    return "\n".join(parts)
+
+
+def sentence(name: str, evaluation: Evaluation) -> str:
+    """What a reader should know first."""
+    text = f"{name.capitalize()} ({evaluation.n_structures} structures)"
+    mae, coverage = evaluation.forces.get("mae"), evaluation.forces.get("coverage_90")
+    if mae is not None:
+        text += f": force components are off by {mae.value:.3g} eV/Å on average"
+    if coverage is not None:
+        text += f", and {100 * coverage.value:.0f} % of them lie within their 90 % interval"
+    return text + "."
+
+
+def _headline_table(evaluations: Mapping[str, Evaluation]) -> str:
+    rows = []
+    for label, level, metric, unit, ideal in HEADLINES:
+        found = [getattr(evaluation, level).get(metric) for evaluation in evaluations.values()]
+        if any(interval is not None for interval in found):
+            name = f"{label} ({unit})" if unit else label
+            cells = "".join(_cell(interval) for interval in found)
+            head = f'{name} <span class="ideal">{ideal}</span>'
+            rows.append(f'<tr><th scope="row">{head}</th>{cells}</tr>')
+    one = next(iter(evaluations.values()))
+    caption = f"With {100 * one.level:g} % bootstrap intervals over structures"
+    return _table(caption, ["Metric, and what is good", *evaluations], rows)
+
+
+def _full_table(evaluations: Mapping[str, Evaluation]) -> str:
+    cells: dict[tuple[str, str, str], dict[str, Interval]] = {}
+    for name, evaluation in evaluations.items():
+        for row in evaluation.rows():
+            key = (row["level"], row["metric"], row["unit"])
+            cells.setdefault(key, {})[name] = Interval(row["value"], row["low"], row["high"])
+    rows = [
+        f'<tr><th scope="row">{escape(level)}</th><td>{escape(metric)}</td><td>{escape(unit)}</td>'
+        + "".join(_cell(found.get(name)) for name in evaluations)
+        + "</tr>"
+        for (level, metric, unit), found in cells.items()
+    ]
+    table = _table("Definitions are in blips.uq", ["Level", "Metric", "Unit", *evaluations], rows)
+    return f"<details><summary>All metrics</summary>{table}</details>"
+
+
+def _table(caption: str, headers: Sequence[str], rows: Sequence[str]) -> str:
+    heads = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
+        f"<caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _cell(interval: Interval | None) -> str:
+    if interval is None:
+        return "<td>-</td>"
+    text = f"{interval.value:.3g}"
+    if interval.low is not None and interval.high is not None:
+        text += f' <span class="interval">{interval.low:.3g} to {interval.high:.3g}</span>'
+    return f'<td class="number">{text}</td>'
+
+
+PLOTS = {
+    "parity_energy": "Energies",
+    "parity_forces": "Forces",
+    "reliability": "Are error bars the right size?",
+    "sigma_error": "Do errors grow with sigma?",
+    "rejection": "Does sigma find the errors?",
+}
+
+
+def _predictions(sets: Sequence[Mapping[str, Any]]) -> str:
+    names = [name for name in PLOTS if any(name in one["plots"] for one in sets)]
+    if not names:
+        return ""
+    figures = "".join(_figure(f"plot-{name}", PLOTS[name], name) for name in names)
+    return _section(
+        "predictions",
+        "Predictions",
+        '<p class="soft">Click a point, or move along the points with the arrow keys; Enter shows '
+        "its structure below.</p>" + _choice(sets, "set") + f'<div class="grid">{figures}</div>',
+    )
+
+
+def _figure(identifier: str, title: str, plot: str = "", note: str = "") -> str:
+    data = f' data-plot="{plot}"' if plot else ""
+    return (
+        f'<figure id="{identifier}"{data}><figcaption><h3>{escape(title)}</h3>'
+        f'<span class="soft note">{escape(note)}</span></figcaption>'
+        f'<svg class="plot" role="img" tabindex="0" aria-label="{escape(title)}" '
+        f'aria-describedby="{identifier}-says"></svg><ul class="legend"></ul>'
+        f'<p class="readout" id="{identifier}-says" aria-live="polite"></p></figure>'
+    )
+
+
+def _choice(sets: Sequence[Mapping[str, Any]], name: str) -> str:
+    if len(sets) < 2:
+        return ""
+    inputs = "".join(
+        f'<label><input type="radio" name="{name}" value="{k}"> {escape(one["name"])}</label>'
+        for k, one in enumerate(sets)
+    )
+    return f"<fieldset><legend>Structures</legend>{inputs}</fieldset>"
+
+
+def _viewer(sets: Sequence[Mapping[str, Any]]) -> str:
+    if not any(one["structures"] for one in sets):
+        return ""
+    body = Template(resource("page/viewer.html")).substitute(choice=_choice(sets, "set3d"))
+    return _section("structures", "Most uncertain structures", body)
+
+
+def _training(plot: Mapping[str, Any] | None) -> str:
+    if plot is None:
+        return ""
+    figure = _figure("training-plot", "Loss", note=plot["note"])
+    return _section("training", "Training", f'<div class="grid">{figure}</div>')
+
+
+def _section(identifier: str, title: str, body: str) -> str:
+    return (
+        f'<section id="{identifier}" aria-labelledby="{identifier}-title">'
+        f'<h2 id="{identifier}-title">{escape(title)}</h2>{body}</section>'
+    )
+
+
+def _details(name: str, text: str) -> str:
+    return (
+        f"<details><summary>{escape(name)}</summary>"
+        f'<pre tabindex="0">{escape(text)}</pre></details>'
+    )
+
+
+def _rows(provenance: Mapping[str, str]) -> str:
+    rows = [
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
+        for name, value in provenance.items()
+    ]
+    return f"<table><tbody>{''.join(rows)}</tbody></table>"

@@ -1,0 +1,124 @@
+"""From a run's folder to its report."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ase import Atoms
+
+from blips.backbones.base import Backbone
+from blips.baselines import predict_plain
+from blips.errors import InputError
+from blips.potential import BayesianPotential
+from blips.predict import Prediction
+from blips.report.document import render
+from blips.report.plots import prediction_plots, training_plot
+from blips.report.sources import Sources, find_sources
+from blips.report.structures import uncertain_structures
+from blips.train.checkpoint import Saveable, describe, load, write_atomically
+from blips.train.run import environment
+from blips.uq.evaluation import Evaluation
+from blips.uq.report import References, assess
+
+
+def write_report(
+    folder: str | Path,
+    output: str | Path,
+    *,
+    structures: Sequence[str | Path] = (),
+    samples: int = 32,
+    seed: int = 0,
+    bootstrap: int = 1000,
+    shown: int = 12,
+) -> Path:
+    """Write a run as one HTML file.
+
+    Args:
+        folder: of a training run, or of the demo; see `blips.report.sources`.
+        output: file to write.
+        structures: files of labelled structures to predict; default: those that the folder names.
+        samples: posterior samples.
+        seed: of the samples and the bootstrap.
+        bootstrap: resamples for the intervals.
+        shown: structures of each set in the 3D view.
+    """
+    sources = find_sources(folder, structures)
+    model = load(sources.model)
+    evaluations: dict[str, Evaluation] = {}
+    sets: list[dict[str, Any]] = []
+    for name, labelled in sources.labelled.items():
+        references = References.of(labelled, sources.labels)
+        prediction = _predict(model, labelled, samples, seed)
+        evaluations[name] = assess(prediction, references, n_bootstrap=bootstrap, seed=seed)
+        entries = uncertain_structures(labelled, prediction, references, shown)
+        sets.append(
+            {
+                "name": name,
+                "plots": prediction_plots(prediction, references),
+                "structures": entries,
+                "sigma_max": max((entry["sigma_max"] for entry in entries), default=0.0),
+            }
+        )
+    page = render(
+        title=sources.title,
+        lead=_lead(model, samples),
+        evaluations=evaluations,
+        data={"sets": sets, "training": training_plot(sources.history)},
+        notes=sources.notes,
+        settings=_settings(model, sources),
+        provenance=_provenance(sources),
+    )
+    output = Path(output)
+    write_atomically(output, page.encode())
+    return output
+
+
+def _predict(model: Saveable, structures: list[Atoms], samples: int, seed: int) -> Prediction:
+    if isinstance(model, BayesianPotential):
+        return model.predict(structures, samples=samples, seed=seed)
+    if isinstance(model, Backbone):
+        return predict_plain(model, structures)
+    predict = getattr(model, "predict", None)
+    if predict is None:
+        raise InputError(f"a {type(model).__name__} has no predictions to report on")
+    return predict(structures, seed=seed)
+
+
+def _lead(model: Saveable, samples: int) -> str:
+    if isinstance(model, Backbone):
+        return f"A plain {type(model).__name__}, without error bars."
+    backbone = type(model.backbone).__name__
+    known = ", ".join(model.calibration)
+    calibrated = f"calibrated for {known}" if known else "not calibrated"
+    if isinstance(model, BayesianPotential):
+        return f"A Bayesian {backbone}, {calibrated}; means and sigmas of {samples} samples."
+    return f"A {type(model).__name__} of {backbone}, {calibrated}."
+
+
+def _settings(model: Saveable, sources: Sources) -> dict[str, str]:
+    texts = {"Model": json.dumps(describe(model), indent=1)}
+    if sources.config:
+        texts["Configuration of the run (config.yaml)"] = sources.config
+    if isinstance(model, BayesianPotential):
+        texts["Which maps are Bayesian"] = str(model.report())
+    return texts
+
+
+def _provenance(sources: Sources) -> dict[str, str]:
+    here = environment()
+    rows = {"Model file": sources.model.name}
+    for name, content in (("Run", sources.environment), ("Report", here)):
+        versions = content.get("versions", {})
+        if versions:
+            text = ", ".join(f"{package} {found}" for package, found in versions.items() if found)
+            rows[f"{name} made with"] = text
+        for key in ("python", "platform"):
+            if key in content:
+                rows[f"{name}: {key}"] = str(content[key])
+        command = content.get("command")
+        if isinstance(command, list):
+            rows[f"{name}: command"] = " ".join(map(str, command))
+    for name, structures in sources.labelled.items():
+        rows[f"Structures: {name}"] = str(len(structures))
+    return rows

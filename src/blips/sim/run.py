@@ -1,0 +1,210 @@
+"""Molecular dynamics in a folder: what `blips md` does.
+
+trajectory.extxyz    a frame at every look of the guard: momenta, energy, forces, and sigma
+uncertain.extxyz     frames that the guard objected to, with sigma and the reason
+outcome.json         how the run ended
+
+The temperature of the thermostat is T, or goes linearly from T to `to` over the steps.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.md.langevin import Langevin
+from ase.md.md import MolecularDynamics
+from ase.md.velocitydistribution import thermalize_momenta
+from ase.md.verlet import VelocityVerlet
+from ase.units import fs
+
+from blips.data.structures import replacing
+from blips.errors import InputError
+from blips.potential import BayesianPotential
+from blips.sim.calculator import Calculator
+from blips.sim.dynamics import Outcome, append_frame, check_run, run_guarded
+from blips.sim.guard import Guard
+from blips.sim.properties import snapshot
+
+FILES = ("trajectory.extxyz", "uncertain.extxyz", "outcome.json")
+ENSEMBLES = ("langevin", "nve")
+
+
+@dataclass(frozen=True)
+class MDSettings:
+    """Settings of a run.
+
+    Attributes:
+        temperature: K, of the thermostat at the start, and of drawn velocities.
+        to: K, of the thermostat at the end; None keeps the temperature.
+        steps: number of time steps.
+        timestep: fs.
+        ensemble: "langevin" or "nve".
+        friction: 1/ps, of Langevin dynamics.
+        mode: what drives the atoms: "map", "mc" or "frozen", see `blips.Calculator`.
+        member: number of the draw, of mode "frozen".
+        samples: posterior samples behind sigma.
+        every: steps between two looks of the guard, and between two saved frames.
+        action: at a finding: "stop", "log" or "ask".
+        reference_limit: "ask": largest atomic force error to go on with, eV/A.
+        seed: of velocities, thermostat and samples.
+    """
+
+    temperature: float = 300.0
+    to: float | None = None
+    steps: int = 1000
+    timestep: float = 0.5
+    ensemble: str = "langevin"
+    friction: float = 10.0
+    mode: str = "map"
+    member: int = 0
+    samples: int = 32
+    every: int = 10
+    action: str = "stop"
+    reference_limit: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no run can be made of."""
+        if self.ensemble not in ENSEMBLES:
+            expected = ", ".join(ENSEMBLES)
+            raise InputError(f"unknown ensemble {self.ensemble!r}; use one of {expected}")
+        for name in ("temperature", "timestep", "friction"):
+            value = getattr(self, name)
+            if not (np.isfinite(value) and value > 0):
+                raise InputError(f"{name} is {value}; expected a positive number")
+        if self.to is not None and not (np.isfinite(self.to) and self.to > 0):
+            raise InputError(f"the last temperature is {self.to} K; expected a positive number")
+        if self.to is not None and self.ensemble == "nve":
+            raise InputError("a ramp needs a thermostat: use the ensemble langevin, or no ramp")
+
+    def temperature_at(self, step: int) -> float:
+        """Of the thermostat, K."""
+        if self.to is None:
+            return self.temperature
+        return self.temperature + (self.to - self.temperature) * step / max(1, self.steps)
+
+
+def run_md(
+    potential: BayesianPotential,
+    atoms: Atoms,
+    settings: MDSettings,
+    guard: Guard,
+    folder: str | Path,
+    *,
+    reference: Any = None,
+    overwrite: bool = False,
+    should_end: Callable[[], bool] = lambda: False,
+    progress: Callable[[int, Atoms], None] | None = None,
+) -> Outcome:
+    """Run from a structure, with its velocities or, where it has none, with drawn ones.
+
+    Args:
+        potential: a Bayesian potential.
+        atoms: the start; left as it is.
+        settings: of the run.
+        guard: its limits.
+        folder: for the files, see above.
+        reference: ASE calculator for the action "ask".
+        overwrite: replace an earlier run in that folder.
+        should_end: asked before every step; True ends the run with everything saved.
+        progress: called at every look with the steps done and the structure.
+    """
+    check_run(settings.action, reference, settings.every, settings.steps)
+    folder = Path(folder)
+    atoms = atoms.copy()
+    calculator = Calculator(
+        potential,
+        settings.mode,
+        samples=settings.samples,
+        seed=settings.seed,
+        member=settings.member,
+    )
+    atoms.calc = calculator
+    rng = np.random.default_rng(settings.seed)
+    if not atoms.get_momenta().any():
+        thermalize_momenta(atoms, settings.temperature, exact_temperature=False, rng=rng)
+    dynamics = _dynamics(atoms, settings, rng)
+    paths = _prepared(folder, overwrite)
+
+    def before(step: int) -> bool:
+        if isinstance(dynamics, Langevin) and settings.to is not None:
+            dynamics.set_temperature(temperature_K=settings.temperature_at(step))
+        return not should_end()
+
+    def after(step: int) -> None:
+        frame = snapshot(atoms)
+        frame.info["step"] = step
+        append_frame(paths["trajectory.extxyz"], frame)
+        if progress is not None:
+            progress(step, atoms)
+
+    outcome = run_guarded(
+        dynamics,
+        settings.steps,
+        guard,
+        every=settings.every,
+        action=settings.action,
+        reference=reference,
+        reference_limit=settings.reference_limit,
+        frames_file=paths["uncertain.extxyz"],
+        progress=after,
+        before_step=before,
+    )
+    with replacing(paths["outcome.json"]) as temporary:
+        temporary.write_text(json.dumps(outcome_dict(outcome, settings, guard, folder), indent=1))
+    return outcome
+
+
+def outcome_dict(
+    outcome: Outcome, settings: MDSettings, guard: Guard, folder: str | Path
+) -> dict[str, Any]:
+    """An outcome with its settings, for JSON."""
+    events = [
+        {"step": event.step, **asdict(event.finding), "reference_error": event.reference_error}
+        for event in outcome.events
+    ]
+    for event in events:  # NaN is no JSON
+        event["value"] = event["value"] if np.isfinite(event["value"]) else None
+    return {
+        "steps": outcome.steps,
+        "time_fs": outcome.steps * settings.timestep,
+        "stopped": outcome.stopped,
+        "interrupted": outcome.interrupted,
+        "reason": outcome.reason,
+        "events": events,
+        "settings": asdict(settings),
+        "guard": asdict(guard),
+        "files": {name.split(".")[0]: str(Path(folder) / name) for name in FILES},
+    }
+
+
+def _dynamics(atoms: Atoms, settings: MDSettings, rng: np.random.Generator) -> MolecularDynamics:
+    if settings.ensemble == "nve":
+        return VelocityVerlet(atoms, settings.timestep * fs)
+    return Langevin(
+        atoms,
+        settings.timestep * fs,
+        temperature_K=settings.temperature,
+        friction=settings.friction / (1000.0 * fs),
+        fixcm=False,
+        rng=rng,
+    )
+
+
+def _prepared(folder: Path, overwrite: bool) -> dict[str, Path]:
+    """Paths of the files, none of which is there yet."""
+    paths = {name: folder / name for name in FILES}
+    present = [name for name, path in paths.items() if path.exists()]
+    if present and not overwrite:
+        raise InputError(
+            f"{folder} holds {', '.join(present)} of an earlier run; choose another folder "
+            "(--folder), or overwrite it (--overwrite)"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in paths.values():
+        path.unlink(missing_ok=True)
+    return paths

@@ -1,0 +1,172 @@
+"""What a report says, and that nothing in it can speak for itself."""
+
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import ase.io
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import blips.report
+from blips.cli import app
+from blips.errors import InputError
+from blips.report import write_report
+from blips.report.document import _digest, _json, policy, resource
+from blips.report.plots import numbers, training_plot
+from helpers import morse_ammonia
+
+QUICK = {"samples": 8, "bootstrap": 20}
+
+
+class Page(HTMLParser):
+    """Tags, their attributes, and the texts of scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts, self.text = [], [], ""
+        self._script = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self._script = tag == "script"
+        if self._script:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self._script = False
+
+    def handle_data(self, data):
+        if self._script:
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def page(fit_run, tmp_path_factory):
+    file = write_report(fit_run, tmp_path_factory.mktemp("page") / "report.html", **QUICK)
+    return Page(file.read_text())
+
+
+def test_the_page_has_metrics_plots_structures_settings_and_provenance(page):
+    data = json.loads(page.scripts[0])
+    (found,) = data["sets"]
+    assert found["name"] == "validation"
+    assert set(found["plots"]) == {
+        "parity_energy", "parity_forces", "reliability", "rejection", "sigma_error",
+    }  # fmt: skip
+    assert [s["sigma_max"] for s in found["structures"]] == sorted(
+        (s["sigma_max"] for s in found["structures"]), reverse=True
+    )
+    assert len(data["training"]["series"][0]["x"]) == 3
+    for text in ("Force MAE", "bootstrap", "epochs: 3", "edge rows", "torch 2.", "chose the check"):
+        assert text in page.text
+
+
+def test_numbers_are_those_of_the_model(page, fit_run):
+    (found,) = json.loads(page.scripts[0])["sets"]
+    structures = ase.io.read(fit_run.parent / "valid.extxyz", ":")
+    prediction = blips.load(fit_run / "best.safetensors").predict(structures, samples=8)
+    series = found["plots"]["parity_forces"]["series"][0]
+    assert series["y"] == pytest.approx(prediction.forces.ravel(), rel=1e-4, abs=1e-7)
+    assert series["sigma"] == pytest.approx(prediction.forces_std.ravel(), rel=1e-4, abs=1e-7)
+    for entry in found["structures"]:
+        expected = np.linalg.norm(prediction[entry["index"]].forces_std, axis=1)
+        assert entry["sigma"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_names_are_escaped_and_only_our_scripts_may_run(page):
+    names = [tag for tag, _ in page.tags]
+    assert "b" not in names  # the folder is called <b>run&amp
+    assert "Run <b>run&amp" in page.text
+    allowed = next(a["content"] for t, a in page.tags if t == "meta" and "http-equiv" in a)
+    assert allowed.startswith("default-src 'none'")
+    assert "unsafe" not in allowed
+    for script in page.scripts[1:]:
+        assert f"'sha256-{_digest(script)}'" in allowed
+    assert len(page.scripts) == 4
+
+
+def test_nothing_is_loaded_from_elsewhere(page):
+    for tag, attributes in page.tags:
+        for name in ("src", "href", "action", "srcset", "style", "onclick", "onload"):
+            value = attributes.get(name)
+            assert value is None or value.startswith("#") or value == "data:,", (tag, name, value)
+
+
+def test_every_image_has_words_and_every_control_a_name(page):
+    for tag, attributes in page.tags:
+        if attributes.get("role") == "img":
+            assert attributes["aria-label"]
+        if tag == "svg":
+            assert attributes.get("tabindex") == "0"
+    assert any(tag == "html" and a["lang"] == "en" for tag, a in page.tags)
+    headings = [tag for tag, _ in page.tags if re.fullmatch(r"h\d", tag)]
+    assert headings.count("h1") == 1
+
+
+def test_the_embedded_viewer_is_the_published_one():
+    folder = Path(blips.report.__file__).parent / "vendor"
+    digest = hashlib.sha256((folder / "3Dmol-min.js").read_bytes()).hexdigest()
+    assert digest in (folder / "README.md").read_text()
+    assert "University of Pittsburgh" in (folder / "3Dmol-LICENSE.txt").read_text()
+
+
+def test_json_within_a_script_cannot_end_it():
+    text = _json({"a": "</script><!--&"})
+    assert "<" not in text
+    assert "&" not in text
+    assert json.loads(text) == {"a": "</script><!--&"}
+
+
+def test_policy_names_exactly_these_texts():
+    assert policy(["a"], "b").count("sha256-") == 2
+    assert "</script" not in resource("page/plot.js") + resource("page/report.js")
+
+
+def test_numbers_that_json_cannot_say_are_none():
+    assert numbers([1.23456789, np.nan, np.inf]) == [1.2346, None, None]
+    assert training_plot([{"epoch": 1.0, "valid_loss": 1.0}]) is None
+
+
+def test_the_command_takes_other_structures(fit_run, tmp_path):
+    ase.io.write(tmp_path / "test.extxyz", morse_ammonia(3, seed=5))
+    output = tmp_path / "out.html"
+    arguments = ["report", fit_run, "-o", output, "--structures", tmp_path / "test.extxyz"]
+    arguments += ["--samples", 4, "--bootstrap", 10, "--shown", 2]
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "report in" in result.output
+    (found,) = json.loads(Page(output.read_text()).scripts[0])["sets"]
+    assert found["name"] == "test"
+    assert len(found["structures"]) == 2
+
+
+def test_a_run_on_structures_in_memory_has_a_report_without_predictions(fit_run, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("best.safetensors", "metrics.csv"):
+        (run / name).write_bytes((fit_run / name).read_bytes())
+    page = Page(write_report(run, tmp_path / "report.html").read_text())
+    assert json.loads(page.scripts[0])["sets"] == []
+    assert "--structures test.extxyz" in page.text
+
+
+def test_mistakes_name_the_remedy_and_write_nothing(tmp_path):
+    output = tmp_path / "report.html"
+    with pytest.raises(InputError, match="not a folder"):
+        write_report(tmp_path / "absent", output)
+    with pytest.raises(InputError, match="folder of a blips run"):
+        write_report(tmp_path, output)
+    (tmp_path / "report.json").write_text('{"title": 3}')
+    with pytest.raises(InputError, match="expected"):
+        write_report(tmp_path, output)
+    (tmp_path / "report.json").write_text("{")
+    with pytest.raises(InputError, match="JSON"):
+        write_report(tmp_path, output)
+    assert not output.exists()

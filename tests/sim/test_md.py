@@ -1,0 +1,193 @@
+"""`blips md`: dynamics with a guard, as a command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import ase.io
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import blips
+from blips.cli import app
+from blips.data.ammonia import load_ammonia
+from blips.errors import BlipsError, InputError
+from blips.sim.reference import reference_calculator
+from blips.sim.run import MDSettings
+
+HEATING = [
+    "--temperature", 300, "--to", 8000, "--friction", 50, "--steps", 500, "--every", 5, "--seed", 2,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(ammonia_potential, tmp_path_factory):
+    """A model and a structure at its minimum."""
+    folder = tmp_path_factory.mktemp("md")
+    blips.save(ammonia_potential, folder / "model.safetensors")
+    start = min(load_ammonia("train"), key=lambda atoms: atoms.get_potential_energy())
+    ase.io.write(folder / "start.extxyz", start)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def limit(ammonia_potential):
+    """Above every sigma of validation data."""
+    prediction = ammonia_potential.predict(load_ammonia("valid"), samples=32)
+    return 1.5 * np.linalg.norm(prediction.array("forces_std"), axis=1).max()
+
+
+def md(folder, *arguments, code=0):
+    start = [folder / "model.safetensors", folder / "start.extxyz"]
+    command = ["md", *start, *arguments, "--json"]
+    result = CliRunner().invoke(app, [str(a) for a in command], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def longest_bond(atoms):
+    return atoms.get_distances(0, [1, 2, 3]).max()
+
+
+def test_heated_ammonia_stops_before_it_breaks_and_the_means_alone_go_on(folder, limit, tmp_path):
+    guarded = md(folder, *HEATING, "--max-force-sigma", limit, "--folder", tmp_path / "guarded")
+    assert guarded["stopped"]
+    assert 0 < guarded["steps"] < 500
+    assert {event["limit"] for event in guarded["events"]} == {"force_std"}
+    offending = ase.io.read(guarded["files"]["uncertain"])
+    assert offending.info["step"] == guarded["steps"]
+    saved = np.linalg.norm(offending.arrays["forces_uncertainty"], axis=1).max()
+    assert saved == pytest.approx(guarded["events"][0]["value"], rel=1e-5)
+    trajectory = ase.io.read(guarded["files"]["trajectory"], ":")
+    assert [frame.info["step"] for frame in trajectory] == list(range(0, guarded["steps"] + 1, 5))
+    assert max(longest_bond(frame) for frame in trajectory) < 1.6  # nothing is broken yet
+
+    alone = md(folder, *HEATING, "--closest", 0.01, "--folder", tmp_path / "alone")
+    assert not alone["stopped"]
+    assert alone["steps"] == 500
+    frames = ase.io.read(alone["files"]["trajectory"], ":")
+    assert longest_bond(frames[-1]) > 2.0  # it has left what the potential was trained on
+    same = frames[len(trajectory) - 1]
+    np.testing.assert_allclose(same.positions, trajectory[-1].positions, atol=1e-5)
+
+
+def test_a_run_goes_on_from_the_trajectory_of_another(folder, tmp_path):
+    nve = ["--ensemble", "nve", "--every", 5]
+    first = md(folder, *nve, "--steps", 10, "--folder", tmp_path / "first")
+    whole = md(folder, *nve, "--steps", 20, "--folder", tmp_path / "whole")
+    command = ["md", folder / "model.safetensors", first["files"]["trajectory"], *nve]
+    command += ["--steps", 10, "--folder", tmp_path / "second"]
+    CliRunner().invoke(app, [str(a) for a in command], catch_exceptions=False)
+    second = ase.io.read(tmp_path / "second" / "trajectory.extxyz", -1)
+    expected = ase.io.read(whole["files"]["trajectory"], -1)
+    np.testing.assert_allclose(second.positions, expected.positions, atol=1e-4)
+
+
+def test_log_and_ask(folder, tmp_path):
+    short = ["--steps", 4, "--every", 2, "--max-force-sigma", 1e-6]
+    logged = md(folder, *short, "--action", "log", "--folder", tmp_path / "log")
+    assert (logged["stopped"], logged["steps"], len(logged["events"])) == (False, 4, 3)
+    asked = md(
+        folder, *short, "--action", "ask", "--reference", "emt", "--folder", tmp_path / "ask"
+    )
+    assert asked["stopped"]
+    assert asked["events"][0]["reference_error"] > 0.5
+
+
+def test_ctrl_c_ends_with_everything_saved(folder, tmp_path):
+    program = "import torch; torch.set_num_threads(1); from blips.cli import main; main()"
+    output = tmp_path / "run"
+    process = subprocess.Popen(
+        [
+            sys.executable, "-c", program, "md", folder / "model.safetensors",
+            folder / "start.extxyz", "--steps", "1000000", "--every", "2",
+            "--folder", output, "--json",
+        ],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    wait_for(output / "trajectory.extxyz")
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    outcome = json.loads(stdout)
+    assert outcome["interrupted"]
+    assert outcome == json.loads((output / "outcome.json").read_text())
+    frames = ase.io.read(output / "trajectory.extxyz", ":")
+    assert frames[-1].info["step"] == outcome["steps"]
+    assert "Traceback" not in stderr
+
+
+def wait_for(path, seconds=60):
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} does not appear"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", 500, "--ensemble", "nve"], "thermostat"),
+        (["--ensemble", "npt"], "langevin, nve"),
+        (["--timestep", -1], "positive"),
+        (["--max-error", 0.5], "blips calibrate"),
+        (["--max-error", 0.5, "--max-force-sigma", 1], "give one"),
+        (["--action", "ask"], "reference"),
+        (["--action", "ask", "--reference", "vasp"], "module:Class"),
+        (["--mode", "committee"], "mc, map, frozen"),
+        (["--frame", 3], "no frame 3"),
+    ],
+)
+def test_mistakes_name_the_remedy_and_leave_nothing(folder, tmp_path, arguments, message):
+    with pytest.raises(BlipsError, match=message):
+        md(folder, *arguments, "--folder", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_earlier_run_is_kept_unless_told_otherwise(folder, tmp_path):
+    arguments = ["--steps", 0, "--folder", tmp_path / "run"]
+    md(folder, *arguments)
+    with pytest.raises(InputError, match="--overwrite"):
+        md(folder, *arguments)
+    md(folder, *arguments, "--overwrite")
+    assert len(ase.io.read(tmp_path / "run" / "trajectory.extxyz", ":")) == 1
+
+
+def test_a_ramp_is_linear():
+    ramp = MDSettings(temperature=300, to=500, steps=100)
+    assert [ramp.temperature_at(step) for step in (0, 50, 100)] == [300, 400, 500]
+    assert MDSettings(temperature=300).temperature_at(7) == 300
+
+
+def test_references_by_name():
+    assert type(reference_calculator("emt")).__name__ == "EMT"
+    found = reference_calculator("ase.calculators.lj:LennardJones")
+    assert type(found).__name__ == "LennardJones"
+    for name, message in (
+        ("ase.calculators.lj:Absent", "no calculator 'Absent'"),
+        ("no_such_module:Thing", "cannot import no_such_module"),
+        ("builtins:dict", "makes a dict"),
+        ("blips:Calculator", "cannot be made without arguments"),
+    ):
+        with pytest.raises(InputError, match=message):
+            reference_calculator(name)
+
+
+def test_an_error_rate_becomes_a_limit_on_a_calibrated_sigma(folder, tmp_path, ammonia_potential):
+    from blips.sim.guard import sigma_for
+    from blips.uq.calibration import ScaleCalibrator
+
+    ammonia_potential.calibration = {"forces": ScaleCalibrator(2.0)}
+    try:
+        blips.save(ammonia_potential, tmp_path / "model.safetensors")
+    finally:
+        ammonia_potential.calibration = {}
+    (tmp_path / "start.extxyz").write_bytes((folder / "start.extxyz").read_bytes())
+    arguments = ["--max-error", 0.4, "--rate", 0.1, "--steps", 0, "--folder", tmp_path / "run"]
+    found = md(tmp_path, *arguments)
+    assert found["guard"]["force_std"] == pytest.approx(sigma_for(0.4, 0.1))
