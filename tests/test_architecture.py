@@ -17,6 +17,8 @@ LAYERS = [
     {"backbones"},
     {"predict"},
     {"sampling", "onepass"},
+    {"adaptive"},
+    {"methods"},
     {"potential"},
     {"factory", "testing"},
     {"uq"},

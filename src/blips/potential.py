@@ -3,7 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, Unpack
 
 import numpy as np
@@ -29,9 +29,10 @@ from blips.bayes.noise import (
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 from blips.memory import keep_freed_memory
+from blips.methods import Request, Samples, join, predict_graph
 from blips.onepass import OnePass, one_pass
 from blips.predict import Outputs, Prediction, point_prediction
-from blips.sampling import MemoryGauge, monte_carlo
+from blips.sampling import MemoryGauge
 
 Coefficients = Mapping[str, Tensor]
 MakeNoise = Callable[[Coefficients], Noise]
@@ -47,10 +48,6 @@ class Calibrator(Protocol):
     def to_dict(self) -> dict[str, Any]:
         """JSON-able description."""
         ...
-
-
-METHODS = ("mc", "frozen", "onepass", "map")
-GIGABYTE = 1e9
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ class BayesianPotential(nn.Module):
         self,
         atoms: Atoms | Sequence[Atoms] | Graph,
         *,
-        samples: int = 32,
+        samples: Samples = 32,
         method: str = "mc",
         seed: int = 0,
         forces: bool = True,
@@ -161,12 +158,14 @@ class BayesianPotential(nn.Module):
         batch_size: int = 32,
         memory_gb: float = 2.0,
         calibrated: bool = True,
+        tolerance: float = 0.1,
+        max_samples: int = 512,
     ) -> Prediction:
         """Means and standard deviations in eV, eV/A and eV/A^3.
 
         Args:
             atoms: one structure, many, or a graph.
-            samples: K, the number of posterior samples.
+            samples: K, the number of posterior samples, or "auto": as many as `tolerance` needs.
             method: "mc" (fresh weights for each row), "frozen" (a committee of frozen draws),
                 "onepass" (posterior means, and the energy's deviation at first order without
                 sampling) or "map" (posterior means, no error bars, the base model's cost).
@@ -177,36 +176,26 @@ class BayesianPotential(nn.Module):
             batch_size: structures at once.
             memory_gb: bound for one pass; samples run in chunks that fit it.
             calibrated: apply the potential's calibration, where it has one.
+            tolerance: of samples="auto": relative standard error of a typical sigma.
+            max_samples: of samples="auto": stop here in any case.
         """
-        if method not in METHODS:
-            raise InputError(f"unknown method {method!r}; use one of {', '.join(METHODS)}")
-        derivatives = Derivatives(forces=forces, stress=stress)
-        parts: list[Prediction] = []
-        for graph in graph_batches(self.backbone, atoms, batch_size):
-            if method == "map":
-                parts.append(point_prediction(self._outputs(graph, None, 0, derivatives), graph))
-                continue
-            if method == "onepass":
-                parts.append(self._one_pass_prediction(graph, derivatives))
-                continue
-
-            def sampler(graph: Graph, numbers: range) -> Outputs:
-                return self._outputs(graph, numbers, seed, derivatives, frozen=method == "frozen")
-
-            chunk = self._gauge.chunk(
-                graph,
-                samples,
-                memory_gb * GIGABYTE,
-                lambda graph=graph: self.sample(
-                    graph, noise_context.generators(seed, 1, 0, graph.positions.device)
-                ),
-            )
-            parts.append(
-                monte_carlo(
-                    sampler, graph, samples, method=method, chunk=chunk, covariance=covariance
-                )
-            )
-        prediction = Prediction.join(parts)
+        request = Request(
+            method=method,
+            samples=samples,
+            tolerance=tolerance,
+            max_samples=max_samples,
+            seed=seed,
+            forces=forces,
+            stress=stress,
+            covariance=covariance,
+            memory_gb=memory_gb,
+        )
+        prediction = join(
+            [
+                predict_graph(self, graph, request)
+                for graph in graph_batches(self.backbone, atoms, batch_size)
+            ]
+        )
         return prediction.recalibrated(self.calibration) if calibrated else prediction
 
     def one_pass(
@@ -259,16 +248,11 @@ class BayesianPotential(nn.Module):
         revert(base)
         return base
 
-    def _one_pass_prediction(self, graph: Graph, derivatives: Derivatives) -> Prediction:
-        found = self.one_pass(graph, **derivatives)
-        std = found.attribution().energy_var.sqrt().cpu().numpy()
-        return replace(point_prediction(found.outputs, graph, method="onepass"), energy_std=std)
-
     def _num_weights(self, name: str) -> int:
         layer = self.backbone.get_submodule(name)
         return sum(p.numel() for key, p in layer.named_parameters(recurse=False) if key != "bias")
 
-    def _outputs(
+    def outputs_of(
         self,
         graph: Graph,
         numbers: range | None,
@@ -288,6 +272,16 @@ class BayesianPotential(nn.Module):
             generators = noise_context.generators(seed, len(numbers), numbers.start, device)
             weights = self._noise_store.get(seed, numbers)
             return self.sample(graph, generators, weights=weights, **derivatives).outputs
+
+    def samples_at_once(self, graph: Graph, samples: int, limit: float, seed: int) -> int:
+        """How many of `samples` samples run at once within `limit` bytes."""
+        device = graph.positions.device
+        return self._gauge.chunk(
+            graph,
+            samples,
+            limit,
+            lambda: self.sample(graph, noise_context.generators(seed, 1, 0, device)),
+        )
 
     def _evaluate(
         self, graph: Graph, make_noise: MakeNoise | None, derivatives: Derivatives
