@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from blips.adaptive import Tolerance, adaptive_monte_carlo, joined_details
 from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives
@@ -12,6 +14,7 @@ from blips.errors import InputError
 from blips.onepass import OnePass
 from blips.predict import Outputs, Prediction, point_prediction
 from blips.sampling import monte_carlo
+from blips.spread import ForceSpread
 
 METHODS = ("mc", "frozen", "onepass", "map")
 GIGABYTE = 1e9
@@ -29,6 +32,11 @@ class Potential(Protocol):
     @property
     def one_pass(self) -> Callable[..., OnePass]:
         """(graph, **derivatives) -> first-order variances."""
+        ...
+
+    @property
+    def force_spread(self) -> ForceSpread | None:
+        """Weights of the forces' covariance in one pass, where they were fitted."""
         ...
 
     def outputs_of(
@@ -101,8 +109,15 @@ def join(parts: Sequence[Prediction]) -> Prediction:
 
 def _in_one_pass(potential: Potential, graph: Graph, request: Request) -> Prediction:
     found = potential.one_pass(graph, **request.derivatives)
-    std = found.attribution().energy_var.sqrt().cpu().numpy()
-    return replace(point_prediction(found.outputs, graph, method="onepass"), energy_std=std)
+    changes: dict[str, Any] = {}
+    changes["energy_std"] = found.attribution().energy_var.sqrt().cpu().numpy()
+    spread = potential.force_spread
+    if request.forces and spread is not None:
+        cov = spread.covariance(found).cpu().numpy()
+        changes["forces_std"] = np.sqrt(np.diagonal(cov, axis1=1, axis2=2))
+        if request.covariance:
+            changes["forces_cov"] = cov
+    return replace(point_prediction(found.outputs, graph, method="onepass"), **changes)
 
 
 def _sampled(potential: Potential, graph: Graph, request: Request) -> Prediction:

@@ -27,12 +27,14 @@ from blips.bayes.noise import (
     WeightNoise,
 )
 from blips.data.graph import AtomGraph, Graph
+from blips.distil import displaced_copies, fit_spread, lesson
 from blips.errors import InputError
 from blips.memory import keep_freed_memory
 from blips.methods import Request, Samples, join, predict_graph
-from blips.onepass import OnePass, one_pass
+from blips.onepass import OnePass, direct_one_pass, one_pass
 from blips.predict import Outputs, Prediction, point_prediction
 from blips.sampling import MemoryGauge
+from blips.spread import ForceSpread
 
 Coefficients = Mapping[str, Tensor]
 MakeNoise = Callable[[Coefficients], Noise]
@@ -76,6 +78,7 @@ class BayesianPotential(nn.Module):
         estimator: how rows are sampled: "auto", "local" or "flipout".
         settings: what `bayesianize` was called with, for checkpoints.
         calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
+        force_spread: what `distil_forces` found, for deviations of forces in one pass.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class BayesianPotential(nn.Module):
         self.rho = prior_coefficient(settings["prior_dropout"])
         self.estimator: str = settings["estimator"]
         self.calibration: dict[str, Calibrator] = {}
+        self.force_spread: ForceSpread | None = None
         weights = sum(self._num_weights(name) for name in conversion.roles)
         weight_bytes = weights * next(encoder.parameters()).element_size()
         self._gauge = MemoryGauge(weight_bytes)
@@ -167,8 +171,9 @@ class BayesianPotential(nn.Module):
             atoms: one structure, many, or a graph.
             samples: K, the number of posterior samples, or "auto": as many as `tolerance` needs.
             method: "mc" (fresh weights for each row), "frozen" (a committee of frozen draws),
-                "onepass" (posterior means, and the energy's deviation at first order without
-                sampling) or "map" (posterior means, no error bars, the base model's cost).
+                "onepass" (posterior means, and deviations without sampling: the energy's at first
+                order, the forces' where `distil_forces` was called) or "map" (posterior means, no
+                error bars, the base model's cost).
             seed: the same seed gives the same prediction.
             forces: also predict forces.
             stress: also predict the stress.
@@ -203,19 +208,46 @@ class BayesianPotential(nn.Module):
     ) -> OnePass:
         """First-order variance of the energies, and where it comes from (`blips.onepass`)."""
         graph = next(graph_batches(self.backbone, atoms, sys.maxsize))
-        if not (self.backbone.conservative and isinstance(graph, AtomGraph)):
+        if not isinstance(graph, AtomGraph):
             raise InputError(
-                f"{type(self.backbone).__name__} is no conservative potential, so it has no "
-                'backward pass to take variances from; use method="mc"'
+                f"{type(self.backbone).__name__} is no potential, so it has no energy to take "
+                'gradients of; use method="mc"'
             )
-        return one_pass(
-            self.backbone,
-            self.coefficients,
-            graph,
-            self.conversion.roles,
-            self.backbone.row_atoms(graph),
-            **derivatives,
-        )
+        described = (self.conversion.roles, self.backbone.row_atoms(graph))
+        if self.backbone.conservative:
+            return one_pass(self.backbone, self.coefficients, graph, *described, **derivatives)
+
+        def outputs_of(graph: AtomGraph) -> Outputs:
+            return _asked_for(self.backbone(graph), graph, derivatives)
+
+        return direct_one_pass(outputs_of, self.coefficients, graph, *described)
+
+    def distil_forces(
+        self,
+        structures: Sequence[Atoms],
+        *,
+        samples: int = 64,
+        displacement: float = 0.1,
+        seed: int = 0,
+    ) -> ForceSpread:
+        """Learn from own samples what one pass needs for deviations of forces; keep it.
+
+        Args:
+            structures: such as the potential will be used for, without labels; 10 are enough.
+            samples: posterior samples of each.
+            displacement: each structure is also seen with coordinates displaced by so much, A.
+            seed: of samples and displacements.
+
+        Returns:
+            What is kept as `force_spread`; its `quality` is cross-validated.
+        """
+        lessons = [
+            lesson(self, graph, samples, seed, number)
+            for number, atoms in displaced_copies(structures, displacement, seed)
+            for graph in graph_batches(self.backbone, atoms, 1)
+        ]
+        self.force_spread = fit_spread(lessons)
+        return self.force_spread
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
         """Alpha and beta of every Bayesian map on this input, [rows] by map name."""
