@@ -5,18 +5,23 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from blips import keys
 from blips.adaptive import Tolerance, adaptive_monte_carlo, joined_details
 from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives
-from blips.data.graph import Graph
+from blips.bayes import noise as noise_context
+from blips.bayes.propagate import Propagation, parts
+from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 from blips.onepass import OnePass
 from blips.predict import Outputs, Prediction, point_prediction
 from blips.sampling import monte_carlo
 from blips.spread import ForceSpread
 
-METHODS = ("mc", "frozen", "onepass", "map")
+METHODS = ("mc", "frozen", "onepass", "propagate", "map")
 GIGABYTE = 1e9
 Samples = int | Literal["auto"]
 
@@ -48,6 +53,10 @@ class Potential(Protocol):
         frozen: bool = False,
     ) -> Outputs:
         """Outputs of the samples with these numbers (None for MAP)."""
+        ...
+
+    def coefficients(self, graph: Graph) -> dict[str, Tensor]:
+        """Alpha and beta of every Bayesian map."""
         ...
 
     def samples_at_once(self, graph: Graph, samples: int, limit: float, seed: int) -> int:
@@ -95,6 +104,8 @@ def predict_graph(potential: Potential, graph: Graph, request: Request) -> Predi
         return point_prediction(outputs, graph)
     if request.method == "onepass":
         return _in_one_pass(potential, graph, request)
+    if request.method == "propagate":
+        return _propagated(potential, graph, request)
     return _sampled(potential, graph, request)
 
 
@@ -118,6 +129,35 @@ def _in_one_pass(potential: Potential, graph: Graph, request: Request) -> Predic
         if request.covariance:
             changes["forces_cov"] = cov
     return replace(point_prediction(found.outputs, graph, method="onepass"), **changes)
+
+
+def _propagated(potential: Potential, graph: Graph, request: Request) -> Prediction:
+    if potential.backbone.conservative:
+        raise InputError(
+            f"the forces of {type(potential.backbone).__name__} are derivatives, through which "
+            'no variance can be propagated forward; use method="onepass" or "mc"'
+        )
+    with torch.no_grad(), noise_context.use(Propagation(potential.coefficients(graph))):
+        outputs = asked_for(potential.backbone(graph), graph, request.derivatives)
+    means = {name: parts(value)[0] for name, value in outputs.items()}
+    deviations = {
+        f"{name}_std": parts(value)[1].double().sqrt().cpu().numpy()
+        for name, value in outputs.items()
+    }
+    return replace(point_prediction(means, graph, method="propagate"), **deviations)
+
+
+def asked_for(outputs: Outputs, graph: Graph, derivatives: Derivatives) -> Outputs:
+    """What was asked of a model that predicts forces and stress directly (or positions)."""
+    wanted = {
+        keys.FORCES: derivatives.get("forces", True),
+        keys.STRESS: derivatives.get("stress", False),
+    }
+    if wanted[keys.STRESS] and keys.STRESS not in outputs:
+        if isinstance(graph, AtomGraph):
+            graph.volumes()  # says which structure has none
+        raise InputError("this model predicts no stress; ask for energy and forces only")
+    return {name: value for name, value in outputs.items() if wanted.get(name, True)}
 
 
 def _sampled(potential: Potential, graph: Graph, request: Request) -> Prediction:

@@ -30,7 +30,7 @@ from blips.data.graph import AtomGraph, Graph
 from blips.distil import displaced_copies, fit_spread, lesson
 from blips.errors import InputError
 from blips.memory import keep_freed_memory
-from blips.methods import Request, Samples, join, predict_graph
+from blips.methods import Request, Samples, asked_for, join, predict_graph
 from blips.onepass import OnePass, direct_one_pass, one_pass
 from blips.predict import Outputs, Prediction, point_prediction
 from blips.sampling import MemoryGauge
@@ -172,8 +172,9 @@ class BayesianPotential(nn.Module):
             samples: K, the number of posterior samples, or "auto": as many as `tolerance` needs.
             method: "mc" (fresh weights for each row), "frozen" (a committee of frozen draws),
                 "onepass" (posterior means, and deviations without sampling: the energy's at first
-                order, the forces' where `distil_forces` was called) or "map" (posterior means, no
-                error bars, the base model's cost).
+                order, the forces' where `distil_forces` was called), "propagate"
+                (variances passed forward, direct models only, a rough estimate) or "map"
+                (posterior means, no error bars, the base model's cost).
             seed: the same seed gives the same prediction.
             forces: also predict forces.
             stress: also predict the stress.
@@ -218,7 +219,7 @@ class BayesianPotential(nn.Module):
             return one_pass(self.backbone, self.coefficients, graph, *described, **derivatives)
 
         def outputs_of(graph: AtomGraph) -> Outputs:
-            return _asked_for(self.backbone(graph), graph, derivatives)
+            return asked_for(self.backbone(graph), graph, derivatives)
 
         return direct_one_pass(outputs_of, self.coefficients, graph, *described)
 
@@ -332,26 +333,13 @@ class BayesianPotential(nn.Module):
                 return self.backbone(graph)
 
         if not self.backbone.conservative:
-            return Sample(_asked_for(outputs_of(graph), graph, derivatives), coefficients)
+            return Sample(asked_for(outputs_of(graph), graph, derivatives), coefficients)
         if not isinstance(graph, AtomGraph):
             raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
         outputs = energy_and_derivatives(
             lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
         )
         return Sample(outputs, coefficients)
-
-
-def _asked_for(outputs: Outputs, graph: Graph, derivatives: Derivatives) -> Outputs:
-    """What was asked of a model that predicts forces and stress directly (or positions)."""
-    wanted = {
-        keys.FORCES: derivatives.get("forces", True),
-        keys.STRESS: derivatives.get("stress", False),
-    }
-    if wanted[keys.STRESS] and keys.STRESS not in outputs:
-        if isinstance(graph, AtomGraph):
-            graph.volumes()  # says which structure has none
-        raise InputError("this model predicts no stress; ask for energy and forces only")
-    return {name: value for name, value in outputs.items() if wanted.get(name, True)}
 
 
 class FrozenMember(nn.Module):
