@@ -17,6 +17,8 @@ LAYERS = [
     {"backbones"},
     {"predict"},
     {"sampling", "onepass"},
+    {"adaptive", "spread"},
+    {"methods", "distil"},
     {"potential"},
     {"factory", "testing"},
     {"uq"},

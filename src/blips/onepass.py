@@ -7,7 +7,7 @@ for every edge and atom. Noise of a size that bends the energy is beyond first o
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Unpack
 
 import torch
@@ -18,6 +18,7 @@ from blips.backbones.derivatives import Derivatives, differentiate
 from blips.bayes import noise as noise_context
 from blips.bayes.moments import Record, RecordedMeans, row_variances, shared_variances
 from blips.data.graph import AtomGraph
+from blips.errors import InputError
 from blips.predict import Outputs
 
 
@@ -61,6 +62,30 @@ class OnePass:
             atom_var = atom_var.index_add(0, self.row_atoms[role], variances)
         return Attribution(graph.sum_over_structures(atom_var), row_var, atom_var)
 
+    def shares(self) -> dict[str, Tensor]:
+        """Share of every atom in the variance, by map in the order of application, [N] eV^2."""
+        zeros = torch.zeros(
+            self.graph.num_nodes, dtype=torch.float64, device=self.graph.numbers.device
+        )
+        found: dict[str, Tensor] = {}
+        for record, gradient in zip(self.records, self.gradients, strict=True):
+            atoms = self.row_atoms[self.roles[record.map_name]]
+            before = found.get(record.map_name, zeros)
+            added = row_variances(record, gradient).double()
+            found[record.map_name] = before.index_add(0, atoms, added)
+        return found
+
+    def atom_coef(self) -> Tensor:
+        """Mean coefficient of the rows of each atom, over all maps, [N]."""
+        size, device = self.graph.num_nodes, self.graph.numbers.device
+        total = torch.zeros(size, dtype=torch.float64, device=device)
+        count = torch.zeros(size, dtype=torch.float64, device=device)
+        for record in self.records:
+            atoms = self.row_atoms[self.roles[record.map_name]]
+            total = total.index_add(0, atoms, record.coef.double())
+            count = count.index_add(0, atoms, torch.ones_like(record.coef).double())
+        return total / count.clamp_min(1.0)
+
     def shared_energy_var(self) -> Tensor:
         """Variance for noise that all rows share (as frozen draws have), [S] eV^2."""
         blocks: dict[str, list[tuple[Record, Tensor, Tensor]]] = {}
@@ -91,8 +116,7 @@ def one_pass(
         row_atoms: the atom of each row, by row type.
         derivatives: forces, stress.
     """
-    with torch.no_grad():
-        recorder = RecordedMeans({k: v.detach() for k, v in coefficients_of(graph).items()})
+    recorder = _recorder(coefficients_of, graph)
 
     def energies(strained: AtomGraph) -> Tensor:
         with noise_context.use(recorder):
@@ -102,3 +126,37 @@ def one_pass(
         energies, graph, inner=lambda: [record.z for record in recorder.records], **derivatives
     )
     return OnePass(outputs, graph, roles, row_atoms, recorder.records, gradients)
+
+
+def direct_one_pass(
+    outputs_of: Callable[[AtomGraph], Outputs],
+    coefficients_of: Callable[[AtomGraph], Mapping[str, Tensor]],
+    graph: AtomGraph,
+    roles: Mapping[str, str],
+    row_atoms: Mapping[str, Tensor],
+) -> OnePass:
+    """Evaluate a model once that predicts forces beside the energy; arguments as for `one_pass`."""
+    recorder = _recorder(coefficients_of, graph)
+    with torch.enable_grad():
+        leaf = replace(graph, positions=graph.positions.detach().requires_grad_())
+        with noise_context.use(recorder):
+            outputs = outputs_of(leaf)
+        if keys.ENERGY not in outputs:
+            raise InputError(
+                "one pass needs a model of energies: their gradients are what the variance is "
+                f'made of, but this one predicts {", ".join(outputs)}; use method="mc"'
+            )
+        gradients = torch.autograd.grad(
+            outputs[keys.ENERGY].sum(),
+            [record.z for record in recorder.records],
+            materialize_grads=True,  # a head of the forces alone
+        )
+    detached = {name: value.detach() for name, value in outputs.items()}
+    return OnePass(detached, graph, roles, row_atoms, recorder.records, list(gradients))
+
+
+def _recorder(
+    coefficients_of: Callable[[AtomGraph], Mapping[str, Tensor]], graph: AtomGraph
+) -> RecordedMeans:
+    with torch.no_grad():
+        return RecordedMeans({k: v.detach() for k, v in coefficients_of(graph).items()})
