@@ -47,7 +47,7 @@ BUILT_FROM := pyproject.toml setup.py src/blips/bayes/kernels.c
 $(STAMP): $(BUILT_FROM) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,test,lint,docs,chgnet,sevennet,orb,mattersim,torchsim]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,active,test,lint,docs,chgnet,sevennet,orb,mattersim,torchsim]"
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps mattersim schnetpack
 	$(BIN)/python -m blips.backbones.fetch mattersim-1m
 	touch $(STAMP)

@@ -4,11 +4,20 @@ import sys
 
 import typer
 
-from blips.cli import configuration, prediction, simulation, studies, training
+from blips.cli import campaign, configuration, prediction, simulation, studies, training
 from blips.cli.app import app
 from blips.errors import BlipsError
 
-__all__ = ["app", "configuration", "main", "prediction", "simulation", "studies", "training"]
+__all__ = [
+    "app",
+    "campaign",
+    "configuration",
+    "main",
+    "prediction",
+    "simulation",
+    "studies",
+    "training",
+]
 
 
 def main() -> None:

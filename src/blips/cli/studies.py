@@ -22,7 +22,7 @@ def demo(
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="nbody or ammonia")],
+    study: Annotated[str, typer.Argument(help="nbody, ammonia or active")],
     profile: Annotated[str, typer.Option(help="quick, default or paper")] = "default",
     workers: Annotated[
         int | None, typer.Option(help="runs side by side, one thread each; default: all cores")

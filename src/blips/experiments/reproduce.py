@@ -17,6 +17,7 @@ from blips.train.checkpoint import write_atomically
 STUDIES = {
     "nbody": "blips.experiments.nbody",
     "ammonia": "blips.experiments.ammonia",
+    "active": "blips.experiments.active",
     "ammonia-choices": "blips.experiments.ammonia_choices",
 }
 
