@@ -40,7 +40,7 @@ bench: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,test,lint,chgnet,sevennet,orb,mattersim]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,active,test,lint,chgnet,sevennet,orb,mattersim]"
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps mattersim schnetpack
 	$(BIN)/python -m blips.backbones.fetch mattersim-1m
 	touch $(STAMP)

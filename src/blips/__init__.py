@@ -5,11 +5,10 @@ The public surface; everything heavier lives in the sub-packages and is imported
 
 from typing import TYPE_CHECKING, Any
 
-from blips.factory import bayesianize
-from blips.potential import BayesianPotential
-from blips.predict import Prediction
-
 if TYPE_CHECKING:
+    from blips.factory import bayesianize
+    from blips.potential import BayesianPotential
+    from blips.predict import Prediction
     from blips.sim.calculator import Calculator
     from blips.train.checkpoint import load, save
     from blips.train.fit import fit
@@ -28,7 +27,10 @@ __all__ = [
 ]
 
 _LAZY = {
+    "BayesianPotential": "blips.potential",
     "Calculator": "blips.sim.calculator",
+    "Prediction": "blips.predict",
+    "bayesianize": "blips.factory",
     "fit": "blips.train.fit",
     "load": "blips.train.checkpoint",
     "save": "blips.train.checkpoint",
