@@ -20,6 +20,7 @@ STUDIES = {
     "ammonia": "blips.experiments.ammonia",
     "ammonia-choices": "blips.experiments.ammonia_choices",
     "silica": "blips.experiments.silica",
+    "matpes": "blips.experiments.matpes",
 }
 
 

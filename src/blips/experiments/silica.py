@@ -39,17 +39,19 @@ TRAINING: dict[str, Any] = {
     "loss": "huber",
     "huber_delta": 0.01,
     "energy_per_atom": True,
-    "weights": {"energy": 1.0, "forces": 1.0},
+    "weights": {"energy": 0.3, "forces": 1.0},
     "optimizer": "adamw",
-    "lr": 3e-4,
+    "lr": 2e-4,
     "schedule": {"kind": "cosine", "warmup": 0.05},
     "clip_norm": 0.5,
-    "batch_size": 4,
+    "ema_decay": 0.97,
+    "batch_size": 2,
     "threads": 1,
     "tensorboard": False,
 }
-BLIP_TRAINING = {"kl_weight": 1e-3, "encoder_lr": 1e-3}
-AFTERWARDS = {"loss": "crps", "samples": 4, "kl_weight": 1e-4, "freeze_backbone": True, "lr": 1e-3}
+BLIP_TRAINING = {"kl_weight": 3e-5, "encoder_lr": 1e-3}
+AFTERWARDS = {"loss": "crps", "samples": 2, "kl_weight": 1e-5, "freeze_backbone": True, "lr": 1e-3}
+BLIP = {"kind": "blip", "initial": 1e-4}
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Method:
 METHODS: dict[str, Method] = {
     "pretrained": Method("pretrained", {"kind": "pretrained"}),
     "plain": Method("fine-tuned", {"kind": "plain"}),
-    "blip": Method("BLIP, sample mean", {"kind": "blip"}, BLIP_TRAINING, paper="blip"),
+    "blip": Method("BLIP, sample mean", BLIP, BLIP_TRAINING, paper="blip"),
     "blip_afterwards": Method(
         "fine-tuned, then BLIP around it", {"kind": "blip_afterwards"}, AFTERWARDS, "plain"
     ),
@@ -91,7 +93,7 @@ class Profile:
     Attributes:
         epochs: by number of training structures.
         seeds: of BLIP, by number of training structures.
-        afterwards_epochs: of the inference network alone, by number of training structures.
+        afterwards_epochs: of the inference network alone, where there is such a run.
         data: structures to validate, calibrate and test.
         samples: K at test time.
         bootstrap: resamples for the intervals of the metrics.
@@ -117,9 +119,9 @@ PROFILES: dict[str, Profile] = {
         bootstrap=20,
     ),
     "default": Profile(
-        epochs={32: 30, 128: 12},
-        seeds={32: 3, 128: 2},
-        afterwards_epochs={32: 8, 128: 2},
+        epochs={32: 30, 128: 12, 1024: 3},
+        seeds={32: 3, 128: 2, 1024: 1},
+        afterwards_epochs={32: 6, 128: 2},
         data={"valid": 16, "calibration": 32, "known": 50, "new": 50},
         samples=24,
     ),
@@ -129,7 +131,7 @@ PROFILES: dict[str, Profile] = {
         afterwards_epochs={32: 20, 128: 10, 1024: 5},
         data={"valid": 128, "calibration": 128, "known": 300, "new": 300},
         samples=100,
-        training={"batch_size": 8, "threads": None},
+        training={"batch_size": 8, "ema_decay": 0.99, "threads": None},
     ),
 }
 
@@ -152,11 +154,14 @@ def specs(profile: str, model: str = MODEL, weights: str | None = None) -> list[
         def run(name: str, seed: int, count: int = count) -> RunSpec:
             return _spec(size, released, name, count, seed)
 
-        found += [run("pretrained", 0), run("plain", 0), run("blip", 0), run("blip_afterwards", 0)]
+        afterwards = count in size.afterwards_epochs
+        found += [run("pretrained", 0), run("plain", 0), run("blip", 0)]
         found += [run("plain", seed) for seed in range(1, max(MEMBERS, seeds))]
         found.append(run("deep_ensemble", 0))
+        found += [run("blip_afterwards", 0)] if afterwards else []
         for seed in range(1, seeds):
-            found += [run("blip", seed), run("blip_afterwards", seed)]
+            found += [run("blip", seed)]
+            found += [run("blip_afterwards", seed)] if afterwards else []
     return found
 
 
@@ -220,6 +225,8 @@ def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
                     _of_test(found["metrics"], test)
                     for found in _results(specs, layout, count, name)
                 ]
+                if not any(spec.name == f"{count}-{name}" for spec in specs):
+                    continue
                 labels = (test, str(count))
                 if name == "blip":
                     rows.append(Row((*labels, "BLIP, MAP"), [_of_means(r) for r in results]))
