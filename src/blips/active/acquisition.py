@@ -79,7 +79,9 @@ def greedy_diverse(scores: np.ndarray, features: np.ndarray, count: int) -> list
         count: of choices.
     """
     num = len(scores)
-    distance_sq = ((features[:, None] - features[None]) ** 2).sum(-1)  # [C, C]
+    norm_sq = (features**2).sum(1)
+    distance_sq = norm_sq[:, None] + norm_sq[None] - 2.0 * features @ features.T  # [C, C]
+    distance_sq = np.maximum(distance_sq, 0.0)
     pairs = distance_sq[np.triu_indices(num, 1)]
     length_sq = float(np.median(pairs[pairs > 0])) if (pairs > 0).any() else 1.0
     covariance = np.exp(-0.5 * distance_sq / length_sq) * scores[:, None] * scores[None]

@@ -133,6 +133,9 @@ class CampaignConfig(Section):
     retrain: Literal["scratch", "continue"] = Field(
         default="scratch", description="continue: from the weights of the round before"
     )
+    reference_energies: Literal["fit", "none"] | dict[str, float] = Field(
+        default="fit", description="as data.reference_energies of training"
+    )
     initial: InitialConfig = InitialConfig()
     explore: ExploreConfig = ExploreConfig()
     select: SelectConfig = SelectConfig()

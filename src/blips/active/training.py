@@ -42,6 +42,7 @@ def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> dic
         config={
             "model": config.model.model_dump(mode="json"),
             "training": config.training.model_dump(mode="json"),
+            "data": {"reference_energies": config.reference_energies},
             "seed": config.seed,
         },
         folder=folder,
