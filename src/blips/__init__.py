@@ -1,15 +1,14 @@
 """Bayesian learned interatomic potentials: error bars for any potential.
 
-The public surface; everything heavier lives in the sub-packages and is imported when it is used.
+The public surface; everything, torch included, is imported when it is used.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from blips.factory import bayesianize
-from blips.potential import BayesianPotential
-from blips.predict import Prediction
-
 if TYPE_CHECKING:
+    from blips.factory import bayesianize
+    from blips.potential import BayesianPotential
+    from blips.predict import Prediction
     from blips.sim.calculator import Calculator
     from blips.train.checkpoint import load, save
     from blips.train.fit import fit
@@ -28,16 +27,26 @@ __all__ = [
 ]
 
 _LAZY = {
+    "BayesianPotential": "blips.potential",
     "Calculator": "blips.sim.calculator",
+    "Prediction": "blips.predict",
+    "bayesianize": "blips.factory",
     "fit": "blips.train.fit",
     "load": "blips.train.checkpoint",
     "save": "blips.train.checkpoint",
 }
+_PACKAGES = ("active", "backbones", "baselines", "bayes", "data", "report", "sim", "train", "uq")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'blips' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _PACKAGES:
+        return import_module(f"blips.{name}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'blips' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})
