@@ -27,7 +27,8 @@ LAYERS = [
     {"sim", "active"},
     {"report"},
     {"experiments"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 ONLY = {"bayes": {"errors", "bayes"}}

@@ -1,6 +1,6 @@
 """Bayesian learned interatomic potentials: error bars for any potential.
 
-The public surface; everything heavier lives in the sub-packages and is imported when it is used.
+The public surface; everything, torch included, is imported when it is used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -35,11 +35,18 @@ _LAZY = {
     "load": "blips.train.checkpoint",
     "save": "blips.train.checkpoint",
 }
+_PACKAGES = ("active", "backbones", "baselines", "bayes", "data", "report", "sim", "train", "uq")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'blips' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _PACKAGES:
+        return import_module(f"blips.{name}")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'blips' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -4,6 +4,8 @@
 class BlipsError(ValueError):
     """Base class of every error that blips raises on purpose."""
 
+    exit_code = 2  # of the command; 1 where a run failed that was well asked for
+
 
 class InputError(BlipsError):
     """Structures, graphs, arrays or arguments that cannot be used as given."""

@@ -83,6 +83,23 @@ class Prediction:
             raise InputError(f"the prediction has no {name}; ask predict for it")
         return value
 
+    def summary(self) -> dict[str, Any]:
+        """What matters of each structure, as lists for JSON; forces by their largest sigma."""
+        found: dict[str, Any] = {
+            "structures": len(self),
+            "method": self.method,
+            "samples": self.samples,
+        }
+        if self.energy is not None:
+            found[keys.ENERGY] = self.energy.tolist()
+        if self.energy_total_std is not None:
+            found[keys.ENERGY_UNCERTAINTY] = self.energy_total_std.tolist()
+        if self.forces_total_std is not None:
+            by_atom = np.linalg.norm(self.forces_total_std, axis=1)  # [N]
+            first = np.cumsum(self.n_atoms) - self.n_atoms
+            found["largest_force_uncertainty"] = np.maximum.reduceat(by_atom, first).tolist()
+        return found
+
     def recalibrated(self, calibrators: Mapping[str, Any]) -> "Prediction":
         """Total deviations passed through `calibrators[quantity].apply`, where there is one.
 

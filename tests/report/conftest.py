@@ -30,5 +30,5 @@ def fit_run(tmp_path_factory):
 @pytest.fixture(scope="session")
 def demo_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
-    run_demo(folder, epochs=1)
+    run_demo(folder, epochs=2)
     return folder

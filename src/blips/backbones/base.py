@@ -84,6 +84,11 @@ class AtomisticBackbone(Backbone):
         graphs = [self.graph_of(one, dtype or here.dtype) for one in structures]
         return (graphs[0] if len(graphs) == 1 else AtomGraph.batch(graphs)).to(here.device)
 
+    @property
+    def trained_numbers(self) -> frozenset[int] | None:
+        """Atomic numbers that the model was trained on; None where that is not known."""
+        return frozenset(self.reference.known.nonzero().flatten().tolist()) or None
+
     def examples(self) -> Sequence[Atoms]:
         """Structures with different numbers of edges, atoms and structures, to try the model on."""
         return [molecule("H2O"), molecule("CH4")]
@@ -141,25 +146,36 @@ class ReferenceEnergies(nn.Module):
 
     shift: Tensor
     scale: Tensor
+    known: Tensor  # [119] whether `set` was given the element
 
     def __init__(self) -> None:
         super().__init__()
         shift = torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.float64)
         self.register_buffer("shift", shift)
         self.register_buffer("scale", torch.ones((), dtype=torch.float64))
+        self.register_buffer("known", torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.bool))
 
     def set(self, shift: Mapping[int, float], scale: float = 1.0) -> None:
         """Set energies per element (eV) and the scale of the network's output (eV)."""
         if not scale > 0:
             raise InputError(f"the energy scale must be positive, got {scale}")
         self.shift.zero_()
+        self.known.zero_()
         for number, energy in shift.items():
             self.shift[number] = energy
+            self.known[number] = True
         self.scale.fill_(scale)
 
     def forward(self, network_energies: Tensor, numbers: Tensor) -> Tensor:
         """[N], [N] -> [N] eV, float64."""
         return self.scale * network_energies.double() + self.shift[numbers]
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
+    ) -> None:
+        """Files without `known` are older than it: the elements are not known."""
+        state_dict.setdefault(f"{prefix}known", torch.zeros_like(self.known))
+        super()._load_from_state_dict(state_dict, prefix, *arguments, **options)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move with the model, but stay in double precision when it changes dtype."""

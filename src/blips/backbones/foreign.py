@@ -59,6 +59,11 @@ class ForeignBackbone(AtomisticBackbone):
         """Write the weights (of a Bayesian model: the means) as the package's own checkpoint."""
         raise TypeError(f"{type(self).__name__} cannot write its package's format")
 
+    @property
+    def trained_numbers(self) -> frozenset[int] | None:
+        """Atomic numbers that the released model knows, whatever it was trained on since."""
+        return self.known_numbers
+
     def check_elements(self, graph: AtomGraph) -> None:
         """Error that names the elements which the model does not know."""
         known = self.known_numbers

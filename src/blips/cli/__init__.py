@@ -21,7 +21,10 @@ __all__ = [
 
 
 def main() -> None:
-    """Run the command; problems of the user's are one line, not a traceback."""
+    """Run the command; problems of the user's are one line, not a traceback.
+
+    Exit codes: 0 done, 1 the run failed, 2 a mistake of the user's, 130 interrupted.
+    """
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
@@ -31,4 +34,9 @@ def main() -> None:
         if debug:
             raise
         typer.secho(f"blips: {error}", fg="red", err=True)
-        sys.exit(2)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if debug:
+            raise
+        typer.secho(f"blips: {error}; check the path, its permissions and the space", err=True)
+        sys.exit(1)

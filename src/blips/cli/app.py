@@ -12,14 +12,33 @@ import typer
 from blips.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ase import Atoms
+
     from blips.potential import BayesianPotential
 
 app = typer.Typer(
     name="blips",
     help="Error bars for any interatomic potential.",
+    epilog="Exit codes: 0 done, 1 the run failed, 2 a mistake in the command, the configuration or "
+    "the data, 130 interrupted (Ctrl-C). --debug anywhere shows the traceback of an error.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    """Error bars for any interatomic potential."""
+    if version:
+        from blips import __version__
+
+        typer.echo(f"blips {__version__}")
+        raise typer.Exit
+
 
 Files = Annotated[list[str], typer.Argument(help="config files and a.b=value, left to right")]
 Model = Annotated[Path, typer.Argument(help="a model written by blips (.safetensors)")]
@@ -27,6 +46,16 @@ Structures = Annotated[Path, typer.Argument(help="structures, any file that ASE 
 Samples = Annotated[int, typer.Option(help="posterior samples")]
 Seed = Annotated[int, typer.Option(help="the same seed gives the same result")]
 Json = Annotated[bool, typer.Option("--json", help="print the outcome as JSON, for machines")]
+
+
+@contextmanager
+def messages_aside(aside: bool) -> Iterator[None]:
+    """Within the block, what is meant for people goes to stderr, if `aside`."""
+    import sys
+    from contextlib import nullcontext, redirect_stdout
+
+    with redirect_stdout(sys.stderr) if aside else nullcontext():
+        yield
 
 
 def print_json(content: Any) -> None:
@@ -75,3 +104,16 @@ def load_bayesian(path: Path) -> "BayesianPotential":
             "bars; train with model.bayes.enabled=true"
         )
     return model
+
+
+def read_known(path: Path, potential: "BayesianPotential") -> list["Atoms"]:
+    """Checked structures of a file; elements that the potential was not trained on are refused."""
+    from blips.data.structures import check_structures, read_structures
+
+    return check_structures(read_structures(path), path, elements=known_elements(potential))
+
+
+def known_elements(potential: "BayesianPotential") -> list[int] | None:
+    """Atomic numbers that a potential was trained on; None where it does not say."""
+    known = getattr(potential.backbone, "trained_numbers", None)
+    return sorted(known) if known else None

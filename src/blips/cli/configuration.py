@@ -4,38 +4,58 @@ from typing import Annotated
 
 import typer
 
-from blips.cli.app import Files, Model, app
+from blips.cli.app import Files, Json, Model, app, print_json
 
 
 @app.command()
-def info(model: Model) -> None:
-    """What a model file holds: architecture, posterior, calibration."""
-    import json
+def info(model: Model, json: Json = False) -> None:
+    """What a model file holds: architecture, posterior, calibration.
 
+    Example: blips info model.safetensors
+    """
     from blips.train.checkpoint import load, read_tensors
 
     _, header = read_tensors(model)
-    typer.echo(json.dumps(header.get("model"), indent=1))
-    potential = load(model)
-    report = getattr(potential, "report", None)
+    report = getattr(load(model), "report", None)
+    if json:
+        print_json({**header.get("model", {}), "bayesian_maps": report and str(report())})
+        return
+    print_json(header.get("model"))
     if report is not None:
         typer.echo(report())
 
 
 @app.command()
-def validate(sources: Files) -> None:
-    """Check a configuration and print it with all defaults."""
+def validate(sources: Files, json: Json = False) -> None:
+    """Check a configuration and print it with all defaults.
+
+    Example: blips validate config.yaml training.epochs=50
+    """
     from blips.config import dump_config, load_config
 
-    typer.echo(dump_config(load_config(*sources)), nl=False)
+    config = load_config(*sources)
+    if json:
+        print_json(config.model_dump(mode="json"))
+    else:
+        typer.echo(dump_config(config), nl=False)
 
 
 @app.command()
 def template(
     name: Annotated[str, typer.Argument(help="train, or finetune for released models")] = "train",
+    schema: Annotated[
+        bool, typer.Option("--schema", help="the JSON schema of configurations instead")
+    ] = False,
 ) -> None:
-    """Print a configuration to start from: blips template > config.yaml."""
-    from blips.config import dump_config
+    """Print a configuration to start from.
+
+    Example: blips template > config.yaml
+    """
+    from blips.config import RunConfig, dump_config
     from blips.train.templates import template
+
+    if schema:
+        print_json(RunConfig.model_json_schema())
+        return
 
     typer.echo(dump_config(template(name)), nl=False)

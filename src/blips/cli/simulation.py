@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blips.cli.app import Json, Model, Samples, Seed, app, ctrl_c_asks, load_bayesian, print_json
+from blips.cli.app import (
+    Json,
+    Model,
+    Samples,
+    Seed,
+    app,
+    ctrl_c_asks,
+    known_elements,
+    load_bayesian,
+    print_json,
+)
 from blips.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -108,9 +118,10 @@ def md(
     )
     if max_error is not None and max_force_sigma is not None:
         raise ConfigError("--max-error and --max-force-sigma are two limits on one sigma; give one")
-    atoms = check_structures(read_structures(structure, frame), structure)[0]
     asked = None if reference is None else reference_calculator(reference)
     potential = load_bayesian(model)
+    frames = read_structures(structure, frame)
+    atoms = check_structures(frames, structure, elements=known_elements(potential))[0]
     if max_error is not None:
         _check_calibrated(potential, model)
         max_force_sigma = sigma_for(max_error, rate)

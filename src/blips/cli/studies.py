@@ -15,7 +15,10 @@ def demo(
     epochs: Annotated[int | None, typer.Option(help="fewer for a quick look")] = None,
     seed: Seed = 0,
 ) -> None:
-    """Train, calibrate and test a Bayesian potential for ammonia on the shipped data."""
+    """Train, calibrate and test a Bayesian potential for ammonia on the shipped data.
+
+    Example: blips demo --epochs 1 --folder runs/look
+    """
     from blips.experiments.demo import run_demo
 
     run_demo(folder, epochs=epochs, seed=seed)
@@ -39,7 +42,10 @@ def reproduce(
     folder: Annotated[Path, typer.Option(help="for results and tables")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="for checkpoints and logs")] = Path("runs"),
 ) -> None:
-    """Run a study of the paper, or the rest of it, and write its tables."""
+    """Run a study of the paper, or the rest of it, and write its tables.
+
+    Example: blips reproduce nbody --profile quick --only "egnn-base*" --workers 1
+    """
     from blips.experiments.reproduce import reproduce
 
     options = dict(_pair(text) for text in settings or [])

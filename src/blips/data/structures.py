@@ -130,7 +130,9 @@ def _problems(
     present = set(atoms.numbers.tolist())
     unknown = {0} & present if allowed is None else present - allowed
     if unknown:
-        yield f"unknown elements {', '.join(chemical_symbols[z] for z in sorted(unknown))}"
+        yield f"unknown elements {_symbols(unknown)}" + (
+            "" if allowed is None else f"; the model was trained on {_symbols(allowed)}"
+        )
     try:
         extract(atoms, list(dict.fromkeys((*quantities, *available(atoms, labels)))), labels)
     except InputError as error:
@@ -142,6 +144,10 @@ def _problems(
         yield f"periodic along {atoms.pbc.tolist()}, but the cell {cell.tolist()} has no volume"
     else:
         yield from _too_close(atoms)
+
+
+def _symbols(numbers: Collection[int]) -> str:
+    return ", ".join(chemical_symbols[number] for number in sorted(numbers))
 
 
 def _too_close(atoms: Atoms) -> Iterator[str]:

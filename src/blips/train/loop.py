@@ -40,6 +40,8 @@ class Display(Protocol):
 class NonFiniteLossError(BlipsError):
     """The loss became NaN or infinite."""
 
+    exit_code = 1
+
 
 class Trainer:
     """Trains a model on labelled graphs and keeps everything in a run folder.

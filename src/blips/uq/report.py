@@ -10,6 +10,7 @@ import numpy as np
 from ase import Atoms
 
 from blips.data.labels import Labels, available, extract
+from blips.data.structures import replacing
 from blips.errors import InputError
 from blips.potential import Calibrator
 from blips.predict import Prediction
@@ -189,7 +190,8 @@ def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) ->
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {label: evaluation.to_dict() for label, evaluation in evaluations.items()}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
     return path
 
 
