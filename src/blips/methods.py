@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from blips.predict import Outputs, Prediction, point_prediction
 from blips.sampling import monte_carlo
 from blips.spread import ForceSpread
 
-METHODS = ("mc", "frozen", "onepass", "propagate", "map")
+METHODS = ("auto", "mc", "frozen", "onepass", "propagate", "map")
 GIGABYTE = 1e9
 Samples = int | Literal["auto"]
 
@@ -97,8 +97,38 @@ class Request:
         return Tolerance(self.tolerance, self.max_samples) if open_ended else None
 
 
+class Choice(NamedTuple):
+    """What method="auto" became."""
+
+    request: Request
+    reason: str
+
+
+def choose(potential: Potential, graph: Graph, request: Request) -> Choice:
+    """The cheapest method that gives a deviation for everything that is asked for.
+
+    One pass where it can (energies always, forces where `distil_forces` was called), otherwise as
+    many samples as `tolerance` needs.
+    """
+    sampled = replace(request, method="mc", samples="auto")
+    one_pass = replace(request, method="onepass")
+    if not isinstance(graph, AtomGraph):
+        return Choice(sampled, "only sampling gives deviations of positions")
+    if request.stress:
+        return Choice(sampled, "only sampling gives deviations of the stress")
+    if not request.forces:
+        return Choice(one_pass, "one pass gives the deviation of energies")
+    if potential.force_spread is not None:
+        return Choice(one_pass, "one pass gives energies, and forces as distil_forces learned")
+    return Choice(sampled, "forces are sampled until distil_forces has been called")
+
+
 def predict_graph(potential: Potential, graph: Graph, request: Request) -> Prediction:
     """Prediction of one batch, not recalibrated."""
+    if request.method == "auto":
+        choice = choose(potential, graph, request)
+        found = predict_graph(potential, graph, choice.request)
+        return replace(found, details={**found.details, "chosen_because": choice.reason})
     if request.method == "map":
         outputs = potential.outputs_of(graph, None, 0, request.derivatives)
         return point_prediction(outputs, graph)

@@ -170,7 +170,9 @@ class BayesianPotential(nn.Module):
         Args:
             atoms: one structure, many, or a graph.
             samples: K, the number of posterior samples, or "auto": as many as `tolerance` needs.
-            method: "mc" (fresh weights for each row), "frozen" (a committee of frozen draws),
+            method: "auto" (the cheapest of the following that gives what is asked for, see
+                `blips.methods.choose`; the prediction says which), "mc" (fresh weights for each
+                row), "frozen" (a committee of frozen draws),
                 "onepass" (posterior means, and deviations without sampling: the energy's at first
                 order, the forces' where `distil_forces` was called), "propagate"
                 (variances passed forward, direct models only, a rough estimate) or "map"

@@ -167,7 +167,7 @@ def _smooth(func: Any, x: Uncertain, *args: Any, **kwargs: Any) -> Uncertain:
     with torch.enable_grad():
         leaf = mean.detach().requires_grad_()
         out = func(leaf, *args, **kwargs)
-        slope: Tensor = torch.autograd.grad(out.sum(), leaf)[0]
+        slope = cast(Tensor, torch.autograd.grad(out.sum(), leaf)[0])
     return Uncertain.make(out, slope.square() * var)
 
 
@@ -212,7 +212,7 @@ def _cross(func: Any, x: Tensor, y: Any, **kwargs: Any) -> Uncertain:
 
 def _solve(func: Any, matrix: Tensor, y: Uncertain, **kwargs: Any) -> Uncertain:
     mean, var = parts(y)
-    inverse: Tensor = torch.linalg.inv(matrix)  # pyright: ignore
+    inverse = cast(Tensor, torch.linalg.inv(matrix))  # pyright: ignore
     return Uncertain.make(func(matrix, mean, **kwargs), inverse.square() @ var)
 
 
