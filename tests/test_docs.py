@@ -11,9 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
@@ -21,6 +25,7 @@ BLOCK = re.compile(
     r"(?:<!-- (?P<mark>needs|not run): (?P<what>[^>]*?) -->\n)?```python\n(?P<code>.*?)```",
     re.DOTALL,
 )
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FIRST = "index.md"
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if BLOCK.search(page.read_text()))
 ELSEWHERE = {"add-your-own-model.md"}  # tests/backbones/test_generic.py
@@ -58,7 +63,16 @@ def test_the_first_page_leaves_a_calibrated_model(first_page, capsys):
     assert blips.load(first_page / "ammonia.safetensors").calibration.keys() == {"energy", "forces"}
 
 
-@pytest.mark.parametrize("name", sorted(set(PAGES) - {FIRST} - ELSEWHERE))
+SLOW = {"simulation.md"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in sorted(set(PAGES) - {FIRST} - ELSEWHERE)
+    ],
+)
 def test_python_of_the_pages_runs(name, first_page, tmp_path, monkeypatch):
     shutil.copy(first_page / "ammonia.safetensors", tmp_path)
     if "chgnet" in (DOCS / name).read_text():
@@ -109,3 +123,36 @@ def test_results_are_those_of_the_repository(site):
     assert "deep ensemble" in page
     for source in re.findall(r'src="(measured/[^"]+)"', page):
         assert (site / source).exists(), source
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def address(site):
+    """Where the site is served."""
+    handler = partial(QuietHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium")
+@pytest.mark.parametrize("page", ["index.html", "concepts.html"])
+def test_chromium_shows_the_page_without_errors(page, address, tmp_path):
+    picture = tmp_path / "page.png"
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,1000"]
+    command += ["--enable-logging=stderr", f"--screenshot={picture}", f"{address}/{page}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert picture.exists(), shown.stderr
+    console = [line for line in shown.stderr.splitlines() if "CONSOLE" in line]
+    assert not [line for line in console if re.search("error|refused", line, re.IGNORECASE)]
+    pixels = imread(picture)
+    assert pixels.shape[:2] == (1000, 1280)
+    assert pixels[..., :3].std() > 0.05, "a blank page"

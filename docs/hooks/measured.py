@@ -29,7 +29,10 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put tables and figures in the place of their marks."""
     sections = {"studies": studies, "benchmarks": benchmarks}
-    return MARK.sub(lambda match: sections[match.group(1)](), markdown)
+    return MARK.sub(
+        lambda match: f'<div class="measured" markdown>\n\n{sections[match.group(1)]()}\n\n</div>',
+        markdown,
+    )
 
 
 def tables() -> list[Path]:

@@ -7,6 +7,7 @@ copy is kept in `build/notebooks`; BLIPS_DOCS_EXECUTE=0 shows those without a co
 import base64
 import hashlib
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,11 @@ def outputs_of(path: Path) -> Any:
     notebook = nbformat.read(path, as_version=4)
     if os.environ.get("BLIPS_DOCS_EXECUTE", "1") != "0":
         EXECUTED.mkdir(parents=True, exist_ok=True)
-        resources = {"metadata": {"path": str(EXECUTED)}}
-        NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+        with tempfile.TemporaryDirectory() as folder:
+            resources = {"metadata": {"path": folder}}
+            NotebookClient(
+                notebook, timeout=600, kernel_name="python3", resources=resources
+            ).execute()
         nbformat.write(notebook, kept)
     return notebook
 
@@ -71,10 +75,11 @@ def page(path: Path, notebook: Any) -> tuple[str, dict[str, bytes]]:
             parts.append(cell.source)
             continue
         parts.append(f"```python\n{cell.source}\n```")
+        printed = "".join(shown(output)[0] for output in cell.outputs)
+        if printed.strip():
+            parts.append(f"```text\n{printed.rstrip()}\n```")
         for output in cell.outputs:
-            text, image = shown(output)
-            if text.strip():
-                parts.append(f"```text\n{text.rstrip()}\n```")
+            _, image = shown(output)
             if image is not None:
                 name = f"{path.stem}-{len(images)}.png"
                 images[name] = image

@@ -47,7 +47,7 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
     )
     files.append(File.generated(config, "api/index.md", content=index))
     for name in parts():
-        content = f"# blips.{name}\n\n::: blips.{name}\n"
+        content = f"::: blips.{name}\n    options:\n      heading_level: 1\n"
         files.append(File.generated(config, f"api/{name}.md", content=content))
     return files
 
