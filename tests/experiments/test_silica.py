@@ -105,12 +105,11 @@ def test_a_model_that_is_not_released_is_refused():
     assert spec.settings["model"] == {"backbone": "orb-v3-direct-20-omat", "weights": "orb.ckpt"}
 
 
-def test_options_of_a_study(tmp_path: Path):
-    places = {"folder": tmp_path / "results", "runs": tmp_path / "runs"}
+def test_options_of_a_study():
     with pytest.raises(InputError, match="silica has no option size; it takes model, weights"):
-        reproduce("silica", "quick", options={"size": "3"}, **places)
+        reproduce("silica", "quick", options={"size": "3"})
     with pytest.raises(InputError, match="nbody has no option model; it takes none"):
-        reproduce("nbody", "quick", options={"model": "chgnet"}, **places)
+        reproduce("nbody", "quick", options={"model": "chgnet"})
 
 
 def test_plain_runs_and_what_is_built_on_them(data: Path, make_run: MakeRun):
