@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from ase import Atoms
 
-from blips.backbones.base import Backbone
-from blips.backbones.foreign import ForeignBackbone
+from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.baselines import DeepEnsemble, predict_plain
 from blips.config import ModelConfig, RunConfig
 from blips.errors import ConfigError
@@ -78,7 +77,7 @@ def finetuned(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any
             "built_on": list(run.needs)
         }
     model = _around(run) if kind == "blip_afterwards" else _start(settings, seed)
-    if isinstance(model, ForeignBackbone) and kind == "pretrained":
+    if isinstance(model, AtomisticBackbone) and kind == "pretrained":
         set_reference_energies(model, data.train, RunConfig())
         return model, {}
     result = fit(
