@@ -4,11 +4,11 @@ import sys
 
 import typer
 
-from blips.cli import configuration, prediction, studies, training
+from blips.cli import bench, configuration, prediction, studies, training
 from blips.cli.app import app
 from blips.errors import BlipsError
 
-__all__ = ["app", "configuration", "main", "prediction", "studies", "training"]
+__all__ = ["app", "bench", "configuration", "main", "prediction", "studies", "training"]
 
 
 def main() -> None:
