@@ -35,6 +35,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/potential.py --output results/benchmarks
 	$(BIN)/python benchmarks/nbody.py --output results/benchmarks
 	$(BIN)/python benchmarks/released.py --output results/benchmarks/released
+	$(BIN)/blips bench --folder results/benchmarks
 
 # torch first and pinned: an open version would pull in a CUDA build of several gigabytes.
 $(STAMP): pyproject.toml constraints.txt

@@ -14,6 +14,7 @@ def fast_uncertainty(
         "results/fast-uncertainty"
     ),
     samples: Annotated[int, typer.Option(help="of the reference")] = 1000,
+    count: Annotated[int, typer.Option(help="structures of a kind in each set")] = 4,
     only: Annotated[list[str] | None, typer.Option(help="models; repeatable")] = None,
     runs: Annotated[Path, typer.Option(help="for PaiNN's training")] = Path("runs/fast"),
 ) -> None:
@@ -23,7 +24,7 @@ def fast_uncertainty(
     from blips.experiments.fast import study
 
     torch.set_num_threads(1)
-    study(folder, samples=samples, only=only or (), runs=runs, report=typer.echo)
+    study(folder, samples=samples, count=count, only=only or (), runs=runs, report=typer.echo)
     typer.echo(f"table in {folder / 'table.md'}")
 
 

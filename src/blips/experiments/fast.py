@@ -58,7 +58,7 @@ class Subject:
     """A model of the study."""
 
     make: Callable[[Path], BayesianPotential]
-    sets: Callable[[], Sets]
+    sets: Callable[[int], Sets]
 
 
 def quartz(std: float, seed: int) -> Atoms:
@@ -79,29 +79,29 @@ def displaced(atoms: Atoms, std: float, seed: int) -> Atoms:
     return moved
 
 
-def ammonia_sets() -> Sets:
+def ammonia_sets(count: int) -> Sets:
     """Shipped NH3: lessons among the trained geometries, near the others, far distorted ones."""
-    known = load_ammonia("train")
-    return Sets(known[:20], known[NUM_TRAIN:], load_ammonia("test_ood")[::4])
+    known, far = load_ammonia("train"), load_ammonia("test_ood")
+    return Sets(known[: 5 * count], known[NUM_TRAIN:], far[:: max(1, len(far) // (8 * count))])
 
 
-def mixed_sets() -> Sets:
+def mixed_sets(count: int) -> Sets:
     """Quartz, NH3 and, where the data are there, the smallest amorphous silica cells."""
     amorphous: list[Atoms] = []
     folder = os.environ.get("BLIPS_DATA")
-    if folder and (Path(folder) / SILICA).exists():
+    if count > 2 and folder and (Path(folder) / SILICA).exists():
         cells = sorted(read_structures(Path(folder) / SILICA), key=len)
         amorphous = [displaced(atoms, 0.0, 0) for atoms in cells[:2]]
     ammonia = molecule("NH3")
 
-    def some(std: float, first: int, count: int) -> list[Atoms]:
+    def some(std: float, first: int) -> list[Atoms]:
         pairs = [(quartz(std, k), displaced(ammonia, std, k)) for k in range(first, first + count)]
         return [atoms for pair in pairs for atoms in pair]
 
     return Sets(
-        some(0.05, 0, 4) + amorphous[:1],
-        some(0.05, 10, 4) + amorphous[1:],
-        some(0.25, 20, 4) + [displaced(atoms, 0.25, 30) for atoms in amorphous[1:]],
+        some(0.05, 0) + amorphous[:1],
+        some(0.05, 100) + amorphous[1:],
+        some(0.25, 200) + [displaced(atoms, 0.25, 300) for atoms in amorphous[1:]],
     )
 
 
@@ -146,6 +146,7 @@ def study(
     folder: Path,
     *,
     samples: int = 1000,
+    count: int = 4,
     only: Sequence[str] = (),
     runs: Path = Path("runs/fast"),
     report: Callable[[str], None] = print,
@@ -155,6 +156,7 @@ def study(
     Args:
         folder: for the results.
         samples: of the reference.
+        count: of quartz cells and of molecules in each set; with 3 and more also amorphous silica.
         only: names of models; all if empty.
         runs: for the training of PaiNN.
         report: told of what is done and what is left out.
@@ -169,11 +171,15 @@ def study(
         if only and name.split(" ")[0] not in only:
             continue
         try:
-            result = measure(subject.make(runs), subject.sets(), samples)
+            result = measure(subject.make(runs), subject.sets(count), samples)
         except BlipsError as error:
             report(f"{name} is left out: {error}")
             continue
-        found[name] = {"environment": environment(), "samples": samples, "sets": result}
+        found[name] = {
+            "environment": environment(),
+            "samples": samples,
+            "sets": result,
+        }
         path.write_text(json.dumps(found[name], indent=1) + "\n")
         report(f"{name} done")
     (folder / "table.md").write_text(table(found))
