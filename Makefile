@@ -43,6 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,test,lint,chgnet,sevennet,orb,mattersim]"
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps mattersim schnetpack
+	$(BIN)/pip install --quiet -c constraints.txt --no-deps bayesian-torch blitz-bayesian-pytorch
 	$(BIN)/python -m blips.backbones.fetch mattersim-1m
 	touch $(STAMP)
 
