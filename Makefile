@@ -36,6 +36,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/potential.py --output results/benchmarks
 	$(BIN)/python benchmarks/nbody.py --output results/benchmarks
 	$(BIN)/python benchmarks/released.py --output results/benchmarks/released
+	$(BIN)/blips bench --folder results/benchmarks
 
 # The site, with executed notebooks, in build/site: open build/site/index.html.
 docs: $(STAMP)
@@ -49,6 +50,7 @@ $(STAMP): $(BUILT_FROM) constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,active,test,lint,docs,chgnet,sevennet,orb,mattersim,torchsim]"
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps mattersim schnetpack
+	$(BIN)/pip install --quiet -c constraints.txt --no-deps bayesian-torch blitz-bayesian-pytorch
 	$(BIN)/python -m blips.backbones.fetch mattersim-1m
 	touch $(STAMP)
 

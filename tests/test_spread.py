@@ -46,7 +46,8 @@ def test_the_weighted_sum_is_that_of_the_basis(potential):
 
 def test_shares_add_up_to_the_variance_of_the_energy(potential):
     found = potential.one_pass(rattled(3))
-    total = sum(float(share.sum()) for share in found.shares().values())
+    total = float(found.shares(4).sum())
+    assert found.shares(4).shape == (13, 4)
     assert total == pytest.approx(float(found.attribution().energy_var.sum()))
 
 

@@ -6,8 +6,9 @@ for every edge and atom. Noise of a size that bends the energy is beyond first o
 `method="mc"` where it matters.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Unpack
 
 import torch
@@ -49,42 +50,54 @@ class OnePass:
     records: list[Record]
     gradients: list[Tensor]
 
+    @cached_property
+    def row_variances(self) -> list[Tensor]:
+        """Of every record, [rows] eV^2, for rows with noise of their own."""
+        return [row_variances(*pair) for pair in zip(self.records, self.gradients, strict=True)]
+
     def attribution(self) -> Attribution:
         """Variance for rows with noise of their own (as Monte-Carlo samples have)."""
-        graph = self.graph
-        row_var: dict[str, Tensor] = {}
-        for record, gradient in zip(self.records, self.gradients, strict=True):
-            role = self.roles[record.map_name]
-            added = row_variances(record, gradient).double()
-            row_var[role] = row_var[role] + added if role in row_var else added
-        atom_var = torch.zeros(graph.num_nodes, dtype=torch.float64, device=graph.numbers.device)
-        for role, variances in row_var.items():
-            atom_var = atom_var.index_add(0, self.row_atoms[role], variances)
-        return Attribution(graph.sum_over_structures(atom_var), row_var, atom_var)
+        row_var = self._by_role(range(len(self.records)))
+        atom_var = self._of_atoms(row_var)
+        return Attribution(self.graph.sum_over_structures(atom_var), row_var, atom_var)
 
-    def shares(self) -> dict[str, Tensor]:
-        """Share of every atom in the variance, by map in the order of application, [N] eV^2."""
-        zeros = torch.zeros(
-            self.graph.num_nodes, dtype=torch.float64, device=self.graph.numbers.device
-        )
-        found: dict[str, Tensor] = {}
-        for record, gradient in zip(self.records, self.gradients, strict=True):
-            atoms = self.row_atoms[self.roles[record.map_name]]
-            before = found.get(record.map_name, zeros)
-            added = row_variances(record, gradient).double()
-            found[record.map_name] = before.index_add(0, atoms, added)
-        return found
+    def shares(self, groups: int) -> Tensor:
+        """Share of every atom in the variance, for groups of maps, [N, G] eV^2.
+
+        The maps are cut into (at most) `groups` groups in the order in which they were applied.
+        """
+        order = {name: k for k, name in enumerate(dict.fromkeys(r.map_name for r in self.records))}
+        groups = min(groups, len(order))
+        members: list[list[int]] = [[] for _ in range(groups)]
+        for k, record in enumerate(self.records):
+            members[order[record.map_name] * groups // len(order)].append(k)
+        return torch.stack([self._of_atoms(self._by_role(part)) for part in members], dim=1)
 
     def atom_coef(self) -> Tensor:
         """Mean coefficient of the rows of each atom, over all maps, [N]."""
-        size, device = self.graph.num_nodes, self.graph.numbers.device
-        total = torch.zeros(size, dtype=torch.float64, device=device)
-        count = torch.zeros(size, dtype=torch.float64, device=device)
+        total: dict[str, Tensor] = {}
+        count: dict[str, Tensor] = {}
         for record in self.records:
-            atoms = self.row_atoms[self.roles[record.map_name]]
-            total = total.index_add(0, atoms, record.coef.double())
-            count = count.index_add(0, atoms, torch.ones_like(record.coef).double())
-        return total / count.clamp_min(1.0)
+            role = self.roles[record.map_name]
+            total[role] = total.get(role, 0.0) + record.coef
+            count[role] = count.get(role, 0.0) + torch.ones_like(record.coef)
+        return self._of_atoms(total) / self._of_atoms(count).clamp_min(1.0)
+
+    def _by_role(self, records: Iterable[int]) -> dict[str, Tensor]:
+        """Sum of the variances of these records, [rows] by row type."""
+        found: dict[str, Tensor] = {}
+        for k in records:
+            role, added = self.roles[self.records[k].map_name], self.row_variances[k].double()
+            found[role] = found[role] + added if role in found else added
+        return found
+
+    def _of_atoms(self, of_rows: Mapping[str, Tensor]) -> Tensor:
+        """[rows] by row type -> [N], float64."""
+        device = self.graph.numbers.device
+        total = torch.zeros(self.graph.num_nodes, dtype=torch.float64, device=device)
+        for role, values in of_rows.items():
+            total = total.index_add(0, self.row_atoms[role], values.double())
+        return total
 
     def shared_energy_var(self) -> Tensor:
         """Variance for noise that all rows share (as frozen draws have), [S] eV^2."""

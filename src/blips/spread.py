@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,10 +56,7 @@ class Ingredients:
     @classmethod
     def of(cls, found: OnePass, groups: int = GROUPS) -> Self:
         """Shares of `groups` groups of maps (fewer if there are fewer maps)."""
-        by_map = found.shares()  # in the order of application
-        names = np.array(list(by_map))
-        parts = np.array_split(names, min(groups, len(names)))
-        shares = torch.stack([sum_of(by_map[name] for name in part) for part in parts], dim=1)
+        shares = found.shares(groups)
         return cls(shares, found.outputs[keys.FORCES].double(), found.atom_coef(), found.graph)
 
     def basis(self) -> Tensor:
@@ -189,11 +185,6 @@ def feature_names(groups: int) -> list[str]:
 def outer(vectors: Tensor) -> Tensor:
     """X x^T of each row, [N, 3] -> [N, 3, 3]."""
     return vectors[:, :, None] * vectors[:, None, :]
-
-
-def sum_of(terms: Any) -> Tensor:
-    """Sum of at least one tensor."""
-    return torch.stack(list(terms)).sum(dim=0)
 
 
 def batched_threes(items: list[Tensor]) -> list[list[Tensor]]:

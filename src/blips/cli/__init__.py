@@ -4,12 +4,13 @@ import sys
 
 import typer
 
-from blips.cli import campaign, configuration, prediction, simulation, studies, training
+from blips.cli import bench, campaign, configuration, prediction, simulation, studies, training
 from blips.cli.app import app
 from blips.errors import BlipsError
 
 __all__ = [
     "app",
+    "bench",
     "campaign",
     "configuration",
     "main",
