@@ -37,6 +37,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/nbody.py --output results/benchmarks
 	$(BIN)/python benchmarks/released.py --output results/benchmarks/released
 	$(BIN)/blips bench --folder results/benchmarks
+	$(BIN)/python benchmarks/batched.py --output results/benchmarks/batched
 
 # The site, with executed notebooks, in build/site: open build/site/index.html.
 docs: $(STAMP)
