@@ -103,6 +103,9 @@ class ExecutorConfig(Section):
     account: str | None = None
     prologue: list[str] = Field(default=[], description="batch system: lines before the worker")
     extra: list[str] = Field(default=[], description="batch system: further directives")
+    shared_folder: str = Field(
+        default="~", description="batch system: where workers find the keys of this run"
+    )
     interface: str | None = Field(default=None, description="network interface, such as ib0")
 
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -130,6 +131,7 @@ def make_cluster(config: ExecutorConfig) -> Any:
         "job_extra_directives": config.extra,
         "worker_extra_args": ["--nthreads", "1"],
         "security": _security(),
+        "shared_temp_directory": str(Path(config.shared_folder).expanduser()),
         "scheduler_options": {"dashboard_address": None},
     }
     cluster = kinds[config.kind](**options)

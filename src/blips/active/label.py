@@ -72,7 +72,9 @@ class Labeller:
             reason = f"no label within {job['timeout']:g} s; the process was killed"
         else:
             reason = f"the process died (exit code {self.process.returncode})"
-        return {"error": f"{reason}\n{self._log_end()}".strip(), "final": False}
+        text = f"{reason}\n{self._log_end()}".strip()
+        self._log.close()
+        return {"error": text, "final": False}
 
     def kill(self) -> None:
         """End the process and all that it started."""
@@ -86,6 +88,12 @@ class Labeller:
         self._close_pipes()
         self.process.wait()
         self._log.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):
+            self._close_pipes()
+            self.process.poll()
+            self._log.close()
 
     def _close_pipes(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):

@@ -325,13 +325,14 @@ class CampaignStore:
             uri = f"{self.path.absolute().as_uri()}?mode=ro"
             connection = sqlite3.connect(uri, uri=True, timeout=20, isolation_level=None)
         try:
+            self.connection = connection
+            if not is_new:
+                self._check(connection)  # before anything is changed
             if self.writable:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
-            self.connection = connection
-            if is_new and self.writable:
+            if is_new:
                 self._create()
-            self._check(connection)
         except BaseException:
             connection.close()
             raise

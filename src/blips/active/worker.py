@@ -14,7 +14,6 @@ from ase import Atoms, units
 from ase.md.langevin import Langevin
 from ase.md.md import MolecularDynamics
 from ase.md.nptberendsen import NPTBerendsen
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 
 from blips.active.acquisition import structure_scores
 from blips.active.config import BoundsConfig, ExploreConfig
@@ -73,7 +72,7 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
             samples=GUARD_SAMPLES,
             method="frozen",
         )
-        MaxwellBoltzmannDistribution(atoms, temperature_K=job["temperature"], rng=rng)
+        _set_velocities(atoms, job["temperature"], rng)
         frames: list[tuple[str, dict[str, Any]]] = []
 
         def keep(step: int) -> None:
@@ -86,6 +85,12 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         if outcome.stopped and frames:
             frames[-1][1]["guard"] = outcome.reason
         return frames
+
+
+def _set_velocities(atoms: Atoms, temperature: float, rng: np.random.Generator) -> None:
+    """Momenta of the Maxwell-Boltzmann distribution."""
+    width = np.sqrt(atoms.get_masses() * units.kB * temperature)  # [N]
+    atoms.set_momenta(width[:, None] * rng.standard_normal((len(atoms), 3)))
 
 
 def _dynamics(

@@ -23,7 +23,7 @@ def demo(
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="nbody, ammonia, ammonia-choices, silica, matpes")],
+    study: Annotated[str, typer.Argument(help="nbody, ammonia, silica, matpes or active")],
     settings: Annotated[
         list[str] | None, typer.Argument(help="options of the study, such as model=chgnet")
     ] = None,

@@ -18,6 +18,7 @@ from blips.train.checkpoint import write_atomically
 STUDIES = {
     "nbody": "blips.experiments.nbody",
     "ammonia": "blips.experiments.ammonia",
+    "active": "blips.experiments.active",
     "ammonia-choices": "blips.experiments.ammonia_choices",
     "silica": "blips.experiments.silica",
     "matpes": "blips.experiments.matpes",
