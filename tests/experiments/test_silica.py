@@ -9,8 +9,10 @@ from ase.calculators.morse import MorsePotential
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 from rich.console import Console
+from typer.testing import CliRunner
 
 from blips.baselines import DeepEnsemble
+from blips.cli import app
 from blips.errors import ConfigError, InputError
 from blips.experiments import finetune_run, silica, silica_data
 from blips.experiments.reproduce import reproduce
@@ -110,6 +112,17 @@ def test_options_of_a_study():
         reproduce("silica", "quick", options={"size": "3"})
     with pytest.raises(InputError, match="nbody has no option model; it takes none"):
         reproduce("nbody", "quick", options={"model": "chgnet"})
+
+
+def test_options_on_the_command_line():
+    def command(option: str) -> None:
+        arguments = ["reproduce", "silica", option, "--profile", "quick"]
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+    with pytest.raises(ConfigError, match="unknown model 'nothing'"):
+        command("model=nothing")
+    with pytest.raises(ConfigError, match="cannot read 'chgnet'"):
+        command("chgnet")
 
 
 def test_plain_runs_and_what_is_built_on_them(data: Path, make_run: MakeRun):

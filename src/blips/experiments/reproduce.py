@@ -23,6 +23,7 @@ STUDIES = {
     "silica": "blips.experiments.silica",
     "matpes": "blips.experiments.matpes",
 }
+NAMED = ("model", "data")  # options that give results a folder of their own
 
 
 class Study(Protocol):
@@ -65,8 +66,8 @@ def reproduce(
             cores), "paper" (the paper's settings).
         workers: processes side by side; default: the number of cores.
         only: patterns of runs, see `runner.select`.
-        options: of the study's `specs`, such as the model; results of another than the study's
-            own are in the folder <profile>-<model>.
+        options: of the study's `specs`; results of another model or data than the study's own
+            are in the folder <profile>-<model>-<data>.
         folder: for results.
         runs: for what the runs need to resume.
         console: for the display.
@@ -80,8 +81,8 @@ def reproduce(
     options = _checked(study, module, options or {})
     specs = module.specs(profile, **options)
     chosen = select(specs, only)
-    place = "-".join([profile, *([options["model"]] if "model" in options else [])])
-    layout = Layout.of(study, place, folder, runs)
+    others = [Path(options[name]).name.split(".")[0] for name in NAMED if name in options]
+    layout = Layout.of(study, "-".join([profile, *others]), folder, runs)
     module.prepare(profile, console)
 
     def tables() -> str:
