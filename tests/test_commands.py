@@ -26,7 +26,10 @@ from blips.cli import app, main
 from blips.errors import CheckpointError
 from helpers import TINY, morse_ammonia
 
-COMMANDS = {command.callback.__name__: command.callback for command in app.registered_commands}
+COMMANDS = {
+    command.name or command.callback.__name__: command.callback
+    for command in app.registered_commands
+}
 EXAMPLE = re.compile(r"^ *Example: blips (.*)$", re.MULTILINE)
 QUICK = {"epochs": 2, "batch_size": 4, "tensorboard": False, "threads": 1}
 
@@ -95,7 +98,18 @@ def example_of(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["template", "validate", "info", "predict", "evaluate", "calibrate", "train", "report"]
+    "name",
+    [
+        "template",
+        "validate",
+        "info",
+        "predict",
+        "distil",
+        "evaluate",
+        "calibrate",
+        "train",
+        "report",
+    ],
 )
 def test_examples_run(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
@@ -121,8 +135,28 @@ def test_the_example_of_md_runs(folder, monkeypatch):
     assert (folder / "runs" / "md" / "outcome.json").is_file()
 
 
+def test_the_example_of_active_runs(folder, monkeypatch):
+    pytest.importorskip("distributed", reason="blips[active] is not installed")
+    monkeypatch.chdir(folder)
+    ase.io.write("molecule.extxyz", molecule("NH3"))
+    config = yaml.safe_load(invoke("template", "active").stdout)
+    config["initial"] = {"structures": "molecule.extxyz", "count": 5, "displacement": 0.05}
+    config["model"]["hyperparameters"] = TINY
+    config["training"].update(QUICK)
+    config["explore"].update(walkers=1, steps=10, every=2)
+    config["select"].update(batch=3, samples=4)
+    config["label"]["calculator"] = "emt"
+    config["executor"]["kind"] = "inline"
+    (folder / "campaign.yaml").write_text(yaml.safe_dump(config))
+    result = invoke(*example_of("active"), "--quiet")
+    assert result.exit_code == 0, result.output
+    assert "8 labels" in result.stdout
+    assert invoke("validate", "campaign.yaml", "--active").exit_code == 0
+    assert "explore" in json.loads(invoke("template", "active", "--schema").stdout)["properties"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["demo", "reproduce"])
+@pytest.mark.parametrize("name", ["demo", "reproduce", "bench", "fast-uncertainty"])
 def test_the_examples_of_studies_run(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     result = invoke(*example_of(name))

@@ -26,14 +26,25 @@ def info(model: Model, json: Json = False) -> None:
 
 
 @app.command()
-def validate(sources: Files, json: Json = False) -> None:
+def validate(
+    sources: Files,
+    active: Annotated[
+        bool, typer.Option("--active", help="the configuration of a campaign (blips active)")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Check a configuration and print it with all defaults.
 
     Example: blips validate config.yaml training.epochs=50
     """
     from blips.config import dump_config, load_config
 
-    config = load_config(*sources)
+    if active:
+        from blips.active.config import load_campaign
+
+        config = load_campaign(*sources)
+    else:
+        config = load_config(*sources)
     if json:
         print_json(config.model_dump(mode="json"))
     else:
@@ -42,7 +53,9 @@ def validate(sources: Files, json: Json = False) -> None:
 
 @app.command()
 def template(
-    name: Annotated[str, typer.Argument(help="train, or finetune for released models")] = "train",
+    name: Annotated[
+        str, typer.Argument(help="train, finetune (released models) or active (campaigns)")
+    ] = "train",
     schema: Annotated[
         bool, typer.Option("--schema", help="the JSON schema of configurations instead")
     ] = False,
@@ -52,10 +65,16 @@ def template(
     Example: blips template > config.yaml
     """
     from blips.config import RunConfig, dump_config
-    from blips.train.templates import template
 
+    if name == "active":
+        from blips.active.config import CampaignConfig, load_campaign
+
+        config, kind = load_campaign({"initial": {"structures": "start.extxyz"}}), CampaignConfig
+    else:
+        from blips.train.templates import template
+
+        config, kind = template(name), RunConfig
     if schema:
-        print_json(RunConfig.model_json_schema())
-        return
-
-    typer.echo(dump_config(template(name)), nl=False)
+        print_json(kind.model_json_schema())
+    else:
+        typer.echo(dump_config(config), nl=False)
