@@ -63,7 +63,7 @@ def test_the_page_has_metrics_plots_structures_settings_and_provenance(page):
     assert [s["sigma_max"] for s in found["structures"]] == sorted(
         (s["sigma_max"] for s in found["structures"]), reverse=True
     )
-    assert len(data["training"]["series"][0]["x"]) == 3
+    assert len(data["figures"]["training-plot"]["series"][0]["x"]) == 3
     for text in ("Force MAE", "bootstrap", "epochs: 3", "edge rows", "torch 2.", "chose the check"):
         assert text in page.text
 

@@ -49,7 +49,7 @@ def reproduce(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="folder of a training run, or of the demo")],
+    run: Annotated[Path, typer.Argument(help="folder of a run, of the demo or of a campaign")],
     output: Annotated[Path, typer.Option("--output", "-o", help="file to write")] = Path(
         "report.html"
     ),
