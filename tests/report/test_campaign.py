@@ -52,4 +52,5 @@ def test_a_campaign_that_has_just_begun():
     empty = SUMMARY | {"curve": [], "rounds": [], "picks": [], "ended": None}
     page = Page(render_campaign("ammonia", empty))
     assert "Not ended yet." in page.text
+    assert len(page.scripts) == 3  # no 3D view, no viewer
     assert json.loads(page.scripts[0])["figures"] == {}

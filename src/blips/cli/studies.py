@@ -38,7 +38,7 @@ def reproduce(
 ) -> None:
     """Run a study of the paper, or the rest of it, and write its tables.
 
-    Example: blips reproduce nbody --profile quick --only "egnn-base*" --workers 1
+    Example: blips reproduce nbody --profile quick --only "egnn-base-seed0"
     """
     from blips.experiments.reproduce import reproduce
 

@@ -17,8 +17,13 @@ from typing import Any
 from blips.uq.bootstrap import Interval
 from blips.uq.evaluation import Evaluation
 
+LICENCE = "vendor/3Dmol-LICENSE.txt"
 SCRIPTS = ("vendor/3Dmol-min.js", "page/plot.js", "page/report.js")
 TRAINING = "training-plot"
+CREDIT = (
+    "The 3D view is 3Dmol.js (BSD-3-Clause, University of Pittsburgh and contributors); its "
+    "licence is a comment in this file."
+)
 HEADLINES = (
     ("Energy MAE", "energy", "mae", "eV", "smaller is better"),
     ("Energy MAE per atom", "energy_per_atom", "mae", "eV", "smaller is better"),
@@ -48,7 +53,8 @@ def document(title: str, lead: str, sections: Sequence[Section], data: Mapping[s
         sections: in order; those with an empty body are left out. The first is "summary".
         data: of plots and structures: {"sets": [...], "figures": {identifier: plot}}.
     """
-    scripts = [resource(name) for name in SCRIPTS]
+    in_3d = any(one["structures"] for one in data["sets"])
+    scripts = [resource(name) for name in (SCRIPTS if in_3d else SCRIPTS[1:])]
     style = resource("page/report.css")
     present = [section for section in sections if section[2]]
     links = (f'<li><a href="#{name}">{escape(text)}</a></li>' for name, text, _ in present)
@@ -59,6 +65,8 @@ def document(title: str, lead: str, sections: Sequence[Section], data: Mapping[s
         style=style,
         navigation="".join(links),
         sections="\n".join(_section(*section) for section in present),
+        credit=CREDIT if in_3d else "",
+        licence=f"<!--\n{_comment(resource(LICENCE))}\n-->\n" if in_3d else "",
         data=_json(data),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )
@@ -117,6 +125,11 @@ def policy(scripts: Sequence[str], style: str) -> str:
 def resource(name: str) -> str:
     """Text of a file of this package."""
     return (files("blips.report") / name).read_text(encoding="utf-8")
+
+
+def _comment(text: str) -> str:
+    """Text that cannot end an HTML comment."""
+    return text.replace("--", "- -").replace(">", "&gt;")
 
 
 def _digest(text: str) -> str:
