@@ -1,6 +1,7 @@
 # Everything from a fresh machine with Python 3.11, gcc, make and a package index.
 #   make demo   environment + the main job: train, calibrate and evaluate a Bayesian potential
 #   make test   environment + lint + the whole test suite, MACE's in an environment of its own
+#   make docs   environment + the documentation site, in build/site
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -8,7 +9,7 @@ STAMP := .venv/.installed
 MACE_BIN := .venv-mace/bin
 MACE_STAMP := .venv-mace/.installed
 
-.PHONY: demo test test-mace lint format bench clean
+.PHONY: demo test test-mace lint format bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/blips demo
@@ -35,17 +36,26 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/potential.py --output results/benchmarks
 	$(BIN)/python benchmarks/nbody.py --output results/benchmarks
 	$(BIN)/python benchmarks/released.py --output results/benchmarks/released
+	$(BIN)/blips bench --folder results/benchmarks
+	$(BIN)/python benchmarks/batched.py --output results/benchmarks/batched
+
+# The site, with executed notebooks, in build/site: open build/site/index.html.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # torch first and pinned: an open version would pull in a CUDA build of several gigabytes.
-$(STAMP): pyproject.toml constraints.txt
+BUILT_FROM := pyproject.toml setup.py src/blips/bayes/kernels.c
+
+$(STAMP): $(BUILT_FROM) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,test,lint,chgnet,sevennet,orb,mattersim]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,active,test,lint,docs,chgnet,sevennet,orb,mattersim,torchsim]"
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps mattersim schnetpack
+	$(BIN)/pip install --quiet -c constraints.txt --no-deps bayesian-torch blitz-bayesian-pytorch
 	$(BIN)/python -m blips.backbones.fetch mattersim-1m
 	touch $(STAMP)
 
-$(MACE_STAMP): pyproject.toml constraints-mace.txt
+$(MACE_STAMP): $(BUILT_FROM) constraints-mace.txt
 	test -x $(MACE_BIN)/python || $(PYTHON) -m venv .venv-mace
 	$(MACE_BIN)/pip install --quiet -c constraints-mace.txt torch
 	$(MACE_BIN)/pip install --quiet -c constraints-mace.txt mace-torch -e ".[test]"
@@ -53,4 +63,4 @@ $(MACE_STAMP): pyproject.toml constraints-mace.txt
 	touch $(MACE_STAMP)
 
 clean:
-	rm -rf .venv .venv-mace build dist .pytest_cache .ruff_cache
+	rm -rf .venv .venv-mace build dist .pytest_cache .ruff_cache src/blips/bayes/_kernels*.so

@@ -7,7 +7,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -147,7 +147,8 @@ class RunConfig(Section):
     folder: str = "runs/blips"
 
 
-Source = str | Path | Mapping[str, Any] | RunConfig
+Source = str | Path | Mapping[str, Any] | BaseModel
+Schema = TypeVar("Schema", bound=BaseModel)
 
 
 def load_config(*sources: Source) -> RunConfig:
@@ -156,16 +157,21 @@ def load_config(*sources: Source) -> RunConfig:
     Args:
         sources: paths of YAML or JSON files, mappings, or strings such as "training.epochs=50".
     """
+    return load_as(RunConfig, *sources)
+
+
+def load_as(schema: type[Schema], *sources: Source) -> Schema:
+    """As `load_config`, for another schema."""
     merged: dict[str, Any] = {}
     for source in sources:
         merged = _merge(merged, _read(source))
     try:
-        return RunConfig.model_validate(merged)
+        return schema.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(_explain(error, schema)) from None
 
 
-def dump_config(config: RunConfig) -> str:
+def dump_config(config: BaseModel) -> str:
     """The resolved configuration as YAML, which `load_config` reads back."""
     import yaml
 
@@ -173,7 +179,7 @@ def dump_config(config: RunConfig) -> str:
 
 
 def _read(source: Source) -> dict[str, Any]:
-    if isinstance(source, RunConfig):
+    if isinstance(source, BaseModel):
         return source.model_dump(mode="json", exclude_unset=True)
     if isinstance(source, Mapping):
         return dict(source)
@@ -221,24 +227,25 @@ def _merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
     """One line for each problem, with the nearest valid key for unknown ones."""
     lines = []
     for problem in error.errors():
         location = [str(part) for part in problem["loc"]]
         where = ".".join(location)
         if problem["type"] == "extra_forbidden":
-            known = list(_section_of(location[:-1]).model_fields)
+            known = list(_section_of(schema, location[:-1]).model_fields)
             nearest = difflib.get_close_matches(location[-1], known, n=1)
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
             lines.append(f"unknown key {where!r}; {hint}")
+        elif not location:  # a rule about several keys
+            lines.append(problem["msg"].removeprefix("Value error, "))
         else:
             lines.append(f"{where}: {problem['msg']}, got {problem['input']!r}")
     return "invalid configuration:\n  " + "\n  ".join(lines)
 
 
-def _section_of(location: Sequence[str]) -> type[BaseModel]:
-    section: type[BaseModel] = RunConfig
+def _section_of(section: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
     for part in location:
         annotation = section.model_fields[part].annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -6,8 +6,9 @@ for every edge and atom. Noise of a size that bends the energy is beyond first o
 `method="mc"` where it matters.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Unpack
 
 import torch
@@ -18,6 +19,7 @@ from blips.backbones.derivatives import Derivatives, differentiate
 from blips.bayes import noise as noise_context
 from blips.bayes.moments import Record, RecordedMeans, row_variances, shared_variances
 from blips.data.graph import AtomGraph
+from blips.errors import InputError
 from blips.predict import Outputs
 
 
@@ -48,18 +50,54 @@ class OnePass:
     records: list[Record]
     gradients: list[Tensor]
 
+    @cached_property
+    def row_variances(self) -> list[Tensor]:
+        """Of every record, [rows] eV^2, for rows with noise of their own."""
+        return [row_variances(*pair) for pair in zip(self.records, self.gradients, strict=True)]
+
     def attribution(self) -> Attribution:
         """Variance for rows with noise of their own (as Monte-Carlo samples have)."""
-        graph = self.graph
-        row_var: dict[str, Tensor] = {}
-        for record, gradient in zip(self.records, self.gradients, strict=True):
+        row_var = self._by_role(range(len(self.records)))
+        atom_var = self._of_atoms(row_var)
+        return Attribution(self.graph.sum_over_structures(atom_var), row_var, atom_var)
+
+    def shares(self, groups: int) -> Tensor:
+        """Share of every atom in the variance, for groups of maps, [N, G] eV^2.
+
+        The maps are cut into (at most) `groups` groups in the order in which they were applied.
+        """
+        order = {name: k for k, name in enumerate(dict.fromkeys(r.map_name for r in self.records))}
+        groups = min(groups, len(order))
+        members: list[list[int]] = [[] for _ in range(groups)]
+        for k, record in enumerate(self.records):
+            members[order[record.map_name] * groups // len(order)].append(k)
+        return torch.stack([self._of_atoms(self._by_role(part)) for part in members], dim=1)
+
+    def atom_coef(self) -> Tensor:
+        """Mean coefficient of the rows of each atom, over all maps, [N]."""
+        total: dict[str, Tensor] = {}
+        count: dict[str, Tensor] = {}
+        for record in self.records:
             role = self.roles[record.map_name]
-            added = row_variances(record, gradient).double()
-            row_var[role] = row_var[role] + added if role in row_var else added
-        atom_var = torch.zeros(graph.num_nodes, dtype=torch.float64, device=graph.numbers.device)
-        for role, variances in row_var.items():
-            atom_var = atom_var.index_add(0, self.row_atoms[role], variances)
-        return Attribution(graph.sum_over_structures(atom_var), row_var, atom_var)
+            total[role] = total.get(role, 0.0) + record.coef
+            count[role] = count.get(role, 0.0) + torch.ones_like(record.coef)
+        return self._of_atoms(total) / self._of_atoms(count).clamp_min(1.0)
+
+    def _by_role(self, records: Iterable[int]) -> dict[str, Tensor]:
+        """Sum of the variances of these records, [rows] by row type."""
+        found: dict[str, Tensor] = {}
+        for k in records:
+            role, added = self.roles[self.records[k].map_name], self.row_variances[k].double()
+            found[role] = found[role] + added if role in found else added
+        return found
+
+    def _of_atoms(self, of_rows: Mapping[str, Tensor]) -> Tensor:
+        """[rows] by row type -> [N], float64."""
+        device = self.graph.numbers.device
+        total = torch.zeros(self.graph.num_nodes, dtype=torch.float64, device=device)
+        for role, values in of_rows.items():
+            total = total.index_add(0, self.row_atoms[role], values.double())
+        return total
 
     def shared_energy_var(self) -> Tensor:
         """Variance for noise that all rows share (as frozen draws have), [S] eV^2."""
@@ -91,8 +129,7 @@ def one_pass(
         row_atoms: the atom of each row, by row type.
         derivatives: forces, stress.
     """
-    with torch.no_grad():
-        recorder = RecordedMeans({k: v.detach() for k, v in coefficients_of(graph).items()})
+    recorder = _recorder(coefficients_of, graph)
 
     def energies(strained: AtomGraph) -> Tensor:
         with noise_context.use(recorder):
@@ -102,3 +139,37 @@ def one_pass(
         energies, graph, inner=lambda: [record.z for record in recorder.records], **derivatives
     )
     return OnePass(outputs, graph, roles, row_atoms, recorder.records, gradients)
+
+
+def direct_one_pass(
+    outputs_of: Callable[[AtomGraph], Outputs],
+    coefficients_of: Callable[[AtomGraph], Mapping[str, Tensor]],
+    graph: AtomGraph,
+    roles: Mapping[str, str],
+    row_atoms: Mapping[str, Tensor],
+) -> OnePass:
+    """Evaluate a model once that predicts forces beside the energy; arguments as for `one_pass`."""
+    recorder = _recorder(coefficients_of, graph)
+    with torch.enable_grad():
+        leaf = replace(graph, positions=graph.positions.detach().requires_grad_())
+        with noise_context.use(recorder):
+            outputs = outputs_of(leaf)
+        if keys.ENERGY not in outputs:
+            raise InputError(
+                "one pass needs a model of energies: their gradients are what the variance is "
+                f'made of, but this one predicts {", ".join(outputs)}; use method="mc"'
+            )
+        gradients = torch.autograd.grad(
+            outputs[keys.ENERGY].sum(),
+            [record.z for record in recorder.records],
+            materialize_grads=True,  # a head of the forces alone
+        )
+    detached = {name: value.detach() for name, value in outputs.items()}
+    return OnePass(detached, graph, roles, row_atoms, recorder.records, list(gradients))
+
+
+def _recorder(
+    coefficients_of: Callable[[AtomGraph], Mapping[str, Tensor]], graph: AtomGraph
+) -> RecordedMeans:
+    with torch.no_grad():
+        return RecordedMeans({k: v.detach() for k, v in coefficients_of(graph).items()})

@@ -3,7 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, Unpack
 
 import numpy as np
@@ -27,11 +27,14 @@ from blips.bayes.noise import (
     WeightNoise,
 )
 from blips.data.graph import AtomGraph, Graph
+from blips.distil import displaced_copies, fit_spread, lesson
 from blips.errors import InputError
 from blips.memory import keep_freed_memory
-from blips.onepass import OnePass, one_pass
+from blips.methods import Request, Samples, asked_for, join, predict_graph
+from blips.onepass import OnePass, direct_one_pass, one_pass
 from blips.predict import Outputs, Prediction, point_prediction
-from blips.sampling import MemoryGauge, monte_carlo
+from blips.sampling import MemoryGauge
+from blips.spread import ForceSpread
 
 Coefficients = Mapping[str, Tensor]
 MakeNoise = Callable[[Coefficients], Noise]
@@ -47,10 +50,6 @@ class Calibrator(Protocol):
     def to_dict(self) -> dict[str, Any]:
         """JSON-able description."""
         ...
-
-
-METHODS = ("mc", "frozen", "onepass", "map")
-GIGABYTE = 1e9
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,7 @@ class BayesianPotential(nn.Module):
         estimator: how rows are sampled: "auto", "local" or "flipout".
         settings: what `bayesianize` was called with, for checkpoints.
         calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
+        force_spread: what `distil_forces` found, for deviations of forces in one pass.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class BayesianPotential(nn.Module):
         self.rho = prior_coefficient(settings["prior_dropout"])
         self.estimator: str = settings["estimator"]
         self.calibration: dict[str, Calibrator] = {}
+        self.force_spread: ForceSpread | None = None
         weights = sum(self._num_weights(name) for name in conversion.roles)
         weight_bytes = weights * next(encoder.parameters()).element_size()
         self._gauge = MemoryGauge(weight_bytes)
@@ -152,7 +153,7 @@ class BayesianPotential(nn.Module):
         self,
         atoms: Atoms | Sequence[Atoms] | Graph,
         *,
-        samples: int = 32,
+        samples: Samples = 32,
         method: str = "mc",
         seed: int = 0,
         forces: bool = True,
@@ -161,15 +162,21 @@ class BayesianPotential(nn.Module):
         batch_size: int = 32,
         memory_gb: float = 2.0,
         calibrated: bool = True,
+        tolerance: float = 0.1,
+        max_samples: int = 512,
     ) -> Prediction:
         """Means and standard deviations in eV, eV/A and eV/A^3.
 
         Args:
             atoms: one structure, many, or a graph.
-            samples: K, the number of posterior samples.
-            method: "mc" (fresh weights for each row), "frozen" (a committee of frozen draws),
-                "onepass" (posterior means, and the energy's deviation at first order without
-                sampling) or "map" (posterior means, no error bars, the base model's cost).
+            samples: K, the number of posterior samples, or "auto": as many as `tolerance` needs.
+            method: "auto" (the cheapest of the following that gives what is asked for, see
+                `blips.methods.choose`; the prediction says which), "mc" (fresh weights for each
+                row), "frozen" (a committee of frozen draws),
+                "onepass" (posterior means, and deviations without sampling: the energy's at first
+                order, the forces' where `distil_forces` was called), "propagate"
+                (variances passed forward, direct models only, a rough estimate) or "map"
+                (posterior means, no error bars, the base model's cost).
             seed: the same seed gives the same prediction.
             forces: also predict forces.
             stress: also predict the stress.
@@ -177,36 +184,26 @@ class BayesianPotential(nn.Module):
             batch_size: structures at once.
             memory_gb: bound for one pass; samples run in chunks that fit it.
             calibrated: apply the potential's calibration, where it has one.
+            tolerance: of samples="auto": relative standard error of a typical sigma.
+            max_samples: of samples="auto": stop here in any case.
         """
-        if method not in METHODS:
-            raise InputError(f"unknown method {method!r}; use one of {', '.join(METHODS)}")
-        derivatives = Derivatives(forces=forces, stress=stress)
-        parts: list[Prediction] = []
-        for graph in graph_batches(self.backbone, atoms, batch_size):
-            if method == "map":
-                parts.append(point_prediction(self._outputs(graph, None, 0, derivatives), graph))
-                continue
-            if method == "onepass":
-                parts.append(self._one_pass_prediction(graph, derivatives))
-                continue
-
-            def sampler(graph: Graph, numbers: range) -> Outputs:
-                return self._outputs(graph, numbers, seed, derivatives, frozen=method == "frozen")
-
-            chunk = self._gauge.chunk(
-                graph,
-                samples,
-                memory_gb * GIGABYTE,
-                lambda graph=graph: self.sample(
-                    graph, noise_context.generators(seed, 1, 0, graph.positions.device)
-                ),
-            )
-            parts.append(
-                monte_carlo(
-                    sampler, graph, samples, method=method, chunk=chunk, covariance=covariance
-                )
-            )
-        prediction = Prediction.join(parts)
+        request = Request(
+            method=method,
+            samples=samples,
+            tolerance=tolerance,
+            max_samples=max_samples,
+            seed=seed,
+            forces=forces,
+            stress=stress,
+            covariance=covariance,
+            memory_gb=memory_gb,
+        )
+        prediction = join(
+            [
+                predict_graph(self, graph, request)
+                for graph in graph_batches(self.backbone, atoms, batch_size)
+            ]
+        )
         return prediction.recalibrated(self.calibration) if calibrated else prediction
 
     def one_pass(
@@ -214,19 +211,46 @@ class BayesianPotential(nn.Module):
     ) -> OnePass:
         """First-order variance of the energies, and where it comes from (`blips.onepass`)."""
         graph = next(graph_batches(self.backbone, atoms, sys.maxsize))
-        if not (self.backbone.conservative and isinstance(graph, AtomGraph)):
+        if not isinstance(graph, AtomGraph):
             raise InputError(
-                f"{type(self.backbone).__name__} is no conservative potential, so it has no "
-                'backward pass to take variances from; use method="mc"'
+                f"{type(self.backbone).__name__} is no potential, so it has no energy to take "
+                'gradients of; use method="mc"'
             )
-        return one_pass(
-            self.backbone,
-            self.coefficients,
-            graph,
-            self.conversion.roles,
-            self.backbone.row_atoms(graph),
-            **derivatives,
-        )
+        described = (self.conversion.roles, self.backbone.row_atoms(graph))
+        if self.backbone.conservative:
+            return one_pass(self.backbone, self.coefficients, graph, *described, **derivatives)
+
+        def outputs_of(graph: AtomGraph) -> Outputs:
+            return asked_for(self.backbone(graph), graph, derivatives)
+
+        return direct_one_pass(outputs_of, self.coefficients, graph, *described)
+
+    def distil_forces(
+        self,
+        structures: Sequence[Atoms],
+        *,
+        samples: int = 64,
+        displacement: float = 0.1,
+        seed: int = 0,
+    ) -> ForceSpread:
+        """Learn from own samples what one pass needs for deviations of forces; keep it.
+
+        Args:
+            structures: such as the potential will be used for, without labels; 10 are enough.
+            samples: posterior samples of each.
+            displacement: each structure is also seen with coordinates displaced by so much, A.
+            seed: of samples and displacements.
+
+        Returns:
+            What is kept as `force_spread`; its `quality` is cross-validated.
+        """
+        lessons = [
+            lesson(self, graph, samples, seed, number)
+            for number, atoms in displaced_copies(structures, displacement, seed)
+            for graph in graph_batches(self.backbone, atoms, 1)
+        ]
+        self.force_spread = fit_spread(lessons)
+        return self.force_spread
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
         """Alpha and beta of every Bayesian map on this input, [rows] by map name."""
@@ -259,16 +283,11 @@ class BayesianPotential(nn.Module):
         revert(base)
         return base
 
-    def _one_pass_prediction(self, graph: Graph, derivatives: Derivatives) -> Prediction:
-        found = self.one_pass(graph, **derivatives)
-        std = found.attribution().energy_var.sqrt().cpu().numpy()
-        return replace(point_prediction(found.outputs, graph, method="onepass"), energy_std=std)
-
     def _num_weights(self, name: str) -> int:
         layer = self.backbone.get_submodule(name)
         return sum(p.numel() for key, p in layer.named_parameters(recurse=False) if key != "bias")
 
-    def _outputs(
+    def outputs_of(
         self,
         graph: Graph,
         numbers: range | None,
@@ -289,6 +308,16 @@ class BayesianPotential(nn.Module):
             weights = self._noise_store.get(seed, numbers)
             return self.sample(graph, generators, weights=weights, **derivatives).outputs
 
+    def samples_at_once(self, graph: Graph, samples: int, limit: float, seed: int) -> int:
+        """How many of `samples` samples run at once within `limit` bytes."""
+        device = graph.positions.device
+        return self._gauge.chunk(
+            graph,
+            samples,
+            limit,
+            lambda: self.sample(graph, noise_context.generators(seed, 1, 0, device)),
+        )
+
     def _evaluate(
         self, graph: Graph, make_noise: MakeNoise | None, derivatives: Derivatives
     ) -> Sample:
@@ -306,26 +335,13 @@ class BayesianPotential(nn.Module):
                 return self.backbone(graph)
 
         if not self.backbone.conservative:
-            return Sample(_asked_for(outputs_of(graph), graph, derivatives), coefficients)
+            return Sample(asked_for(outputs_of(graph), graph, derivatives), coefficients)
         if not isinstance(graph, AtomGraph):
             raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
         outputs = energy_and_derivatives(
             lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
         )
         return Sample(outputs, coefficients)
-
-
-def _asked_for(outputs: Outputs, graph: Graph, derivatives: Derivatives) -> Outputs:
-    """What was asked of a model that predicts forces and stress directly (or positions)."""
-    wanted = {
-        keys.FORCES: derivatives.get("forces", True),
-        keys.STRESS: derivatives.get("stress", False),
-    }
-    if wanted[keys.STRESS] and keys.STRESS not in outputs:
-        if isinstance(graph, AtomGraph):
-            graph.volumes()  # says which structure has none
-        raise InputError("this model predicts no stress; ask for energy and forces only")
-    return {name: value for name, value in outputs.items() if wanted.get(name, True)}
 
 
 class FrozenMember(nn.Module):

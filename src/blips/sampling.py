@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from blips import keys
+from blips.bayes.noise import SHARING
 from blips.data.graph import Graph
 from blips.errors import InputError
 from blips.predict import Array, Outputs, Prediction, atom_counts
@@ -96,31 +97,60 @@ def monte_carlo(
             f"samples={samples}: a deviation needs at least 2 samples; "
             'use method="map" for a prediction without error bars'
         )
-    chunks = [range(k, min(k + chunk, samples)) for k in range(0, samples, chunk)]
-    moments: dict[str, RunningMoments] = {}
-    for numbers, outputs in zip(
-        chunks, side_by_side(lambda numbers: sampler(graph, numbers), chunks), strict=True
-    ):
+    moments = Moments(covariance)
+    for outputs in sampled_outputs(sampler, graph, range(samples), chunk):
+        moments.add(outputs)
+    return moments.prediction(graph, method=method, chunk=chunk)
+
+
+class Moments:
+    """Running moments of every output.
+
+    Args:
+        covariance: also the 3x3 covariance of the forces.
+    """
+
+    def __init__(self, covariance: bool = False) -> None:
+        self.covariance = covariance
+        self._of: dict[str, RunningMoments] = {}
+
+    def add(self, outputs: Outputs) -> None:
+        """[K, ...] of each output."""
         for name, value in outputs.items():
-            wants_covariance = covariance and name == keys.FORCES
-            moments.setdefault(name, RunningMoments(wants_covariance)).add(
-                value.detach().reshape(len(numbers), -1, *value.shape[1:])
-            )
-    arrays: dict[str, Array] = {}
-    for name, moment in moments.items():
-        arrays[name] = moment.mean
-        if moment.covariance:
-            arrays[f"{name}_cov"] = moment.var
-            arrays[f"{name}_std"] = np.sqrt(np.diagonal(moment.var, axis1=-2, axis2=-1))
-        else:
-            arrays[f"{name}_std"] = np.sqrt(moment.var)
-    return Prediction(
-        n_atoms=atom_counts(graph),
-        method=method,
-        samples=samples,
-        details={"chunk": chunk},
-        **arrays,
-    )
+            wants_covariance = self.covariance and name == keys.FORCES
+            self._of.setdefault(name, RunningMoments(wants_covariance)).add(value)
+
+    def prediction(self, graph: Graph, *, method: str, chunk: int) -> Prediction:
+        """Means and deviations."""
+        arrays: dict[str, Array] = {}
+        for name, moment in self._of.items():
+            arrays[name] = moment.mean
+            if moment.covariance:
+                arrays[f"{name}_cov"] = moment.var
+                arrays[f"{name}_std"] = np.sqrt(np.diagonal(moment.var, axis1=-2, axis2=-1))
+            else:
+                arrays[f"{name}_std"] = np.sqrt(moment.var)
+        return Prediction(
+            n_atoms=atom_counts(graph),
+            method=method,
+            samples=max(moment.count for moment in self._of.values()),
+            details={"chunk": chunk},
+            **arrays,
+        )
+
+
+def sampled_outputs(
+    sampler: Sampler, graph: Graph, numbers: range, chunk: int
+) -> Iterator[Outputs]:
+    """Outputs [K, ...] of the samples with these numbers, in chunks, in order."""
+    starts = range(numbers.start, numbers.stop, chunk)
+    chunks = [range(k, min(k + chunk, numbers.stop)) for k in starts]
+    results = side_by_side(lambda part: sampler(graph, part), chunks)
+    for part, outputs in zip(chunks, results, strict=True):
+        yield {
+            name: value.detach().reshape(len(part), -1, *value.shape[1:])
+            for name, value in outputs.items()
+        }
 
 
 def side_by_side(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
@@ -171,7 +201,8 @@ class MemoryGauge:
         threads = torch.get_num_threads()
         fits = int(limit / threads / (self.weight_bytes + self._bytes_per_row * rows))
         busy = max(1, min(threads, samples * rows // ROWS_FOR_A_THREAD))  # threads side by side
-        return max(1, min(-(-samples // busy), fits, ROWS_AT_ONCE // rows))
+        most = max(1, min(-(-samples // busy), fits, ROWS_AT_ONCE // rows))
+        return most - most % SHARING or most  # whole groups of samples, where they fit
 
 
 def saved_bytes(run: Callable[[], Any]) -> int:

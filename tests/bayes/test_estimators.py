@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from blips.bayes import estimators, pieces
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
-from blips.bayes.random import BitSource, normals, quick_normals, sign_bits, sign_mask
+from blips.bayes.kernels import sign_mask
+from blips.bayes.random import BitSource, normals, quick_normals, sign_bits
 from blips.errors import InputError
 
 IN, OUT = 5, 3

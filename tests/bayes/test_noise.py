@@ -3,9 +3,18 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from blips.bayes import noise
-from blips.bayes.noise import FrozenDraw, FrozenNoise, NoiseStore, SampledNoise, WeightNoise
+from blips.bayes.estimators import flipout_linear
+from blips.bayes.noise import (
+    SHARING,
+    FrozenDraw,
+    FrozenNoise,
+    NoiseStore,
+    SampledNoise,
+    WeightNoise,
+)
 from blips.errors import InputError
 
 
@@ -128,3 +137,31 @@ def test_the_store_keeps_the_newest_within_its_bound_and_does_not_travel():
     assert store.draw(0, 0) is not drawn
     copy = pickle.loads(pickle.dumps(store))
     assert copy._kept == copy._draws == {}
+
+
+def test_samples_of_a_group_share_weight_noise_however_they_are_chunked():
+    weight = torch.randn(3, 4)
+    whole = WeightNoise(7, range(2 * SHARING)).deviation("map", weight)
+    assert whole.shape == (2, 3, 4)
+    part = WeightNoise(7, range(SHARING - 1, SHARING + 2)).deviation("map", weight)
+    assert torch.equal(part, whole[[0, 1, 1]])
+
+
+@pytest.mark.statistical
+def test_samples_that_share_weight_noise_are_uncorrelated_and_have_the_posterior_s_variance():
+    draws, rows = 20_000, 2
+    h, weight = torch.randn(rows, 5), torch.randn(3, 5)
+    coef = torch.tensor([0.5, 2.0]).repeat(2)
+    deviation = weight * torch.randn(draws, 3, 5)
+    generators = [torch.Generator().manual_seed(k) for k in range(2)]
+    noise = torch.stack(
+        [
+            flipout_linear(h.repeat(2, 1), weight, None, coef, generators, one[None])
+            for one in deviation
+        ]
+    ).view(draws, 2, rows, 3) - F.linear(h, weight)
+    expected = coef[:rows, None] * F.linear(h.square(), weight.square())  # [rows, 3]
+    torch.testing.assert_close(noise.var(0), expected.expand(2, rows, 3), rtol=0.06, atol=0)
+    scaled = (noise / expected.sqrt()).flatten(2)  # [draws, 2, rows * 3]
+    between = scaled[:, 0].T @ scaled[:, 1] / draws
+    assert between.abs().max() < 5 / draws**0.5

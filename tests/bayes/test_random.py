@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blips.bayes import random
-from blips.bayes.random import BitSource, normals, quick_normals, sign_bits, sign_mask
+from blips.bayes.kernels import sign_mask
+from blips.bayes.random import BitSource, normals, quick_normals, sign_bits
 
 LONG = 3 * random.STREAM + 5  # several streams, the last one incomplete
 

@@ -27,7 +27,8 @@ from blips.bayes.linear import kind_of
 from blips.bayes.noise import generators as sample_generators
 from blips.data.graph import Graph
 from blips.errors import ConversionError, InputError
-from blips.potential import GIGABYTE, Sample
+from blips.methods import GIGABYTE
+from blips.potential import Sample
 from blips.predict import Outputs, Prediction
 from blips.sampling import MemoryGauge, monte_carlo
 from blips.train.objective import plain_outputs

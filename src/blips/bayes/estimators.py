@@ -82,21 +82,23 @@ def flipout_linear(
         bias: b, ``[out]`` or None.
         coef: relative variances, ``[K*R]``.
         generators: K generators on the device of ``h``.
-        deviation: ``W * eps``, ``[K, out, in]``, where it is kept between calls; None draws it.
+        deviation: ``W * eps``, ``[G, out, in]``, where it is given: each serves K / G replicas in
+            turn, which then differ in their signs. None draws one per replica.
         bits: where the signs come from, if maps share it; None draws them from the generators.
 
     Returns:
         z, ``[K*R, *irrep, out]``.
     """
-    plan = Plan(h, weight, len(generators))
     if deviation is None:
+        plan = Plan(h, weight, len(generators))
         eps = normals(weight.shape, generators, weight.dtype)  # [K, out, in]
         deviations = plan.replicas(lambda k: weight * eps[k])
     else:
+        plan = Plan(h, weight, len(deviation))
         deviations = plan.replicas(lambda k: deviation[k])
     bits = bits or BitSource(generators)
-    bits_in = sign_bits(bits, plan.rows_per_replica, weight.shape[1])
-    bits_out = sign_bits(bits, plan.rows_per_replica, weight.shape[0])
+    bits_in = sign_bits(bits, h.shape[0] // len(generators), weight.shape[1])
+    bits_out = sign_bits(bits, h.shape[0] // len(generators), weight.shape[0])
     outputs: list[Tensor] = []
     for x, c, s, r, dev in zip(
         plan.rows(h),

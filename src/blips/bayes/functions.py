@@ -17,17 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from blips.bayes.algebra import (
-    as_rows,
+from blips.bayes.algebra import as_rows, outer, times, times_transposed
+from blips.bayes.kernels import (
+    add_flipped_,
+    add_local_,
     flip,
     flip_,
-    outer,
+    multiply_and_dot,
     per_row,
     row_dot,
-    sign_factors,
-    signs_of,
-    times,
-    times_transposed,
 )
 
 VAR_FLOOR = 1e-12
@@ -47,10 +45,9 @@ class _Local(Function):
     def forward(
         ctx: Any, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor, eps: Tensor
     ) -> Tensor:
-        var = F.linear(h * h, weight * weight).add_(VAR_FLOOR)
-        slope = eps.mul_(per_row(coef.sqrt(), h)).mul_(var.rsqrt())
-        ctx.save_for_backward(h, weight, bias, coef, slope)
-        return F.linear(h, weight, bias).addcmul_(slope, var)
+        var = F.linear(h * h, weight * weight)
+        ctx.save_for_backward(h, weight, bias, coef, eps)
+        return add_local_(F.linear(h, weight, bias), eps, var, VAR_FLOOR, coef.sqrt())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Grads:
@@ -63,9 +60,9 @@ class _Local(Function):
         grad_weight = None
         if needs[1]:
             grad_weight = torch.mm(grad_var.t(), h * h).mul_(weight).addmm_(grad_z.t(), h)
-        grad_h = torch.mm(grad_var, weight * weight).mul_(h)
+        grad_h = torch.mm(grad_var, weight * weight)
         del grad_var
-        grad_coef = row_dot(grad_h, h).div_(coef + coef) if needs[3] else None
+        grad_coef = multiply_and_dot(grad_h, h).div_(coef + coef)
         grad_bias = grad_z.sum(0) if needs[2] else None
         return grad_h.addmm_(grad_z, weight), grad_weight, grad_bias, grad_coef, None
 
@@ -95,9 +92,8 @@ class _Flipout(Function):
         bits_out: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(h, weight, bias, coef, deviation, bits_in, bits_out)
-        noise = times_transposed(flip(h, signs_of(bits_in, h)), deviation)
-        flip_(noise, signs_of(bits_out, noise))
-        return F.linear(h, weight, bias).addcmul_(noise, per_row(coef.sqrt(), h))
+        noise = times_transposed(flip(h, bits_in), deviation)
+        return add_flipped_(F.linear(h, weight, bias), noise, bits_out, coef.sqrt())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Grads:
@@ -111,12 +107,11 @@ class _Flipout(Function):
                 grad_z, h, weight, coef, deviation, bits_in, bits_out
             )
             return grad_h, None, None, grad_coef, None, None, None
-        noise = flip(grad_z, signs_of(bits_out, grad_z)).mul_(per_row(coef.sqrt(), h))
-        signs = signs_of(bits_in, h)
-        grad_h = flip_(times(noise, deviation), signs)
-        flipped = flip(h, signs)
-        grad_deviation = outer(noise, flipped, deviation) if needs[4] else None
-        grad_coef = row_dot(grad_h, h, flipped).div_(coef + coef) if needs[3] else None
+        noise = flip(grad_z, bits_out, coef.sqrt())
+        grad_deviation = outer(noise, flip(h, bits_in), deviation) if needs[4] else None
+        grad_h = flip_(times(noise, deviation), bits_in)
+        del noise
+        grad_coef = row_dot(grad_h, h).div_(coef + coef) if needs[3] else None
         as_rows(grad_h).addmm_(as_rows(grad_z), weight)
         grad_weight = torch.mm(as_rows(grad_z).t(), as_rows(h)) if needs[1] else None
         grad_bias = as_rows(grad_z).sum(0) if needs[2] else None
@@ -133,8 +128,8 @@ def _flipout_again(
     bits_out: Tensor,
 ) -> Tensor:
     """The value of `_Flipout`, differentiable at any order."""
-    noise = times_transposed(h * sign_factors(bits_in, h), deviation)
-    noise = noise * sign_factors(bits_out, noise)
+    noise = times_transposed(h * _signs(bits_in, h), deviation)
+    noise = noise * _signs(bits_out, noise)
     return F.linear(h, weight, bias) + per_row(coef.sqrt(), h) * noise
 
 
@@ -155,8 +150,8 @@ class _FlipoutGrads(Function):
         bits_in: Tensor,
         bits_out: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        noise = flip(grad_z, signs_of(bits_out, grad_z)).mul_(per_row(coef.sqrt(), h))
-        q = flip_(times(noise, deviation), signs_of(bits_in, h))
+        noise = flip(grad_z, bits_out, coef.sqrt())
+        q = flip_(times(noise, deviation), bits_in)
         grad_coef = row_dot(q, h).div_(coef + coef)
         ctx.save_for_backward(grad_z, h, weight, coef, deviation, bits_in, bits_out, q)
         grad_h = torch.addmm(as_rows(q), as_rows(grad_z), weight).view_as(h)
@@ -171,17 +166,16 @@ class _FlipoutGrads(Function):
             return _by_autograd(_flipout_grads_again, inputs, needs, grads)
         by_h, by_coef = grads
         per_coef = by_coef / (coef + coef)  # [k*r]
-        signs_out = signs_of(bits_out, grad_z)
-        root = per_row(coef.sqrt(), h)
-        by_q = flip_(torch.addcmul(by_h, h, per_row(per_coef, h)), signs_of(bits_in, h))
-        by_z = flip_(times_transposed(by_q, deviation), signs_out).mul_(root)
+        root = coef.sqrt()
+        by_q = flip_(torch.addcmul(by_h, h, per_row(per_coef, h)), bits_in)
+        by_z = flip(times_transposed(by_q, deviation), bits_out, root)
         for_h = q * per_row(per_coef, h) if needs[1] else None
         for_coef = for_deviation = None
         if needs[3]:
             for_coef = row_dot(grad_z, by_z) - 2 * per_coef * row_dot(h, q)
             for_coef.div_(coef + coef)
         if needs[4]:
-            noise = flip(grad_z, signs_out).mul_(root)
+            noise = flip(grad_z, bits_out, root)
             for_deviation = outer(noise, by_q, deviation)
         as_rows(by_z).addmm_(as_rows(by_h), weight.t())
         for_weight = torch.mm(as_rows(grad_z).t(), as_rows(by_h)) if needs[2] else None
@@ -198,9 +192,14 @@ def _flipout_grads_again(
     bits_out: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The value of `_FlipoutGrads`, differentiable at any order."""
-    noise = per_row(coef.sqrt(), h) * grad_z * sign_factors(bits_out, grad_z)
-    q = times(noise, deviation) * sign_factors(bits_in, h)
-    return grad_z @ weight + q, row_dot(q, h) / (coef + coef)
+    noise = per_row(coef.sqrt(), h) * grad_z * _signs(bits_out, grad_z)
+    q = times(noise, deviation) * _signs(bits_in, h)
+    return grad_z @ weight + q, (q * h).flatten(1).sum(1) / (coef + coef)
+
+
+def _signs(bits: Tensor, x: Tensor) -> Tensor:
+    """1 or -1 for every element of x."""
+    return flip(torch.ones_like(x), bits)
 
 
 # ---------------------------------------------------------------------------------- autograd

@@ -17,7 +17,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
-from blips.bayes.moments import RecordedMeans
+from blips.bayes.moments import Analytic
 from blips.bayes.noise import FrozenNoise, Noise, SampledNoise, active
 from blips.errors import ConversionError, InputError
 
@@ -103,7 +103,7 @@ def sampled_linear(
     """
     if isinstance(noise, FrozenNoise):
         return frozen_linear(h, weight, bias, coef, noise.normal_like(name, weight))
-    if isinstance(noise, RecordedMeans):
+    if isinstance(noise, Analytic):
         map_name = cast(StochasticMap, layer).map_name
         return noise.linear(map_name, name, h, weight, bias, coef)
     if not isinstance(noise, SampledNoise):

@@ -35,7 +35,24 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RecordedMeans(Noise):
+class Analytic(Noise):
+    """No noise: maps run at their posterior means, and something is noted of each."""
+
+    def linear(
+        self,
+        map_name: str,
+        block_name: str,
+        h: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        coef: Tensor,
+    ) -> Tensor:
+        """The map at its means, h W^T + b."""
+        raise TypeError("use RecordedMeans or Propagation")
+
+
+@dataclass(frozen=True)
+class RecordedMeans(Analytic):
     """No noise: maps run at their posterior means and leave a record of every application."""
 
     records: list[Record] = field(default_factory=list[Record])

@@ -108,12 +108,17 @@ class SampledNoise(Noise):
         return BitSource(self.generators)
 
 
-class WeightNoise:
-    """Deviations theta * eps of some samples, each a function of (seed, sample number, name).
+SHARING = 8
+"""Consecutive samples of a prediction that share flipout's weight noise."""
 
-    Predictions make them once and keep them while the weights stay the same: drawing normal
-    numbers for every weight costs more than a pass over a small molecule. No gradients reach the
-    weights.
+
+class WeightNoise:
+    """Deviations theta * eps of some samples, functions of (seed, number // SHARING, name).
+
+    Samples that share one differ in their signs, which makes them uncorrelated, as rows are. So a
+    small molecule's prediction reads fewer weights than it has samples. Predictions make the noise
+    once and keep it while the weights stay the same: drawing it costs more than a pass. No
+    gradients reach the weights.
 
     Args:
         seed: of the prediction.
@@ -128,7 +133,7 @@ class WeightNoise:
     def deviation(
         self, name: str, weight: Tensor, parameters: Iterable[Tensor] | None = None
     ) -> Tensor:
-        """Theta * eps, [K, *weight.shape].
+        """Theta * eps, [G, *weight.shape], for K / G consecutive samples each.
 
         Args:
             name: of the weight.
@@ -141,11 +146,15 @@ class WeightNoise:
         kept_stamp, kept = self._kept.get(name, (None, weight))
         if kept_stamp == stamp:
             return kept
+        groups = [number // SHARING for number in self.numbers]
+        drawn = dict.fromkeys(groups)
         streams = [
-            seeded_generator("weights", self.seed, number, name, device=weight.device)
-            for number in self.numbers
+            seeded_generator("weights", self.seed, group, name, device=weight.device)
+            for group in drawn
         ]
         deviation = weight.detach() * normals(weight.shape, streams, weight.dtype)
+        if len(groups) != SHARING * len(drawn):  # some group is incomplete
+            deviation = deviation[[group - groups[0] for group in groups]]
         if self.keep:
             self._kept[name] = (stamp, deviation)
         return deviation

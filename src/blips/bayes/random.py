@@ -12,12 +12,10 @@ from threading import Thread
 import torch
 from torch import Tensor
 
+from blips.bayes.kernels import SIGNS, look_up
+
 STREAM = 2**16
 """Normals worth a thread; a longer draw is cut into streams of this size with their own seeds."""
-
-SIGNS = 32
-"""Signs in one int32 word."""
-
 
 AHEAD = 2**10
 """Pairs of words that a ``BitSource`` draws at least."""
@@ -86,27 +84,8 @@ def quick_normals(source: BitSource, rows: int, channels: int, dtype: torch.dtyp
     mean. The values have mean 0, variance 1, kurtosis 2.9998, and end at 4.39.
     """
     count = rows * channels
-    index = source.take(-(-count // 2)).view(torch.uint16)[:, :count].to(torch.int32)
-    values = _quantiles(dtype, index.device).index_select(0, index.flatten())
-    return values.view(-1, channels)
-
-
-def sign_mask(bits: Tensor, channels: int) -> Tensor:
-    """Unpack bits to ``[rows, channels]`` of int32: the sign bit of a float, set or not.
-
-    Shifts by 0..31, here products with powers of two, bring every bit of a word to the place of the
-    sign bit.
-    """
-    powers, sign_bit = _powers_and_sign_bit(bits.device)
-    mask = (bits * powers).bitwise_and_(sign_bit).flatten(1)
-    return mask if mask.shape[1] == channels else mask[:, :channels]
-
-
-@cache
-def _powers_and_sign_bit(device: torch.device) -> tuple[Tensor, Tensor]:
-    """2^0 ... 2^31, and the sign of a single-precision float, as int32."""
-    powers = 1 << torch.arange(SIGNS, dtype=torch.int32, device=device)
-    return powers, powers[-1].clone()
+    index = source.take(-(-count // 2)).view(torch.uint16)[:, :count]
+    return look_up(index, _quantiles(dtype, index.device)).view(-1, channels)
 
 
 @cache

@@ -4,11 +4,21 @@ import sys
 
 import typer
 
-from blips.cli import configuration, prediction, simulation, studies, training
+from blips.cli import bench, campaign, configuration, prediction, simulation, studies, training
 from blips.cli.app import app
 from blips.errors import BlipsError
 
-__all__ = ["app", "configuration", "main", "prediction", "simulation", "studies", "training"]
+__all__ = [
+    "app",
+    "bench",
+    "campaign",
+    "configuration",
+    "main",
+    "prediction",
+    "simulation",
+    "studies",
+    "training",
+]
 
 
 def main() -> None:

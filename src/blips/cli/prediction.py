@@ -1,7 +1,7 @@
-"""Commands that use models: predict, evaluate, calibrate."""
+"""Commands that use models: predict, distil, evaluate, calibrate."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,6 +17,10 @@ from blips.cli.app import (
     print_json,
     read_known,
 )
+from blips.errors import ConfigError
+
+if TYPE_CHECKING:
+    from blips.predict import Prediction
 
 
 @app.command()
@@ -24,10 +28,15 @@ def predict(
     model: Model,
     structures: Structures,
     output: Annotated[Path, typer.Option("--output", "-o", help="extxyz file to write")],
-    samples: Samples = 32,
-    method: Annotated[str, typer.Option(help="mc, frozen or map")] = "mc",
+    samples: Annotated[
+        str, typer.Option(help="posterior samples; auto: as many as the tolerance needs")
+    ] = "32",
+    method: Annotated[str, typer.Option(help="auto, mc, frozen, onepass, propagate or map")] = "mc",
     seed: Seed = 0,
     stress: Annotated[bool, typer.Option("--stress", help="also the stress")] = False,
+    tolerance: Annotated[
+        float, typer.Option(help="of --samples auto: relative error of the deviations")
+    ] = 0.1,
     json: Json = False,
 ) -> None:
     """Predict energies and forces with their uncertainties, into an extxyz file.
@@ -38,12 +47,64 @@ def predict(
 
     potential = load_bayesian(model)
     atoms = read_known(structures, potential)
-    prediction = potential.predict(atoms, samples=samples, method=method, seed=seed, stress=stress)
+    prediction = potential.predict(
+        atoms,
+        samples=_number_or_auto(samples),
+        method=method,
+        seed=seed,
+        stress=stress,
+        tolerance=tolerance,
+    )
     write_predictions(output, atoms, prediction)
     if json:
         print_json({"output": str(output), **prediction.summary()})
         return
     typer.echo(f"{len(atoms)} structures written to {output}")
+    typer.echo(f"method {prediction.method}, {_how(prediction)}")
+
+
+def _number_or_auto(samples: str) -> Literal["auto"] | int:
+    if samples == "auto":
+        return "auto"
+    if not samples.isdigit():
+        raise ConfigError(f"--samples {samples}: expected a whole number or auto")
+    return int(samples)
+
+
+def _how(prediction: "Prediction") -> str:
+    """Number of samples, their error and the reason for the method, where there are such."""
+    words = [f"{prediction.samples} samples"]
+    if errors := prediction.details.get("sigma_relative_error"):
+        words.append(f"relative error of sigma {max(errors.values()):.2f}")
+    if reason := prediction.details.get("chosen_because"):
+        words.append(reason)
+    return "; ".join(words)
+
+
+@app.command()
+def distil(
+    model: Model,
+    structures: Structures,
+    output: Annotated[Path, typer.Option("--output", "-o", help="model to write")],
+    samples: Samples = 64,
+    seed: Seed = 0,
+) -> None:
+    """Learn error bars of forces in one pass, from the model's own samples on some structures.
+
+    Example: blips distil model.safetensors data.extxyz -o distilled.safetensors
+    """
+    from blips.train.checkpoint import save
+
+    potential = load_bayesian(model)
+    atoms = read_known(structures, potential)
+    quality = potential.distil_forces(atoms, samples=samples, seed=seed).quality
+    save(potential, output)
+    if quality:
+        typer.echo(
+            f"on structures left out: Spearman {quality['spearman']:.3f} with samples, "
+            f"median ratio of sigma {quality['median_ratio']:.2f}"
+        )
+    typer.echo(f"model in {output}; use it with blips predict --method auto")
 
 
 @app.command()

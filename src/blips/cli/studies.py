@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from blips.cli.app import Samples, Seed, app
+from blips.errors import ConfigError
 
 
 @app.command()
@@ -25,7 +26,12 @@ def demo(
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="nbody or ammonia")],
+    study: Annotated[
+        str, typer.Argument(help="nbody, ammonia, ammonia-choices, silica, matpes, active")
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="options of the study, such as model=chgnet")
+    ] = None,
     profile: Annotated[str, typer.Option(help="quick, default or paper")] = "default",
     workers: Annotated[
         int | None, typer.Option(help="runs side by side, one thread each; default: all cores")
@@ -42,7 +48,16 @@ def reproduce(
     """
     from blips.experiments.reproduce import reproduce
 
-    outcome = reproduce(study, profile, workers=workers, only=only or (), folder=folder, runs=runs)
+    options = dict(_pair(text) for text in settings or [])
+    outcome = reproduce(
+        study,
+        profile,
+        workers=workers,
+        only=only or (),
+        options=options,
+        folder=folder,
+        runs=runs,
+    )
     if outcome.failed:
         raise typer.Exit(1)
 
@@ -78,3 +93,10 @@ def report(
         shown=shown,
     )
     typer.echo(f"report in {path}, {path.stat().st_size / 1e6:.1f} MB")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not (key and separator and value):
+        raise ConfigError(f"cannot read {text!r}; options of a study are key=value")
+    return key, value

@@ -25,6 +25,7 @@ __all__ = ["PROFILES", "execute", "prepare", "specs", "table"]
 STUDY = "ammonia-choices"
 CENTRE = {"kl_weight": 0.1, "beyond_weight": 1.0, "beyond_displacement": 0.5, "encoder_lr": 5e-3}
 LOCAL = {**BLIP, "estimator": "local", "encoder": {"variant": "neighbourhood"}}
+SMALL_START = {"initial": 0.01}
 WITHOUT_VECTORS = {"exclude": ["blocks.*.update.mixing"]}
 
 
@@ -90,7 +91,20 @@ CHOICES: dict[str, Choice] = {
     "scalar_maps": Choice("estimator", "flipout, scalar maps", WITHOUT_VECTORS),
     "crps": Choice("loss", "CRPS, 2 samples", training={"loss": "crps", "samples": 2}),
     "nll": Choice("loss", "NLL, 4 samples", training={"loss": "nll", "samples": 4}),
-    "initial": Choice("start", "coefficients 0.01", {"initial": 0.01}),
+    "initial": Choice("start", "coefficients 0.01", SMALL_START),
+    **{
+        name: Choice(
+            "lambda, mu, start, prior",
+            f"{a:g}, {b:g}, {SMALL_START['initial']:g}, {prior:g}",
+            {**SMALL_START, "prior_dropout": prior},
+            {"kl_weight": a, "beyond_weight": b},
+        )
+        for name, a, b, prior in (
+            ("together", 0.03, 0.3, 0.5),
+            ("together_mu_1", 0.03, 1.0, 0.5),
+            ("together_prior_0.3", 0.03, 1.0, 0.3),
+        )
+    },
     "afterwards": Choice(
         "start",
         "plain model, then posterior",

@@ -1,6 +1,7 @@
 """`blips reproduce`: a study from its data to its tables."""
 
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -17,17 +18,24 @@ from blips.train.checkpoint import write_atomically
 STUDIES = {
     "nbody": "blips.experiments.nbody",
     "ammonia": "blips.experiments.ammonia",
+    "active": "blips.experiments.active",
     "ammonia-choices": "blips.experiments.ammonia_choices",
+    "silica": "blips.experiments.silica",
+    "matpes": "blips.experiments.matpes",
 }
+NAMED = ("model", "data")  # options that give results a folder of their own
 
 
 class Study(Protocol):
-    """What the module of a study defines, besides `execute(run) -> Findings`."""
+    """What the module of a study defines, besides `execute(run) -> Findings`.
+
+    It may also define `draw(specs, layout)`, for figures of all results together.
+    """
 
     PROFILES: Mapping[str, Any]
 
-    def specs(self, profile: str) -> list[RunSpec]:
-        """The runs, in order."""
+    def specs(self, profile: str, **options: str) -> list[RunSpec]:
+        """The runs, in order; options are the study's own."""
         ...
 
     def prepare(self, profile: str, console: Console) -> None:
@@ -45,6 +53,7 @@ def reproduce(
     *,
     workers: int | None = None,
     only: Sequence[str] = (),
+    options: Mapping[str, str] | None = None,
     folder: str | Path = "results",
     runs: str | Path = "runs",
     console: Console | None = None,
@@ -57,6 +66,8 @@ def reproduce(
             cores), "paper" (the paper's settings).
         workers: processes side by side; default: the number of cores.
         only: patterns of runs, see `runner.select`.
+        options: of the study's `specs`; results of another model or data than the study's own
+            are in the folder <profile>-<model>-<data>.
         folder: for results.
         runs: for what the runs need to resume.
         console: for the display.
@@ -67,12 +78,16 @@ def reproduce(
         raise InputError(
             f"{study} has no profile {profile!r}; use one of {', '.join(module.PROFILES)}"
         )
-    specs = module.specs(profile)
+    options = _checked(study, module, options or {})
+    specs = module.specs(profile, **options)
     chosen = select(specs, only)
-    layout = Layout.of(study, profile, folder, runs)
+    others = [Path(options[name]).name.split(".")[0] for name in NAMED if name in options]
+    layout = Layout.of(study, "-".join([profile, *others]), folder, runs)
     module.prepare(profile, console)
 
     def tables() -> str:
+        if (draw := getattr(module, "draw", None)) is not None:
+            draw(specs, layout)
         return write_tables(module.table(specs, layout), layout)
 
     outcome = run_all(
@@ -104,6 +119,14 @@ def _study(name: str) -> Study:
     if name not in STUDIES:
         raise InputError(f"there is no study {name!r}; use one of {', '.join(STUDIES)}")
     return cast(Study, importlib.import_module(STUDIES[name]))
+
+
+def _checked(study: str, module: Study, options: Mapping[str, str]) -> Mapping[str, str]:
+    known = [name for name in inspect.signature(module.specs).parameters if name != "profile"]
+    if unknown := options.keys() - set(known):
+        valid = f"it takes {', '.join(known)}" if known else "it takes none"
+        raise InputError(f"{study} has no option {', '.join(sorted(unknown))}; {valid}")
+    return options
 
 
 def _tell(outcome: Outcome, layout: Layout, console: Console) -> None:

@@ -5,10 +5,10 @@ average under member m follows from the trajectory of the mean potential by rewe
 
     <A>_m = sum_t w_t A_t / sum_t w_t,      w_t = exp(-(E_m(t) - E_0(t)) / kT)
 
-and the spread of <A>_m over the members is the error bar that the potential's uncertainty puts on
-<A>. It holds while the effective number of frames, (sum w)^2 / sum w^2, stays large; where it does
-not, run the members themselves (`blips.Calculator(potential, mode="frozen", member=m)`) and give
-their averages to `spread`.
+and the spread of `<A>_m` over the members is the error bar that the potential's uncertainty puts on
+`<A>`. It holds while the effective number of frames, (sum w)^2 / sum w^2, stays large; where it
+does not, run the members themselves (`blips.Calculator(potential, mode="frozen", member=m)`) and
+give their averages to `spread`.
 """
 
 from collections.abc import Callable, Sequence

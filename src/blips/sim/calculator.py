@@ -9,6 +9,8 @@
 | mc | means of posterior samples | at every call |
 | map | posterior means, the base model's cost | of samples, at every n-th call and when asked for |
 | frozen | one draw of the weights: smooth and conservative | as for map |
+| onepass | posterior means | at every call, without sampling; forces after `distil_forces` |
+| auto | as `predict(method="auto")` chooses: as onepass or as mc | at every call |
 """
 
 from typing import Any
@@ -22,11 +24,13 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from blips import keys
 from blips.bayes.noise import FrozenDraw
 from blips.errors import InputError
+from blips.methods import Samples
 from blips.potential import BayesianPotential, FrozenMember
 from blips.predict import Prediction
 from blips.sim.properties import UNCERTAINTIES, annotate
 
-MODES = ("mc", "map", "frozen")
+MODES = ("mc", "map", "frozen", "onepass", "auto")
+ALWAYS_UNCERTAIN = ("mc", "onepass", "auto")  # deviations come with every energy
 
 
 class Calculator(ASECalculator):
@@ -34,8 +38,8 @@ class Calculator(ASECalculator):
 
     Args:
         potential: made by `blips.bayesianize` or `blips.load`.
-        mode: "mc", "map" or "frozen", see above.
-        samples: posterior samples behind uncertainties (and the means of "mc").
+        mode: "mc", "map", "frozen", "onepass" or "auto", see above.
+        samples: posterior samples (or "auto") behind uncertainties (and the means of "mc").
         every: "map" and "frozen": also work out the uncertainties at every n-th new structure;
             0 for only when they are asked for.
         member: "frozen": number of the draw.
@@ -58,7 +62,7 @@ class Calculator(ASECalculator):
         potential: BayesianPotential,
         mode: str = "mc",
         *,
-        samples: int = 32,
+        samples: Samples = 32,
         every: int = 0,
         member: int = 0,
         seed: int = 0,
@@ -76,7 +80,10 @@ class Calculator(ASECalculator):
             raise InputError(f"every is {every}; expected 0 (only when asked for) or more")
         super().__init__()
         self.potential = potential
-        self.mode, self.samples, self.every = mode, samples, every
+        self._always = mode in ALWAYS_UNCERTAIN
+        method = mode if mode in ("onepass", "auto") else method
+        self.samples: Samples = samples
+        self.mode, self.every = mode, every
         self.member, self.seed, self.method, self.options = member, seed, method, options
         self.structures_seen = 0
         self._member = FrozenMember(potential, FrozenDraw(seed, member))
@@ -100,12 +107,12 @@ class Calculator(ASECalculator):
         self.structures_seen += int(is_new)
         stress = bool(wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}) or self._keeps_stress()
         due = is_new and self.every > 0 and (self.structures_seen - 1) % self.every == 0
-        if self.mode != "mc":
+        if not self._always:
             self.results |= _results(self._without_sampling(structure, stress))
-        if self.mode == "mc" or due or wanted & set(UNCERTAINTIES):
+        if self._always or due or wanted & set(UNCERTAINTIES):
             sampled = _results(self._sampled(structure, stress))
             uncertain = {name: sampled[name] for name in UNCERTAINTIES if name in sampled}
-            self.results |= sampled if self.mode == "mc" else uncertain
+            self.results |= sampled if self._always else uncertain
         if atoms is not None:
             annotate(atoms, self.results)
 

@@ -24,6 +24,7 @@ from blips.backbones.base import Backbone
 from blips.errors import BlipsError, CheckpointError
 from blips.factory import bayesianize
 from blips.potential import BayesianPotential
+from blips.spread import ForceSpread
 from blips.train.wrapper import Wrapper
 from blips.uq.calibration import calibrator_from_dict
 
@@ -64,6 +65,8 @@ def describe(model: Saveable) -> dict[str, Any]:
     }
     if isinstance(model, BayesianPotential):
         description["bayes"] = model.settings
+        spread = model.force_spread
+        description["force_spread"] = None if spread is None else spread.to_dict()
     if isinstance(model, Wrapper):
         description["wrapper"] = {"kind": model.kind, "settings": model.settings}
     if not isinstance(model, Backbone):
@@ -88,6 +91,8 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
             settings = dict(description["bayes"])
             settings["bounds"] = tuple(settings["bounds"])
             model = bayesianize(backbone, **settings)
+            if description.get("force_spread"):
+                model.force_spread = ForceSpread.from_dict(description["force_spread"])
         elif "wrapper" in description:
             model = _wrapped(backbone, **description["wrapper"])
         else:

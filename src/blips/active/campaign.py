@@ -1,0 +1,309 @@
+"""The loop: explore, select, label, train, evaluate, until a budget or a target is reached.
+
+    round 0:  choose initial structures -> label
+    round n:  train on all labels -> evaluate -> explore -> select -> label
+
+Every stage is a function of what the store holds and of seeds, and ends with a transaction. What
+an interrupted stage had finished (a label, a trajectory, a screened chunk, epochs of training) is
+there when the campaign goes on, and is not done again.
+"""
+
+from collections.abc import Iterator
+from itertools import count as count_from
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+
+from blips.active.config import CampaignConfig
+from blips.active.display import CampaignDisplay, Display, Quiet
+from blips.active.errors import CampaignError
+from blips.active.executor import DaskExecutor, InlineExecutor, JobLost, make_executor
+from blips.active.frames import digest, from_json, to_json
+from blips.active.label import close_labeller, label
+from blips.active.labeller import journal_file, read_journal
+from blips.active.pool import Candidates, FrameCandidates, PoolCandidates
+from blips.active.select import Model, choose, screen_candidates
+from blips.active.store import CampaignStore, Pick
+from blips.active.summary import campaign_summary
+from blips.active.training import evaluate_round, train_round, trained
+from blips.active.worker import walk
+from blips.data.structures import check_structures, read_structures
+from blips.errors import ConfigError
+from blips.train.checkpoint import write_atomically
+
+Executor = InlineExecutor | DaskExecutor
+
+
+def run_campaign(config: CampaignConfig, *, display: bool = True) -> dict[str, Any]:
+    """Run a campaign, or the rest of it; returns `campaign_summary` of its folder."""
+    from blips.config import dump_config
+
+    with CampaignStore(config.folder) as store:
+        store.begin(config)
+        write_atomically(store.folder / "config.yaml", dump_config(config).encode())
+        shown = CampaignDisplay(f"campaign in {store.folder}") if display else None
+        with make_executor(config.executor) as executor:
+            try:
+                if shown is None:
+                    Campaign(store, config, executor, Quiet()).run()
+                else:
+                    with shown:
+                        Campaign(store, config, executor, shown).run()
+            finally:
+                close_labeller()
+    return campaign_summary(config.folder)
+
+
+class Campaign:
+    """One campaign, from where its store says it is.
+
+    Args:
+        store: open for writing.
+        config: the configuration.
+        executor: where jobs run.
+        display: told about progress.
+    """
+
+    def __init__(
+        self, store: CampaignStore, config: CampaignConfig, executor: Executor, display: Display
+    ) -> None:
+        self.store, self.config = store, config
+        self.executor, self.display = executor, display
+        self.journal = store.folder / "journal"
+        self.journal.mkdir(exist_ok=True)
+
+    def run(self) -> str:
+        """Until the campaign has ended; returns why."""
+        for round in count_from(0):
+            if round > 0:
+                reason = self._model(round)
+                reason = reason or self._select(round)
+                if reason:
+                    return self._end(round, reason)
+            else:
+                self._initial()
+            self._label(round)
+        raise AssertionError("unreachable")
+
+    def _end(self, round: int, reason: str) -> str:
+        before = self.store.stage(round, "end")
+        if before is None or before["reason"] != reason:
+            if before is not None:
+                self.store.reopen(round, "end")
+            self.store.finish(round, "end", {"reason": reason})
+        self.display.stage(round, f"the campaign has ended: {reason}")
+        return reason
+
+    # Stages
+
+    def _initial(self) -> None:
+        if self.store.stage(0, "select") is not None:
+            return
+        self.display.stage(0, "choosing initial structures")
+        structures = initial_structures(self.config)
+        picks = [
+            Pick(0, number, atoms, None, {"score": "initial", "origin": origin})
+            for number, (atoms, origin) in enumerate(structures)
+        ]
+        self.store.add_picks(picks, 0, {"chosen": len(picks)})
+
+    def _model(self, round: int) -> str:
+        """Train and evaluate; returns a reason to stop, or nothing."""
+        model = trained(self.store, round)
+        if model is None:
+            self.display.stage(round, "training")
+            if self.store.stage(round, "train") is not None:
+                self.store.reopen(round, "train")  # its file is lost: the same is trained again
+            self.store.finish(round, "train", train_round(self.store, self.config, round))
+            model = trained(self.store, round)
+            if model is None:
+                raise CampaignError(f"the model of round {round} vanished as it was written")
+        errors = self.store.stage(round, "evaluate")
+        if errors is None:
+            self.display.stage(round, "evaluating")
+            errors = evaluate_round(model, self.config)
+            self.store.finish(round, "evaluate", errors)
+        labels = (self.store.stage(round, "train") or {})["labels"]
+        self.display.finished({"round": round, "labels": labels, **errors})
+        return self._enough(round, errors, labels)
+
+    def _enough(self, round: int, errors: dict[str, Any], labels: int) -> str:
+        stop = self.config.stop
+        force_mae = errors.get("force_mae")
+        if stop.force_mae is not None and force_mae is not None and force_mae <= stop.force_mae:
+            return f"force MAE {force_mae:.3g} eV/A reached the target {stop.force_mae:g}"
+        if round > stop.rounds:
+            return f"{stop.rounds} rounds are done"
+        if stop.labels is not None and labels >= stop.labels:
+            return f"the budget of {stop.labels} labels is spent"
+        return ""
+
+    def _select(self, round: int) -> str:
+        """Explore and select; returns a reason to stop, or nothing."""
+        before = self.store.stage(round, "select")
+        if before is None:
+            model = trained(self.store, round)
+            if model is None:
+                raise CampaignError(f"the model of round {round} vanished; start again")
+            candidates = self._explore(round, model)
+            self.display.stage(round, "screening candidates")
+            screening = screen_candidates(
+                candidates, model, self.config, self.store, self.executor, round
+            )
+            self.display.stage(round, "selecting")
+            batch = self._batch(round)
+            picks = choose(candidates, screening, model, self.config, round, batch)
+            before = {
+                "chosen": len(picks),
+                "seen": screening.seen,
+                "excluded": screening.excluded,
+                "largest": screening.largest,
+            }
+            target, largest = self.config.stop.force_std, screening.largest.get("force_std_max")
+            if target is not None and largest is not None and largest <= target:
+                picks, before["chosen"] = [], 0
+            self.store.add_picks(picks, round, before)
+        if before["chosen"] > 0:
+            return ""
+        largest = before["largest"].get("force_std_max")
+        if largest is None:
+            return f"all {before['seen']} candidates were thrown out ({before['excluded']})"
+        return f"no candidate is less certain than {largest:.3g} eV/A"
+
+    def _batch(self, round: int) -> int:
+        batch, budget = self.config.select.batch, self.config.stop.labels
+        if budget is None:
+            return batch
+        return min(batch, max(0, budget - self.store.count("labelled")))
+
+    def _explore(self, round: int, model: Model) -> Candidates:
+        explore = self.config.explore
+        if explore.kind == "pool":
+            return PoolCandidates(explore.pool or "")
+        self.display.stage(round, "exploring")
+        done = self.store.finished_walkers(round)
+        walkers = [number for number in range(explore.walkers) if number not in done]
+        for place, frames in self.executor.run(walk, self._walks(round, model, walkers)):
+            if isinstance(frames, JobLost):
+                raise CampaignError(f"a trajectory lost its worker ({frames}); start again")
+            found = [(from_json(structure), origin) for structure, origin in frames]
+            self.store.add_frames(round, walkers[place], found)
+            self.display.stage(round, "exploring", f"{walkers[place] + 1} of {explore.walkers}")
+        return FrameCandidates(self.store, round)
+
+    def _walks(self, round: int, model: Model, walkers: list[int]) -> Iterator[dict[str, Any]]:
+        explore, seed = self.config.explore, self.config.seed
+        if explore.structures is None:
+            starts = self.store.labelled(before=round)
+        else:
+            starts = read_structures(explore.structures)
+        for walker in walkers:
+            rng = np.random.default_rng([seed, 1, round, walker])
+            yield model.job(
+                start=to_json(starts[int(rng.integers(len(starts)))]),
+                temperature=explore.temperatures[walker % len(explore.temperatures)],
+                seed=[seed, 2, round, walker],
+                walker=walker,
+                explore=explore.model_dump(mode="json"),
+            )
+
+    # Labels
+
+    def _label(self, round: int) -> None:
+        """Label what is open in a round; what fails too often is set aside."""
+        self._harvest(round)
+        while picks := self.store.picks(round, "open"):
+            self.display.stage(round, "labelling")
+            self._tell()
+            for place, answer in self.executor.run(label, (self._job(pick) for pick in picks)):
+                self._settle(picks[place], answer)
+                self._tell()
+        if not self.store.labelled():
+            failed = self.store.picks(round, "quarantined")
+            log = self.store.attempts(failed[-1])[-1] if failed else ""
+            raise CampaignError(f"none of the first structures could be labelled. The last:\n{log}")
+
+    def _settle(self, pick: Pick, answer: Any) -> None:
+        if isinstance(answer, JobLost):
+            answer = {"error": f"the worker was lost: {answer}", "final": False}
+        if "setup" in answer:
+            raise ConfigError(f"no structure can be labelled: {answer['setup']}")
+        if "error" in answer:
+            tried = len(self.store.attempts(pick)) + 1
+            final = answer["final"] or tried > self.config.label.retries
+            self.store.add_attempt(pick, answer["error"], quarantine=final)
+        elif not self._take(pick):
+            text = "the finished label did not arrive in the journal; is the folder shared?"
+            tried = len(self.store.attempts(pick)) + 1
+            self.store.add_attempt(pick, text, quarantine=tried > self.config.label.retries)
+
+    def _harvest(self, round: int) -> None:
+        """Take in labels that were finished when an earlier process ended."""
+        for pick in self.store.picks(round, "open"):
+            self._take(pick)
+
+    def _take(self, pick: Pick) -> bool:
+        """Move a finished label from the journal into the database."""
+        path = journal_file(self.journal, pick.name)
+        entry = read_journal(path, digest(pick.atoms))
+        if entry is None:
+            return False
+        results = {
+            name: value if name == "energy" else np.array(value)
+            for name, value in entry["results"].items()
+        }
+        self.store.add_label(pick, results, entry["seconds"])
+        path.unlink(missing_ok=True)
+        path.with_suffix(".lock").unlink(missing_ok=True)
+        return True
+
+    def _job(self, pick: Pick) -> dict[str, Any]:
+        options = self.config.label
+        return {
+            "name": pick.name,
+            "structure": to_json(pick.atoms),
+            "digest": digest(pick.atoms),
+            "calculator": options.calculator,
+            "options": options.options,
+            "trust": options.trust,
+            "stress": options.stress,
+            "max_force": options.max_force,
+            "timeout": options.timeout,
+            "threads": self.config.executor.threads,
+            "journal": str(self.journal.absolute()),
+        }
+
+    def _tell(self) -> None:
+        counts = [self.store.count(status) for status in ("labelled", "open", "quarantined")]
+        self.display.labels(*counts, budget=self.config.stop.labels)
+
+
+def initial_structures(config: CampaignConfig) -> list[tuple[Atoms, dict[str, Any]]]:
+    """The first structures and their origins, a function of the file and the seed."""
+    initial = config.initial
+    path = Path(initial.structures or "")
+    frames = check_structures(read_structures(path), path)
+    if initial.displacement == 0:
+        if len(frames) < initial.count:
+            raise ConfigError(
+                f"{path} has {len(frames)} structures, fewer than initial.count = {initial.count}; "
+                "displace copies of them with initial.displacement > 0"
+            )
+        order = np.random.default_rng([config.seed, 0]).permutation(len(frames))[: initial.count]
+        return [(_plain(frames[i]), {"file": path.name, "frame": int(i)}) for i in order]
+    found = []
+    for number in range(initial.count):
+        rng = np.random.default_rng([config.seed, 0, number])
+        frame = number % len(frames)
+        atoms = _plain(frames[frame])
+        atoms.positions += rng.normal(scale=initial.displacement, size=(len(atoms), 3))
+        origin = {"file": path.name, "frame": frame, "displacement": initial.displacement}
+        found.append((atoms, origin))
+    return found
+
+
+def _plain(atoms: Atoms) -> Atoms:
+    """Without labels, constraints and anything else that is not geometry."""
+    return from_json(to_json(atoms))

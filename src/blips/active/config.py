@@ -1,0 +1,176 @@
+"""Configuration of a campaign: strict, every field with a default but the structures."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from blips.config import ModelConfig, Section, Source, TrainingConfig, load_as
+
+Score = Literal["energy_std", "force_std_max", "force_std_mean", "information", "random"]
+
+
+class InitialConfig(Section):
+    """The first structures to label: frames of a file, or displaced copies of them."""
+
+    structures: str | None = Field(default=None, description="any file that ASE reads")
+    count: int = Field(default=20, ge=2)
+    displacement: float = Field(
+        default=0.1, ge=0, description="A, normal, of every coordinate; 0 takes frames as they are"
+    )
+
+
+class GuardConfig(Section):
+    """Limits that end a trajectory; see `blips.sim.guard.Guard`."""
+
+    force_std: float | None = Field(default=None, gt=0, description="eV/A")
+    energy_std_per_atom: float | None = Field(default=None, gt=0, description="eV")
+    closest: float | None = Field(default=0.5, gt=0, description="in sums of covalent radii")
+    farthest: float | None = Field(default=None, gt=0, lt=6, description="A")
+
+
+class ExploreConfig(Section):
+    """Where candidates come from."""
+
+    kind: Literal["md", "pool"] = "md"
+    pool: str | None = Field(default=None, description="pool: file of structures, streamed")
+    structures: str | None = Field(
+        default=None, description="md: starting points; default: what is labelled"
+    )
+    potential: Literal["mean", "frozen"] = Field(
+        default="mean", description="md: posterior means, or a frozen member for each trajectory"
+    )
+    temperatures: list[float] = Field(default=[300.0, 600.0], min_length=1, description="K")
+    pressure: float | None = Field(default=None, description="GPa, periodic structures; else NVT")
+    walkers: int = Field(default=4, ge=1, description="trajectories in a round")
+    steps: int = Field(default=500, ge=1)
+    timestep: float = Field(default=0.5, gt=0, description="fs")
+    friction: float = Field(default=0.02, gt=0, description="1/fs")
+    every: int = Field(default=10, ge=1, description="steps between frames, and guards' looks")
+    guard: GuardConfig = GuardConfig()
+
+
+class BoundsConfig(Section):
+    """Candidates beyond any of these are thrown out: the model knows nothing of them."""
+
+    force_std: float | None = Field(default=None, gt=0, description="largest, eV/A")
+    energy_std_per_atom: float | None = Field(default=None, gt=0, description="eV")
+    force: float | None = Field(default=100.0, gt=0, description="largest predicted force, eV/A")
+    closest: float | None = Field(default=0.5, gt=0, description="in sums of covalent radii")
+    farthest: float | None = Field(default=None, gt=0, lt=6, description="A")
+
+
+class SelectConfig(Section):
+    """Which candidates are labelled."""
+
+    score: Score = "force_std_max"
+    batch: int = Field(default=10, ge=1, description="labels in a round")
+    samples: int = Field(default=16, ge=2, description="posterior samples for a candidate")
+    method: Literal["mc", "frozen"] = "frozen"
+    diversity: bool = Field(default=True, description="spread the batch over structures' features")
+    keep: int = Field(default=10, ge=1, description="best candidates kept, in batches")
+    chunk: int = Field(default=64, ge=1, description="candidates screened in one job")
+    noise: float = Field(default=0.05, gt=0, description="information: of a force label, eV/A")
+    bounds: BoundsConfig = BoundsConfig()
+
+
+class LabelConfig(Section):
+    """Who answers: an ASE calculator, in a process of its own."""
+
+    calculator: str = Field(
+        default="gfn2-xtb",
+        description="gfn2-xtb, gfn1-xtb, pyscf, espresso, emt, or a class package.module.Class",
+    )
+    options: dict[str, Any] = Field(default={}, description="of its constructor")
+    trust: bool = Field(default=False, description="let a class that this file names run")
+    stress: bool = Field(default=False, description="also ask for the stress")
+    timeout: float = Field(default=3600.0, gt=0, description="s, then the process is killed")
+    retries: int = Field(default=1, ge=0)
+    max_force: float | None = Field(
+        default=None, gt=0, description="eV/A; a label with a larger one is set aside"
+    )
+
+
+class ExecutorConfig(Section):
+    """Where jobs run: in this process, on a local Dask cluster, or on a batch system's."""
+
+    kind: Literal["inline", "local", "slurm", "pbs"] = "local"
+    workers: int = Field(default=2, ge=1, description="processes; batch system: jobs")
+    threads: int = Field(default=1, ge=1, description="of a worker, for its labels")
+    processes: bool = Field(default=True, description="local: False for threads of this process")
+    memory: str = Field(default="4GB", description="batch system: of a job")
+    walltime: str = Field(default="01:00:00", description="batch system: of a job")
+    queue: str | None = None
+    account: str | None = None
+    prologue: list[str] = Field(default=[], description="batch system: lines before the worker")
+    extra: list[str] = Field(default=[], description="batch system: further directives")
+    shared_folder: str = Field(
+        default="~", description="batch system: where workers find the keys of this run"
+    )
+    interface: str | None = Field(default=None, description="network interface, such as ib0")
+
+
+class EvaluateConfig(Section):
+    """How a round's model is judged."""
+
+    structures: str | None = Field(default=None, description="labelled file; else no errors")
+    samples: int = Field(default=16, ge=2)
+
+
+class StopConfig(Section):
+    """When the campaign ends; whatever comes first."""
+
+    rounds: int = Field(default=10, ge=0, description="rounds of selection")
+    labels: int | None = Field(default=None, ge=1, description="budget, the initial ones included")
+    force_mae: float | None = Field(default=None, gt=0, description="eV/A, of the evaluation")
+    force_std: float | None = Field(
+        default=None, gt=0, description="eV/A: no candidate is less certain"
+    )
+
+
+class CampaignConfig(Section):
+    """Everything that `blips active` needs."""
+
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    valid: float = Field(default=0.15, gt=0, lt=1, description="fraction of labels held out")
+    retrain: Literal["scratch", "continue"] = Field(
+        default="scratch", description="continue: from the weights of the round before"
+    )
+    reference_energies: Literal["fit", "none"] | dict[str, float] = Field(
+        default="fit", description="as data.reference_energies of training"
+    )
+    initial: InitialConfig = InitialConfig()
+    explore: ExploreConfig = ExploreConfig()
+    select: SelectConfig = SelectConfig()
+    label: LabelConfig = LabelConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    stop: StopConfig = StopConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    seed: int = Field(default=0, ge=0)
+    folder: str = "runs/campaign"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "CampaignConfig":
+        if self.initial.structures is None:
+            raise ValueError("initial.structures is missing; name a file with structures")
+        if self.explore.kind == "pool" and self.explore.pool is None:
+            raise ValueError("explore.kind is pool, but explore.pool names no file")
+        if not self.model.bayes.enabled:
+            raise ValueError("a campaign needs error bars; set model.bayes.enabled to true")
+        if "." in self.label.calculator and not self.label.trust:
+            raise ValueError(
+                f"label.calculator {self.label.calculator!r} is a class, whose code would run; "
+                "set label.trust to true if you trust this configuration"
+            )
+        if self.training.weights.stress > 0 and not self.label.stress:
+            raise ValueError("training.weights.stress needs stresses; set label.stress to true")
+        return self
+
+
+def load_campaign(*sources: Source) -> CampaignConfig:
+    """Merge files, mappings and `a.b=value` overrides, left to right, and validate."""
+    return load_as(CampaignConfig, *sources)
+
+
+# Settings that may change when a campaign goes on: they leave what was decided as it is.
+CHANGEABLE = ("executor", "stop", "folder", "label.timeout", "label.retries")

@@ -1,0 +1,163 @@
+"""Where the jobs of a campaign run: here, on a local Dask cluster, or on a batch system's.
+
+Jobs are functions of their arguments alone and results are taken with their numbers, so that the
+number of workers and the order in which they finish change nothing.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from blips.active.config import ExecutorConfig
+from blips.active.errors import CampaignError
+from blips.errors import MissingPackageError
+
+Work = Callable[[Any], Any]
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class JobLost(Exception):
+    """A worker was lost with the job, more often than Dask tries again."""
+
+
+class InlineExecutor:
+    """Jobs one after the other in this process."""
+
+    workers = 1
+
+    def run(self, work: Work, jobs: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Numbers and results (or `JobLost`) of jobs, as they finish."""
+        for number, job in enumerate(jobs):
+            yield number, work(job)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class DaskExecutor:
+    """Jobs on the workers of a Dask cluster, a few more in flight than there are workers."""
+
+    def __init__(self, config: ExecutorConfig) -> None:
+        self.config = config
+        self.workers = config.workers
+        self._stack = ExitStack()
+        self._client: Any = None
+
+    def __enter__(self) -> Self:
+        try:
+            from distributed import Client
+        except ImportError as error:
+            raise MissingPackageError(
+                "this executor needs dask.distributed; pip install 'blips[active]', or set "
+                "executor.kind to inline"
+            ) from error
+        cluster = self._stack.enter_context(make_cluster(self.config))
+        self._client = self._stack.enter_context(Client(cluster))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def run(self, work: Work, jobs: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Numbers and results (or `JobLost`) of jobs, as they finish; jobs are read as needed."""
+        from distributed import as_completed
+        from distributed.scheduler import KilledWorker
+
+        numbered = enumerate(jobs)
+        numbers: dict[Any, int] = {}
+
+        def submit(count: int) -> list[Any]:
+            futures = []
+            for number, job in islice(numbered, count):
+                future = self._client.submit(work, job, pure=False)
+                numbers[future.key] = number
+                futures.append(future)
+            return futures
+
+        waiting = as_completed(submit(2 * self.workers))
+        for future in waiting:
+            number = numbers.pop(future.key)
+            try:
+                result = future.result()
+            except KilledWorker as error:
+                result = JobLost(str(error))
+            future.release()
+            for fresh in submit(1):
+                waiting.add(fresh)
+            yield number, result
+
+
+def make_executor(config: ExecutorConfig) -> InlineExecutor | DaskExecutor:
+    """The executor that a configuration describes; a context manager."""
+    return InlineExecutor() if config.kind == "inline" else DaskExecutor(config)
+
+
+def make_cluster(config: ExecutorConfig) -> Any:
+    """A Dask cluster; connections between processes are encrypted with keys of this run."""
+    if config.kind == "local":
+        return _local(config)
+    try:
+        from dask_jobqueue.pbs import PBSCluster
+        from dask_jobqueue.slurm import SLURMCluster
+    except ImportError as error:
+        raise MissingPackageError(
+            f"executor.kind {config.kind} needs dask-jobqueue; pip install 'blips[active]'"
+        ) from error
+    kinds = {"slurm": SLURMCluster, "pbs": PBSCluster}
+    options: dict[str, Any] = {
+        "cores": config.threads,
+        "processes": 1,
+        "memory": config.memory,
+        "walltime": config.walltime,
+        "queue": config.queue,
+        "account": config.account,
+        "interface": config.interface,
+        "job_script_prologue": [
+            *(f"export {name}={config.threads}" for name in ONE_THREAD),
+            *config.prologue,
+        ],
+        "job_extra_directives": config.extra,
+        "worker_extra_args": ["--nthreads", "1"],
+        "security": _security(),
+        "shared_temp_directory": str(Path(config.shared_folder).expanduser()),
+        "scheduler_options": {"dashboard_address": None},
+    }
+    cluster = kinds[config.kind](**options)
+    cluster.scale(jobs=config.workers)
+    return cluster
+
+
+def _local(config: ExecutorConfig) -> Any:
+    from distributed import LocalCluster
+
+    logging.getLogger("distributed.nanny").setLevel(logging.ERROR)  # slow machines are no news
+    common: dict[str, Any] = {
+        "n_workers": config.workers,
+        "threads_per_worker": 1,
+        "dashboard_address": None,
+        "memory_limit": 0,
+    }
+    try:
+        if not config.processes:
+            return LocalCluster(processes=False, protocol="inproc://", **common)
+        return LocalCluster(processes=True, security=_security(), **common)
+    except OSError as error:
+        raise CampaignError(f"no local Dask cluster could be started: {error}") from error
+
+
+def _security() -> Any:
+    from distributed import Security
+
+    return Security.temporary()

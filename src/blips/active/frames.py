@@ -1,0 +1,48 @@
+"""Structures as JSON: what the store, the journal and the workers exchange. No code in it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+
+from blips.errors import InputError
+
+
+def to_json(atoms: Atoms) -> str:
+    """Elements, positions, cell and periodicity, exact to the last bit; charges where set."""
+    content: dict[str, Any] = {
+        "numbers": atoms.numbers.tolist(),
+        "positions": atoms.positions.tolist(),
+        "cell": atoms.cell.array.tolist(),
+        "pbc": atoms.pbc.tolist(),
+    }
+    for name in ("initial_charges", "initial_magmoms"):
+        if atoms.has(name):
+            content[name] = atoms.get_array(name).tolist()
+    return json.dumps(content)
+
+
+def from_json(text: str | Mapping[str, Any]) -> Atoms:
+    """The structure that `to_json` wrote."""
+    try:
+        content = json.loads(text) if isinstance(text, str) else text
+        atoms = Atoms(
+            numbers=content["numbers"],
+            positions=np.asarray(content["positions"], dtype=float).reshape(-1, 3),
+            cell=content["cell"],
+            pbc=content["pbc"],
+        )
+        for name in ("initial_charges", "initial_magmoms"):
+            if name in content:
+                atoms.set_array(name, np.asarray(content[name], dtype=float))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"this is no structure of a campaign: {error}") from None
+    return atoms
+
+
+def digest(atoms: Atoms) -> str:
+    """Name of a geometry: the same for the same numbers, positions, cell and periodicity."""
+    return hashlib.sha256(to_json(atoms).encode()).hexdigest()[:20]

@@ -1,0 +1,415 @@
+"""The state of a campaign: one SQLite file, written in transactions.
+
+Labelled structures are rows of `ase.db` (`ase db campaign.db`, `ase.db.connect`), with the keys
+`round` and `pick`. Beside them are tables of our own:
+
+| table | a row |
+|---|---|
+| blips_facts | the configuration, the version |
+| blips_stages | a finished stage of a round and its result, JSON |
+| blips_frames | frames of a finished trajectory |
+| blips_chunks | a screened chunk of candidates: the best of them, and how many were thrown out |
+| blips_picks | a structure to label: where it is from, score, reason, status |
+| blips_attempts | a failed attempt at a label, with its log |
+
+A transaction is a whole stage, trajectory, chunk or label. A label is written together with the
+status of its pick, so it is either there and never asked for again, or not there.
+"""
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from blips.active.config import CHANGEABLE, CampaignConfig
+from blips.active.errors import CampaignError, DamagedCampaignError, in_words
+from blips.active.frames import digest, from_json, to_json
+
+FORMAT = "blips-campaign-1"
+DATABASE, LOCK = "campaign.db", "campaign.lock"
+TABLES = (
+    "CREATE TABLE blips_facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """CREATE TABLE blips_stages (round INTEGER, stage TEXT, result TEXT NOT NULL,
+       PRIMARY KEY (round, stage))""",
+    """CREATE TABLE blips_frames (round INTEGER, walker INTEGER, number INTEGER,
+       structure TEXT NOT NULL, origin TEXT NOT NULL, PRIMARY KEY (round, walker, number))""",
+    "CREATE TABLE blips_walkers (round INTEGER, walker INTEGER, PRIMARY KEY (round, walker))",
+    """CREATE TABLE blips_chunks (round INTEGER, chunk INTEGER, best TEXT NOT NULL,
+       PRIMARY KEY (round, chunk))""",
+    """CREATE TABLE blips_picks (round INTEGER, number INTEGER, structure TEXT NOT NULL,
+       digest TEXT NOT NULL, score REAL, reason TEXT NOT NULL, status TEXT NOT NULL,
+       row INTEGER, seconds REAL, PRIMARY KEY (round, number))""",
+    """CREATE TABLE blips_attempts (round INTEGER, number INTEGER, attempt INTEGER,
+       message TEXT NOT NULL, PRIMARY KEY (round, number, attempt))""",
+)
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A structure that was chosen for labelling.
+
+    Attributes:
+        round: in which.
+        number: within the round.
+        atoms: without labels.
+        score: of the selection, None for initial structures.
+        reason: where the candidate came from and how it was chosen, JSON-able.
+        status: "open", "labelled" or "quarantined".
+    """
+
+    round: int
+    number: int
+    atoms: Atoms
+    score: float | None
+    reason: dict[str, Any]
+    status: str = "open"
+
+    @property
+    def name(self) -> str:
+        """Unique within the campaign."""
+        return f"{self.round:04d}-{self.number:05d}"
+
+
+class CampaignStore:
+    """Reads and writes a campaign; at most one process may have it open for writing.
+
+    Args:
+        folder: of the campaign.
+        writable: take the lock and allow changes.
+    """
+
+    def __init__(self, folder: str | Path, *, writable: bool = True) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / DATABASE
+        self.writable = writable
+        self._lock: Any = None
+        with in_words(self.path):
+            if writable:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock = _locked(self.folder / LOCK)
+            elif not self.path.is_file():
+                raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is missing)")
+            try:
+                self.connection = self._connect()
+            except BaseException:
+                self._unlock()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, and let another process have it."""
+        if self.writable:
+            with suppress(sqlite3.Error):  # somebody reads; then the log stays beside the file
+                self.connection.execute("PRAGMA journal_mode = DELETE")
+        self.connection.close()
+        self._unlock()
+
+    # Facts and stages
+
+    def begin(self, config: CampaignConfig) -> None:
+        """Record the configuration, or check that it is the one the campaign began with."""
+        now = config.model_dump(mode="json")
+        before = self.fact("config")
+        if before is None:
+            with self.transaction() as cursor:
+                cursor.execute("INSERT INTO blips_facts VALUES ('config', ?)", (json.dumps(now),))
+            return
+        changed = {name for name in _different(before, now) if not _may_change(name)}
+        if changed:
+            raise CampaignError(
+                f"{self.folder} holds a campaign with other settings: "
+                f"{', '.join(sorted(changed))} differ; use the same, or another folder"
+            )
+
+    def fact(self, name: str) -> Any:
+        """A recorded fact, or None."""
+        row = self._one("SELECT value FROM blips_facts WHERE name = ?", name)
+        return None if row is None else json.loads(row[0])
+
+    def stage(self, round: int, stage: str) -> dict[str, Any] | None:
+        """Result of a finished stage, or None."""
+        row = self._one(
+            "SELECT result FROM blips_stages WHERE round = ? AND stage = ?", round, stage
+        )
+        return None if row is None else json.loads(row[0])
+
+    def finish(self, round: int, stage: str, result: Mapping[str, Any]) -> None:
+        """Record that a stage is finished."""
+        with self.transaction() as cursor:
+            _finish(cursor, round, stage, result)
+
+    def last_round(self) -> int:
+        """The last round that has anything finished; -1 where there is none."""
+        rows = self._all("SELECT MAX(round) FROM blips_stages")
+        return -1 if rows[0][0] is None else int(rows[0][0])
+
+    def reopen(self, round: int, stage: str) -> None:
+        """Forget that a stage was finished; it is done again."""
+        with self.transaction() as cursor:
+            cursor.execute("DELETE FROM blips_stages WHERE round = ? AND stage = ?", (round, stage))
+
+    # Candidates
+
+    def add_frames(
+        self, round: int, walker: int, frames: Sequence[tuple[Atoms, Mapping[str, Any]]]
+    ) -> None:
+        """Frames of a finished trajectory, each with its origin."""
+        with self.transaction() as cursor:
+            cursor.execute("INSERT INTO blips_walkers VALUES (?, ?)", (round, walker))
+            cursor.executemany(
+                "INSERT INTO blips_frames VALUES (?, ?, ?, ?, ?)",
+                [
+                    (round, walker, number, to_json(atoms), json.dumps(origin))
+                    for number, (atoms, origin) in enumerate(frames)
+                ],
+            )
+
+    def finished_walkers(self, round: int) -> set[int]:
+        """Trajectories that are done."""
+        return {r[0] for r in self._all("SELECT walker FROM blips_walkers WHERE round = ?", round)}
+
+    def frames(self, round: int) -> Iterator[tuple[Atoms, dict[str, Any]]]:
+        """Frames of a round, in an order that does not depend on who finished first."""
+        with in_words(self.path):
+            rows = self.connection.execute(
+                "SELECT structure, origin FROM blips_frames WHERE round = ? "
+                "ORDER BY walker, number",
+                (round,),
+            )
+            for structure, origin in rows:
+                yield from_json(structure), json.loads(origin)
+
+    def add_chunk(self, round: int, chunk: int, best: Mapping[str, Any]) -> None:
+        """Result of screening a chunk of candidates."""
+        with self.transaction() as cursor:
+            cursor.execute(
+                "INSERT INTO blips_chunks VALUES (?, ?, ?)", (round, chunk, json.dumps(best))
+            )
+
+    def chunks(self, round: int) -> dict[int, dict[str, Any]]:
+        """Screened chunks by number."""
+        rows = self._all("SELECT chunk, best FROM blips_chunks WHERE round = ?", round)
+        return {chunk: json.loads(best) for chunk, best in rows}
+
+    # Picks and labels
+
+    def add_picks(self, picks: Sequence[Pick], round: int, result: Mapping[str, Any]) -> None:
+        """What was chosen in a round; the stage "select" is finished with it."""
+        with self.transaction() as cursor:
+            cursor.executemany(
+                "INSERT INTO blips_picks VALUES (?, ?, ?, ?, ?, ?, 'open', NULL, NULL)",
+                [
+                    (
+                        pick.round,
+                        pick.number,
+                        to_json(pick.atoms),
+                        digest(pick.atoms),
+                        pick.score,
+                        json.dumps(pick.reason),
+                    )
+                    for pick in picks
+                ],
+            )
+            cursor.execute("DELETE FROM blips_chunks WHERE round = ?", (round,))
+            _finish(cursor, round, "select", result)
+
+    def picks(self, round: int | None = None, status: str | None = None) -> list[Pick]:
+        """Picks in order, of a round, with a status."""
+        rows = self._all(
+            "SELECT round, number, structure, score, reason, status FROM blips_picks "
+            "WHERE (?1 IS NULL OR round = ?1) AND (?2 IS NULL OR status = ?2) "
+            "ORDER BY round, number",
+            round,
+            status,
+        )
+        return [Pick(r[0], r[1], from_json(r[2]), r[3], json.loads(r[4]), r[5]) for r in rows]
+
+    def known_digests(self) -> set[str]:
+        """Names of all geometries that were ever picked."""
+        return {row[0] for row in self._all("SELECT digest FROM blips_picks")}
+
+    def add_label(self, pick: Pick, results: Mapping[str, Any], seconds: float = 0.0) -> None:
+        """A label, once: the row of `ase.db` and the pick's status in one transaction."""
+        atoms = pick.atoms.copy()
+        atoms.calc = SinglePointCalculator(atoms, **results)
+        with self.transaction() as cursor:
+            row = self._ase().write(atoms, round=pick.round, pick=pick.number)
+            changed = cursor.execute(
+                "UPDATE blips_picks SET status = 'labelled', row = ?, seconds = ? "
+                "WHERE round = ? AND number = ? AND status = 'open'",
+                (row, seconds, pick.round, pick.number),
+            ).rowcount
+            if changed != 1:
+                raise CampaignError(f"pick {pick.name} is not open; it was labelled before")
+
+    def add_attempt(self, pick: Pick, message: str, *, quarantine: bool) -> None:
+        """A failed attempt at a label; with `quarantine` the last."""
+        with self.transaction() as cursor:
+            cursor.execute(
+                "INSERT INTO blips_attempts SELECT ?1, ?2, COUNT(*), ?3 FROM blips_attempts "
+                "WHERE round = ?1 AND number = ?2",
+                (pick.round, pick.number, message),
+            )
+            if quarantine:
+                cursor.execute(
+                    "UPDATE blips_picks SET status = 'quarantined' WHERE round = ? AND number = ?",
+                    (pick.round, pick.number),
+                )
+
+    def attempts(self, pick: Pick) -> list[str]:
+        """Logs of failed attempts."""
+        rows = self._all(
+            "SELECT message FROM blips_attempts WHERE round = ? AND number = ? ORDER BY attempt",
+            pick.round,
+            pick.number,
+        )
+        return [row[0] for row in rows]
+
+    def labelled(self, before: int | None = None) -> list[Atoms]:
+        """Labelled structures of rounds before one, in the order in which they were chosen."""
+        rows = self._all(
+            "SELECT row FROM blips_picks WHERE status = 'labelled' AND (?1 IS NULL OR round < ?1) "
+            "ORDER BY round, number",
+            before,
+        )
+        with in_words(self.path):
+            database = self._ase()
+            return [database.get_atoms(id=row[0]) for row in rows]
+
+    def count(self, status: str) -> int:
+        """Picks with a status."""
+        return self._all("SELECT COUNT(*) FROM blips_picks WHERE status = ?", status)[0][0]
+
+    # SQLite
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Cursor]:
+        """All or nothing, on disk when the block has ended."""
+        if not self.writable:
+            raise CampaignError(f"{self.path} was opened for reading")
+        with in_words(self.path):
+            cursor = self.connection.cursor()
+            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                yield cursor
+                cursor.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:
+                    cursor.execute("ROLLBACK")
+                raise
+
+    def _connect(self) -> sqlite3.Connection:
+        is_new = not self.path.exists() or self.path.stat().st_size == 0
+        if self.writable:
+            connection = sqlite3.connect(self.path, timeout=20, isolation_level=None)
+        else:
+            uri = f"{self.path.absolute().as_uri()}?mode=ro"
+            connection = sqlite3.connect(uri, uri=True, timeout=20, isolation_level=None)
+        try:
+            self.connection = connection
+            if not is_new:
+                self._check(connection)  # before anything is changed
+            if self.writable:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
+            if is_new:
+                self._create()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _create(self) -> None:
+        from ase.db.sqlite import index_statements, init_statements
+
+        with self.transaction() as cursor:
+            for statement in (*init_statements, *index_statements, *TABLES):
+                cursor.execute(statement)
+            cursor.execute("INSERT INTO blips_facts VALUES ('format', ?)", (json.dumps(FORMAT),))
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if problem != "ok":
+            raise sqlite3.DatabaseError(problem)
+        found = connection.execute("SELECT value FROM blips_facts WHERE name = 'format'").fetchone()
+        if found is None or json.loads(found[0]) != FORMAT:
+            raise DamagedCampaignError(f"{self.path} is no campaign of this version ({FORMAT})")
+
+    def _ase(self) -> Any:
+        """`ase.db` on our own connection, so that its rows are part of our transactions."""
+        from ase.db.sqlite import SQLite3Database
+
+        database = SQLite3Database(str(self.path), create_indices=True, use_lock_file=False)
+        database.connection = self.connection
+        database.change_count = 0
+        return database
+
+    def _all(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with in_words(self.path):
+            return self.connection.execute(statement, values).fetchall()
+
+    def _one(self, statement: str, *values: Any) -> tuple[Any, ...] | None:
+        with in_words(self.path):
+            return self.connection.execute(statement, values).fetchone()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def _finish(cursor: sqlite3.Cursor, round: int, stage: str, result: Mapping[str, Any]) -> None:
+    cursor.execute("INSERT INTO blips_stages VALUES (?, ?, ?)", (round, stage, json.dumps(result)))
+
+
+def _locked(path: Path) -> Any:
+    """An open file with the campaign's lock, which the system lets go when the process ends."""
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise CampaignError(
+            f"the campaign in {path.parent} is running already (process {holder}); "
+            "wait for it, or use another folder"
+        ) from None
+    file.seek(0)
+    file.truncate()
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
+def _different(first: Any, second: Any, prefix: str = "") -> set[str]:
+    if isinstance(first, dict) and isinstance(second, dict):
+        found: set[str] = set()
+        for key in first.keys() | second.keys():
+            name = f"{prefix}.{key}" if prefix else key
+            found |= _different(first.get(key), second.get(key), name)
+        return found
+    return set() if first == second else {prefix}
+
+
+def _may_change(name: str) -> bool:
+    return any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE)

@@ -1,0 +1,62 @@
+"""What a campaign did, for reports."""
+
+from pathlib import Path
+from typing import Any
+
+from blips.active.store import DATABASE, CampaignStore
+
+
+def campaign_summary(path: str | Path) -> dict[str, Any]:
+    """Everything that a report needs of a campaign.
+
+    Args:
+        path: the campaign's folder, or its database.
+
+    Returns:
+        config: the configuration, as nested dictionaries.
+        curve: one entry for each trained model: round, labels, and its errors (energy_mae in
+            eV/atom, force_mae, force_rmse and force_std in eV/A, force_rank_correlation).
+        rounds: one entry for each selection: round, chosen, seen, excluded (by reason), largest
+            (scores).
+        picks: one entry for each chosen structure: name, round, status, score, reason (score,
+            gain, rank, origin, scores), atoms (with labels where there are any), log (of failed
+            attempts).
+        labels, quarantined, open: how many picks are in each state.
+        ended: why the campaign ended, or None.
+    """
+    path = Path(path)
+    folder = path.parent if path.name == DATABASE else path
+    with CampaignStore(folder, writable=False) as store:
+        curve, rounds, ended = [], [], None
+        for round in range(store.last_round() + 1):
+            train, errors = store.stage(round, "train"), store.stage(round, "evaluate")
+            if train is not None and errors is not None:
+                curve.append({"round": round, "labels": train["labels"], **errors})
+            selection = store.stage(round, "select")
+            if selection is not None:
+                rounds.append({"round": round, **selection})
+            ended = (store.stage(round, "end") or {}).get("reason")
+        labelled = iter(store.labelled())
+        picks = []
+        for pick in store.picks():
+            picks.append(
+                {
+                    "name": pick.name,
+                    "round": pick.round,
+                    "status": pick.status,
+                    "score": pick.score,
+                    "reason": pick.reason,
+                    "atoms": next(labelled) if pick.status == "labelled" else pick.atoms,
+                    "log": store.attempts(pick),
+                }
+            )
+        return {
+            "config": store.fact("config"),
+            "curve": curve,
+            "rounds": rounds,
+            "picks": picks,
+            "labels": store.count("labelled"),
+            "quarantined": store.count("quarantined"),
+            "open": store.count("open"),
+            "ended": ended,
+        }

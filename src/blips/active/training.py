@@ -1,0 +1,108 @@
+"""The model of a round: trained on all labels so far, and judged."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from scipy.stats import spearmanr
+
+from blips.active.config import CampaignConfig
+from blips.active.errors import CampaignError
+from blips.active.select import Model
+from blips.active.store import CampaignStore
+from blips.active.worker import file_digest, model_of
+from blips.data.structures import read_structures
+from blips.errors import CheckpointError
+from blips.potential import BayesianPotential
+from blips.train.checkpoint import load, save
+from blips.train.command import build_model
+from blips.train.fit import fit
+from blips.uq.report import References
+
+
+def round_folder(store: CampaignStore, round: int) -> Path:
+    """Where the model of a round is trained."""
+    return store.folder / "models" / f"round-{round:04d}"
+
+
+def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> dict[str, Any]:
+    """Train on the labels of earlier rounds; an interrupted training goes on."""
+    structures = store.labelled(before=round)
+    folder = round_folder(store, round)
+    model = build_model(config.model, config.seed)
+    if not isinstance(model, BayesianPotential):
+        raise CampaignError("a campaign needs a Bayesian potential; see model.bayes")
+    if config.retrain == "continue" and round > 1:
+        model.load_state_dict(_model_of_round(store, round - 1).state_dict())
+    result = fit(
+        model,
+        structures,
+        valid=config.valid,
+        config={
+            "model": config.model.model_dump(mode="json"),
+            "training": config.training.model_dump(mode="json"),
+            "data": {"reference_energies": config.reference_energies},
+            "seed": config.seed,
+        },
+        folder=folder,
+        resume=True,
+        display=False,
+    )
+    path = save(model, folder / "model.safetensors")
+    return {
+        "model": str(path.relative_to(store.folder)),
+        "digest": file_digest(path),
+        "labels": len(structures),
+        "best_epoch": result.progress.best_epoch,
+        "valid_loss": result.progress.best_loss,
+    }
+
+
+def trained(store: CampaignStore, round: int) -> Model | None:
+    """The model of a round, if its training was finished and its file is as it was."""
+    result = store.stage(round, "train")
+    if result is None:
+        return None
+    path = store.folder / result["model"]
+    if not path.is_file() or file_digest(path) != result["digest"]:
+        return None
+    return Model(str(path.absolute()), result["digest"])
+
+
+def _model_of_round(store: CampaignStore, round: int) -> BayesianPotential:
+    path = round_folder(store, round) / "model.safetensors"
+    model = load(path)
+    if not isinstance(model, BayesianPotential):
+        raise CheckpointError(f"{path} holds no Bayesian potential")
+    return model
+
+
+def evaluate_round(model: Model, config: CampaignConfig) -> dict[str, Any]:
+    """Errors and uncertainties on the labelled test structures, if there are any."""
+    if config.evaluate.structures is None:
+        return {}
+    structures = read_structures(config.evaluate.structures)
+    return errors_on(model_of(model.job()), structures, config.evaluate.samples, config.seed)
+
+
+def errors_on(
+    potential: BayesianPotential, structures: list[Atoms], samples: int, seed: int
+) -> dict[str, Any]:
+    """MAE of energies (per atom) and force components, sigma, and the rank correlation of both."""
+    references = References.of(structures)
+    found = potential.predict(structures, samples=samples, seed=seed, method="mc")
+    result: dict[str, Any] = {"structures": len(structures)}
+    if references.energy is not None:
+        error = np.abs(found.array("energy") - references.energy)
+        result["energy_mae"] = float((error / references.n_atoms).mean())
+    if references.forces is not None:
+        error = found.array("forces") - references.forces  # [N, 3]
+        std = found.array("forces_total_std")
+        result["force_mae"] = float(np.abs(error).mean())
+        result["force_rmse"] = float(np.sqrt((error**2).mean()))
+        result["force_std"] = float(np.sqrt((std**2).mean()))
+        found_rank: Any = spearmanr((std**2).sum(1), (error**2).sum(1))
+        rank = found_rank.statistic
+        result["force_rank_correlation"] = float(rank) if np.isfinite(rank) else None
+    return result

@@ -1,0 +1,104 @@
+/* What the estimators do besides matrix products, in one pass over memory each.
+ *
+ * Tensors are float32, contiguous, [rows, irrep, channels]; scales are one float per row. Signs are
+ * bits of 32-bit words, ceil(channels / 32) words per row: bit 31 - j of a word is the sign of its
+ * channel j. `blips.bayes.kernels` calls this by ctypes, and does without where it was not built.
+ */
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define VECTORISED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define VECTORISED
+#endif
+
+#define SIGN_BIT 0x80000000u
+
+static inline float flipped(float x, uint32_t word, int channel) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits ^= (word << channel) & SIGN_BIT;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* out = scale * sign * x; out may be x. */
+VECTORISED void blips_flip(const float *x, const uint32_t *words, const float *scale, float *out,
+                           ptrdiff_t rows, ptrdiff_t irrep, ptrdiff_t channels) {
+    ptrdiff_t words_per_row = (channels + 31) / 32;
+    for (ptrdiff_t row = 0; row < rows; row++, words += words_per_row) {
+        float factor = scale ? scale[row] : 1.0f;
+        for (ptrdiff_t i = 0; i < irrep; i++)
+            for (ptrdiff_t first = 0; first < channels; first += 32) {
+                uint32_t word = words[first / 32];
+                int count = channels - first < 32 ? (int)(channels - first) : 32;
+#pragma GCC ivdep
+                for (int j = 0; j < count; j++) out[j] = factor * flipped(x[j], word, j);
+                x += count;
+                out += count;
+            }
+    }
+}
+
+/* z += scale * sign * x */
+VECTORISED void blips_add_flipped(const float *restrict x, const uint32_t *restrict words,
+                                  const float *restrict scale, float *restrict z, ptrdiff_t rows,
+                                  ptrdiff_t irrep, ptrdiff_t channels) {
+    ptrdiff_t words_per_row = (channels + 31) / 32;
+    for (ptrdiff_t row = 0; row < rows; row++, words += words_per_row)
+        for (ptrdiff_t i = 0; i < irrep; i++)
+            for (ptrdiff_t first = 0; first < channels; first += 32) {
+                uint32_t word = words[first / 32];
+                int count = channels - first < 32 ? (int)(channels - first) : 32;
+                for (int j = 0; j < count; j++) z[j] += scale[row] * flipped(x[j], word, j);
+                x += count;
+                z += count;
+            }
+}
+
+/* With v = var + floor: noise <- scale * noise / sqrt(v), z += noise * v; [rows, channels] */
+VECTORISED void blips_add_local(float *restrict noise, const float *restrict var,
+                                const float *restrict scale, float *restrict z, float floor,
+                                ptrdiff_t rows, ptrdiff_t channels) {
+    for (ptrdiff_t row = 0; row < rows; row++)
+        for (ptrdiff_t j = 0; j < channels; j++) {
+            ptrdiff_t k = row * channels + j;
+            float v = var[k] + floor;
+            float slope = scale[row] * noise[k] / sqrtf(v);
+            noise[k] = slope;
+            z[k] += slope * v;
+        }
+}
+
+/* x <- x * y, out = sum over a row of x * y, with the new x; [rows, width] */
+VECTORISED void blips_multiply_and_dot(float *restrict x, const float *restrict y,
+                                       float *restrict out, ptrdiff_t rows, ptrdiff_t width) {
+    for (ptrdiff_t row = 0; row < rows; row++, x += width, y += width) {
+        float sum = 0.0f;
+        for (ptrdiff_t j = 0; j < width; j++) {
+            x[j] *= y[j];
+            sum += x[j] * y[j];
+        }
+        out[row] = sum;
+    }
+}
+
+/* out = table[index] */
+VECTORISED void blips_look_up(const uint16_t *restrict index, const float *restrict table,
+                              float *restrict out, ptrdiff_t count) {
+    for (ptrdiff_t k = 0; k < count; k++) out[k] = table[index[k]];
+}
+
+/* out = sum over a row of x * y; [rows, width] */
+VECTORISED void blips_row_dot(const float *restrict x, const float *restrict y,
+                              float *restrict out, ptrdiff_t rows, ptrdiff_t width) {
+    for (ptrdiff_t row = 0; row < rows; row++, x += width, y += width) {
+        float sum = 0.0f;
+        for (ptrdiff_t j = 0; j < width; j++) sum += x[j] * y[j];
+        out[row] = sum;
+    }
+}

@@ -1,0 +1,176 @@
+"""Signs, noise and row sums in one pass over memory, by compiled code where it was built.
+
+``kernels.c`` is compiled when the package is installed on a machine with a C compiler. It serves
+single-precision tensors on the processor; everything else, and every machine without it, takes the
+formulas of torch here, which give the same numbers to rounding.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SIGNS = 32
+"""Signs in one int32 word."""
+
+MANY_THREADS = 4
+"""With more, torch's passes over a large tensor beat one pass on one thread."""
+
+LARGE = 2**17
+"""Elements of a tensor that torch spreads over threads with profit."""
+
+
+def flip(x: Tensor, bits: Tensor, scale: Tensor | None = None) -> Tensor:
+    """``x * signs``, times one factor per row.
+
+    Args:
+        x: ``[rows, *irrep, channels]``.
+        bits: the signs, packed (``blips.bayes.random.sign_bits``).
+        scale: ``[rows]``.
+    """
+    if (library := _library_for(x)) is None:
+        flipped = _flipped(x, bits)
+        return flipped if scale is None else flipped.mul_(per_row(scale, x))
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    library.blips_flip(_at(x), _at(bits.contiguous()), _at(scale), _at(out), *_sizes(x))
+    return out
+
+
+def flip_(x: Tensor, bits: Tensor) -> Tensor:
+    """``x * signs`` in the memory of x, which is contiguous."""
+    if (library := _library_for(x)) is None:
+        return x.copy_(_flipped(x, bits))
+    library.blips_flip(_at(x), _at(bits.contiguous()), None, _at(x), *_sizes(x))
+    return x
+
+
+def add_flipped_(z: Tensor, x: Tensor, bits: Tensor, scale: Tensor) -> Tensor:
+    """``z + scale * x * signs`` in the memory of z; both contiguous."""
+    if (library := _library_for(x)) is None:
+        return z.addcmul_(_flipped(x, bits), per_row(scale, x))
+    library.blips_add_flipped(_at(x), _at(bits.contiguous()), _at(scale), _at(z), *_sizes(x))
+    return z
+
+
+def add_local_(z: Tensor, noise: Tensor, var: Tensor, floor: float, scale: Tensor) -> Tensor:
+    """``z + slope * v`` in the memory of z, with ``slope = scale * noise / sqrt(v)``.
+
+    ``v = var + floor``. All ``[rows, channels]`` and contiguous, scale ``[rows]``. The slope takes
+    the memory of the noise.
+    """
+    if (library := _library_for(z)) is None:
+        var = var + floor
+        slope = noise.mul_(per_row(scale, z)).mul_(var.rsqrt())
+        return z.addcmul_(slope, var)
+    library.blips_add_local(_at(noise), _at(var), _at(scale), _at(z), floor, *z.shape)
+    return z
+
+
+def multiply_and_dot(x: Tensor, y: Tensor) -> Tensor:
+    """Make x, contiguous, into ``x * y``; return `row_dot` of the new x and y."""
+    if (library := _library_for(x)) is None:
+        return row_dot(x.mul_(y), y)
+    y, out = y.contiguous(), x.new_empty(x.shape[0])
+    library.blips_multiply_and_dot(_at(x), _at(y), _at(out), x.shape[0], _width(x))
+    return out
+
+
+def look_up(index: Tensor, table: Tensor) -> Tensor:
+    """``table[index]`` for indices of 16 bits, in the shape of the index."""
+    if (library := _library_for(table[None])) is None:
+        return table.index_select(0, index.to(torch.int32).flatten()).view(index.shape)
+    index, out = index.contiguous(), table.new_empty(index.shape)
+    library.blips_look_up(_at(index), _at(table), _at(out), index.numel())
+    return out
+
+
+def row_dot(x: Tensor, y: Tensor) -> Tensor:
+    """Sum over all but the rows of ``x * y``, ``[rows]``."""
+    if (library := _library_for(x)) is None:
+        return (x * y).flatten(1).sum(1)
+    x, y = x.contiguous(), y.contiguous()
+    out = x.new_empty(x.shape[0])
+    library.blips_row_dot(_at(x), _at(y), _at(out), x.shape[0], _width(x))
+    return out
+
+
+def per_row(values: Tensor, x: Tensor) -> Tensor:
+    """One value per row in a shape that multiplies x."""
+    return values.view(-1, *(1,) * (x.ndim - 1))
+
+
+def sign_mask(bits: Tensor, channels: int) -> Tensor:
+    """Unpack bits to ``[rows, channels]`` of int32: the sign bit of a float, set or not.
+
+    Shifts by 0..31, here products with powers of two, bring every bit of a word to the place of the
+    sign bit.
+    """
+    powers, sign_bit = _powers_and_sign_bit(bits.device)
+    mask = (bits * powers).bitwise_and_(sign_bit).flatten(1)
+    return mask if mask.shape[1] == channels else mask[:, :channels]
+
+
+def _flipped(x: Tensor, bits: Tensor) -> Tensor:
+    """``x * signs`` by torch; in single precision a sign is the XOR of a bit."""
+    mask = sign_mask(bits, x.shape[-1])
+    mask = mask.view(mask.shape[0], *(1,) * (x.ndim - 2), mask.shape[1])
+    if x.dtype == torch.float32:
+        return (x.view(torch.int32) ^ mask).view(torch.float32)
+    return x * torch.where(mask < 0, -1.0, 1.0).to(x.dtype)
+
+
+def _library_for(x: Tensor) -> ctypes.CDLL | None:
+    """The compiled code, where it is the best way to handle x."""
+    if x.dtype != torch.float32 or x.device.type != "cpu" or x.ndim < 2:
+        return None
+    if x.numel() > LARGE and torch.get_num_threads() > MANY_THREADS:
+        return None
+    return library()
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled ``kernels.c``; None where it was not built."""
+    for path in Path(__file__).parent.glob("_kernels*.so"):
+        try:
+            return _declared(ctypes.CDLL(str(path)))
+        except OSError:  # of another machine
+            continue
+    return None
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """With the types of arguments; ``ptrdiff_t`` has the size of ``c_ssize_t``."""
+    pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
+    library.blips_flip.argtypes = [pointer] * 4 + [size] * 3
+    library.blips_add_flipped.argtypes = [pointer] * 4 + [size] * 3
+    library.blips_add_local.argtypes = [pointer] * 4 + [ctypes.c_float] + [size] * 2
+    library.blips_multiply_and_dot.argtypes = [pointer] * 3 + [size] * 2
+    library.blips_look_up.argtypes = [pointer] * 3 + [size]
+    library.blips_row_dot.argtypes = [pointer] * 3 + [size] * 2
+    return library
+
+
+def _at(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _width(x: Tensor) -> int:
+    """Elements of a row."""
+    return x.numel() // max(1, x.shape[0])
+
+
+def _sizes(x: Tensor) -> tuple[int, int, int]:
+    """Rows, components of the irrep, channels."""
+    rows, channels = x.shape[0], x.shape[-1]
+    return rows, x.numel() // max(1, rows * channels), channels
+
+
+@cache
+def _powers_and_sign_bit(device: torch.device) -> tuple[Tensor, Tensor]:
+    """2^0 ... 2^31, and the sign of a single-precision float, as int32."""
+    powers = 1 << torch.arange(SIGNS, dtype=torch.int32, device=device)
+    return powers, powers[-1].clone()

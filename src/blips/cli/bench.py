@@ -1,0 +1,58 @@
+"""Commands that measure: bench, fast-uncertainty."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blips.cli.app import app
+
+
+@app.command("fast-uncertainty")
+def fast_uncertainty(
+    folder: Annotated[Path, typer.Option(help="for results; existing ones are kept")] = Path(
+        "results/fast-uncertainty"
+    ),
+    samples: Annotated[int, typer.Option(help="of the reference")] = 1000,
+    count: Annotated[int, typer.Option(help="structures of a kind in each set")] = 4,
+    only: Annotated[list[str] | None, typer.Option(help="models; repeatable")] = None,
+    runs: Annotated[Path, typer.Option(help="for PaiNN's training")] = Path("runs/fast"),
+) -> None:
+    """Compare error bars without sampling with those of a thousand samples."""
+    import torch
+
+    from blips.experiments.fast import study
+
+    torch.set_num_threads(1)
+    study(folder, samples=samples, count=count, only=only or (), runs=runs, report=typer.echo)
+    typer.echo(f"table in {folder / 'table.md'}")
+
+
+@app.command()
+def bench(
+    folder: Annotated[Path, typer.Option(help="for bench.json, bench.md, bench.png")] = Path(
+        "results/benchmarks"
+    ),
+    part: Annotated[
+        list[str] | None, typer.Option(help="cost, flops or peers; repeatable; default: all")
+    ] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(help="atoms: 4, 36, 144 or 720; repeatable; default: all")
+    ] = None,
+    samples: Annotated[list[int] | None, typer.Option(help="repeatable; default: 8, 32")] = None,
+    repeats: Annotated[int, typer.Option(help="of every time")] = 7,
+) -> None:
+    """Measure what error bars cost: time, memory, operations, beside baselines and peers."""
+    from blips.errors import ConfigError
+    from blips.experiments.bench import SIZES
+    from blips.experiments.bench_report import PARTS
+    from blips.experiments.bench_report import bench as run
+
+    parts, sizes = part or PARTS, size or SIZES
+    if unknown := {*parts} - {*PARTS}:
+        raise ConfigError(f"unknown part {', '.join(unknown)}; use {', '.join(PARTS)}")
+    if odd := {*sizes} - {*SIZES}:
+        raise ConfigError(f"no structure of {odd} atoms; use {', '.join(map(str, SIZES))}")
+    chosen = samples or (8, 32)
+    run(folder, parts=parts, sizes=sizes, samples=chosen, repeats=repeats, report=typer.echo)
+    typer.echo(f"tables in {folder / 'bench.md'}")

@@ -1,0 +1,27 @@
+"""The command that learns actively."""
+
+from typing import Annotated
+
+import typer
+
+from blips.cli.app import Files, app
+
+
+@app.command()
+def active(
+    sources: Files,
+    quiet: Annotated[bool, typer.Option("--quiet", help="show nothing while it runs")] = False,
+) -> None:
+    """Explore, select, label, retrain: blips active campaign.yaml stop.labels=200.
+
+    A campaign that was interrupted goes on when it is started again.
+    """
+    from blips.active.campaign import run_campaign
+    from blips.active.config import load_campaign
+
+    config = load_campaign(*sources)
+    summary = run_campaign(config, display=not quiet)
+    typer.echo(
+        f"{summary['labels']} labels, {summary['quarantined']} set aside; {summary['ended']}; "
+        f"everything is in {config.folder}"
+    )

@@ -1,0 +1,102 @@
+"""Fit the weights of `blips.spread` to a model's own samples: no labels needed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from ase import Atoms
+from scipy.optimize import nnls
+from scipy.stats import spearmanr
+
+from blips.errors import InputError
+from blips.onepass import OnePass
+from blips.predict import Array, Prediction
+from blips.spread import ForceSpread, Ingredients
+
+FOLDS = 4
+
+
+class Teacher(Protocol):
+    """What the fit needs of a Bayesian potential."""
+
+    @property
+    def predict(self) -> Callable[..., Prediction]:
+        """(graph, **options) -> means and deviations of samples."""
+        ...
+
+    @property
+    def one_pass(self) -> Callable[..., OnePass]:
+        """(graph) -> first-order variances."""
+        ...
+
+
+class Lesson(NamedTuple):
+    """One structure."""
+
+    origin: int  # displaced copies share the number of what they are copies of
+    basis: Array  # [N, 3, 3, B]
+    cov: Array  # [N, 3, 3] (eV/A)^2, of samples
+
+
+def displaced_copies(
+    structures: Sequence[Atoms], displacement: float, seed: int
+) -> Iterator[tuple[int, Atoms]]:
+    """Every structure, numbered, as it is and, unless `displacement` (A) is 0, once displaced."""
+    rng = np.random.default_rng(seed)
+    for number, atoms in enumerate(structures):
+        yield number, atoms
+        if displacement > 0:
+            moved = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
+            moved.positions += rng.normal(scale=displacement, size=moved.positions.shape)
+            yield number, moved
+
+
+def lesson(teacher: Teacher, graph: Any, samples: int, seed: int, origin: int) -> Lesson:
+    """Tensors and sampled covariance of one structure."""
+    sampled = teacher.predict(graph, samples=samples, seed=seed, covariance=True, calibrated=False)
+    basis = Ingredients.of(teacher.one_pass(graph)).basis()
+    return Lesson(origin, basis.permute(1, 2, 3, 0).cpu().numpy(), sampled.array("forces_cov"))
+
+
+def fit_spread(lessons: Sequence[Lesson]) -> ForceSpread:
+    """Non-negative least squares; with four structures or more also their cross-validation."""
+    if not lessons:
+        raise InputError("no structures to learn from; give some that the model will be used for")
+    weights = _solve(lessons)
+    groups = (len(weights) - 1) // 7
+    return ForceSpread(groups, tuple(map(float, weights)), _quality(lessons))
+
+
+def _solve(lessons: Sequence[Lesson]) -> Array:
+    """Weights >= 0 that minimise sum_i |Cov_i - model|^2 / (trace Cov_i)^2."""
+    basis = np.concatenate([one.basis for one in lessons])  # [N, 3, 3, B]
+    cov = np.concatenate([one.cov for one in lessons])  # [N, 3, 3]
+    trace = np.trace(cov, axis1=1, axis2=2)
+    moving = trace > 0
+    scale = 1.0 / trace[moving, None, None]
+    matrix = (basis[moving] * scale[..., None]).reshape(-1, basis.shape[-1])
+    size = np.sqrt(np.square(matrix).mean(axis=0))
+    size[size == 0] = 1.0
+    found, _ = nnls(matrix / size, (cov[moving] * scale).ravel(), maxiter=100 * matrix.shape[1])
+    return found / size
+
+
+def _quality(lessons: Sequence[Lesson]) -> dict[str, float]:
+    """Of weights fitted to the other lessons: rank correlation and median ratio of sigma."""
+    if len({one.origin for one in lessons}) < FOLDS:
+        return {}
+    found: list[Array] = []
+    expected: list[Array] = []
+    for fold in range(FOLDS):
+        weights = _solve([one for one in lessons if one.origin % FOLDS != fold])
+        for one in (one for one in lessons if one.origin % FOLDS == fold):
+            found.append(_diagonal(one.basis @ weights))
+            expected.append(_diagonal(one.cov))
+    sigma, sampled = np.concatenate(found), np.concatenate(expected)  # [N, 3]
+    rho = float(spearmanr(sigma.ravel(), sampled.ravel()).statistic)  # type: ignore[attr-defined]
+    ratio = float(np.median(sigma / np.maximum(sampled, 1e-300)))
+    return {"spearman": rho, "median_ratio": ratio, "atoms": float(len(sigma))}
+
+
+def _diagonal(cov: Array) -> Array:
+    return np.sqrt(np.diagonal(cov, axis1=1, axis2=2))

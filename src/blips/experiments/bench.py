@@ -1,0 +1,192 @@
+"""What error bars cost: time and memory of every way, on the same inputs, in one run.
+
+The subject is PaiNN (128 features, 3 blocks) with energies and forces. Times are processor seconds
+of one thread, measured in turn; a ratio is the median over repeats of that within a repeat, so
+that all share the machine's moods. Peak memory is the growth of the resident set above what it was
+before the call (Linux only).
+"""
+
+import copy
+import ctypes
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from ase import Atoms
+from ase.build import molecule
+
+from blips.backbones import PaiNN
+from blips.baselines import DeepEnsemble, LastLayerRigidity, ShallowEnsemble
+from blips.baselines.llpr import Rigidity, Scale
+from blips.data.graph import AtomGraph
+from blips.experiments.fast import displaced, quartz
+from blips.factory import bayesianize
+from blips.spread import GROUPS, ForceSpread, feature_names
+from blips.train.objective import plain_outputs
+
+Call = Callable[[], Any]
+MEMBERS = 4
+SLOW_ABOVE = 100  # atoms: fewer repeats and samples
+CELLS = {36: (2, 2, 1), 144: (4, 4, 1), 720: (4, 4, 5)}  # of 9 atoms
+SIZES = (4, *CELLS)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Processor seconds of every repeat, and bytes, by way."""
+
+    seconds: Mapping[str, list[float]]
+    peak_bytes: Mapping[str, int | None]
+
+    def ratio(self, way: str, base: str = "base") -> float:
+        """Median over repeats of the ratio within a repeat."""
+        pairs = zip(self.seconds[way], self.seconds[base], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+    def shortest(self, way: str, base: str = "base") -> float:
+        """Ratio of the shortest times."""
+        return min(self.seconds[way]) / min(self.seconds[base])
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Everything, JSON-able."""
+        return {
+            way: {
+                "ratio": round(self.ratio(way), 3),
+                "ratio_of_shortest": round(self.shortest(way), 3),
+                "shortest_seconds": min(self.seconds[way]),
+                "peak_megabytes": _megabytes(self.peak_bytes[way]),
+            }
+            for way in self.seconds
+        }
+
+
+def structure(atoms: int) -> Atoms:
+    """NH3 for 4 atoms, displaced quartz otherwise."""
+    if atoms == 4:
+        return displaced(molecule("NH3"), 0.05, 0)
+    return displaced(quartz(0.0, 0) * CELLS[atoms], 0.05, 0)
+
+
+def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
+    """Every way to get energies and forces, most with error bars, on one structure."""
+    torch.manual_seed(0)
+    plain = PaiNN()
+    potential = bayesianize(copy.deepcopy(plain))
+    weights = (1.0,) * len(feature_names(GROUPS))  # cost does not depend on their values
+    potential.force_spread = ForceSpread(GROUPS, weights, {})
+    graph = plain.graph(structure(atoms))
+    ensemble = DeepEnsemble.of([copy.deepcopy(plain) for _ in range(MEMBERS)])
+    shallow = ShallowEnsemble(copy.deepcopy(plain), heads=16)
+    rigidity = _rigidity(plain)
+
+    def base() -> Any:
+        with torch.no_grad():
+            return plain_outputs(plain, graph)
+
+    calls: dict[str, Call] = {
+        "base": base,
+        "map": lambda: potential.predict(graph, method="map"),
+        "onepass energy": lambda: _without_spread(potential, graph),
+        "onepass energy + forces": lambda: potential.predict(graph, method="onepass"),
+    }
+    for count in samples:
+        calls[f"mc loop {count}"] = lambda count=count: [
+            potential.outputs_of(graph, range(k, k + 1), 0, {"forces": True}) for k in range(count)
+        ]
+        calls[f"mc batched {count}"] = lambda count=count: potential.predict(graph, samples=count)
+    calls[f"deep ensemble {MEMBERS}"] = lambda: ensemble.predict_graph(graph)
+    calls["shallow ensemble 16"] = lambda: shallow.predict_graph(graph)
+    calls["llpr"] = lambda: rigidity.predict_graph(graph)
+    return calls
+
+
+def _without_spread(potential: Any, graph: AtomGraph) -> Any:
+    kept, potential.force_spread = potential.force_spread, None
+    try:
+        return potential.predict(graph, method="onepass")
+    finally:
+        potential.force_spread = kept
+
+
+def _rigidity(plain: PaiNN) -> LastLayerRigidity:
+    """LLPR with any matrix: what its training data were does not change the cost."""
+    found = LastLayerRigidity(copy.deepcopy(plain))
+    width = plain.readout[-1].in_features
+    found.rigidity = Rigidity.of(torch.eye(int(width), dtype=torch.float64))  # type: ignore
+    found.scales = {name: Scale(1.0, 1.0) for name in ("energy", "forces")}
+    return found
+
+
+def measure(calls: Mapping[str, Call], repeats: int) -> Measured:
+    """Times in turn; memory in a first round that is not timed."""
+    peaks = {name: peak_bytes(call) for name, call in calls.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.process_time()
+            call()
+            seconds[name].append(time.process_time() - start)
+    return Measured(seconds, peaks)
+
+
+def peak_bytes(call: Call) -> int | None:
+    """Largest resident set during `call` above that before; None where Linux's /proc is missing."""
+    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        clear.write_text("5")  # begin the high-water mark anew
+        before = _status(status, "VmRSS")
+        call()
+        return max(0, _status(status, "VmHWM") - before)
+    except (OSError, AttributeError):
+        call()
+        return None
+
+
+def _status(path: Path, field: str) -> int:
+    line = next(line for line in path.read_text().splitlines() if line.startswith(field))
+    return 1024 * int(line.split()[1])
+
+
+def _megabytes(size: int | None) -> float | None:
+    return None if size is None else round(size / 1e6, 1)
+
+
+def cost(
+    sizes: Sequence[int] = SIZES, samples: Sequence[int] = (8, 32), repeats: int = 7
+) -> dict[str, Any]:
+    """Ratios to energy and forces of the base, by number of atoms.
+
+    Args:
+        sizes: numbers of atoms, out of `SIZES`.
+        samples: numbers of samples; for large structures only the smallest.
+        repeats: for large structures 3 at most.
+    """
+    found: dict[str, Any] = {}
+    for atoms in sizes:
+        slow = atoms > SLOW_ABOVE
+        calls = ways(atoms, sorted(samples)[:1] if slow else samples)
+        found[str(atoms)] = measure(calls, min(3, repeats) if slow else repeats).rows()
+    return found
+
+
+def cost_table(found: Mapping[str, Any]) -> str:
+    """Markdown: ratio of times (peak MB), one column for each size."""
+    names: dict[str, None] = {}
+    for rows in found.values():
+        names.update(dict.fromkeys(rows))
+    lines = ["| | " + " | ".join(f"{atoms} atoms" for atoms in found) + " |"]
+    lines.append("|" + "---|" * (len(found) + 1))
+    for name in names:
+        cells = [name]
+        for rows in found.values():
+            row = rows.get(name)
+            cells.append("-" if row is None else f"{row['ratio']:.2f} ({row['peak_megabytes']} MB)")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,208 @@
+"""How a prediction is made: sampled, with frozen draws, in one pass, or without deviations."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blips import keys
+from blips.adaptive import Tolerance, adaptive_monte_carlo, joined_details
+from blips.backbones.base import Backbone
+from blips.backbones.derivatives import Derivatives
+from blips.bayes import noise as noise_context
+from blips.bayes.propagate import Propagation, parts
+from blips.data.graph import AtomGraph, Graph
+from blips.errors import InputError
+from blips.onepass import OnePass
+from blips.predict import Outputs, Prediction, point_prediction
+from blips.sampling import monte_carlo
+from blips.spread import ForceSpread
+
+METHODS = ("auto", "mc", "frozen", "onepass", "propagate", "map")
+GIGABYTE = 1e9
+Samples = int | Literal["auto"]
+
+
+class Potential(Protocol):
+    """What a prediction needs of a Bayesian potential."""
+
+    @property
+    def backbone(self) -> Backbone:
+        """The converted model."""
+        ...
+
+    @property
+    def one_pass(self) -> Callable[..., OnePass]:
+        """(graph, **derivatives) -> first-order variances."""
+        ...
+
+    @property
+    def force_spread(self) -> ForceSpread | None:
+        """Weights of the forces' covariance in one pass, where they were fitted."""
+        ...
+
+    def outputs_of(
+        self,
+        graph: Graph,
+        numbers: range | None,
+        seed: int,
+        derivatives: Derivatives,
+        frozen: bool = False,
+    ) -> Outputs:
+        """Outputs of the samples with these numbers (None for MAP)."""
+        ...
+
+    def coefficients(self, graph: Graph) -> dict[str, Tensor]:
+        """Alpha and beta of every Bayesian map."""
+        ...
+
+    def samples_at_once(self, graph: Graph, samples: int, limit: float, seed: int) -> int:
+        """How many samples fit a bound of bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a prediction; the arguments of `BayesianPotential.predict`."""
+
+    method: str = "mc"
+    samples: Samples = 32
+    tolerance: float = 0.1
+    max_samples: int = 512
+    seed: int = 0
+    forces: bool = True
+    stress: bool = False
+    covariance: bool = False
+    memory_gb: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Refuse unknown methods and numbers of samples."""
+        if self.method not in METHODS:
+            raise InputError(f"unknown method {self.method!r}; use one of {', '.join(METHODS)}")
+        if isinstance(self.samples, str) and self.samples != "auto":
+            raise InputError(f'samples={self.samples!r}; expected a whole number or "auto"')
+
+    @property
+    def derivatives(self) -> Derivatives:
+        """Which derivatives are asked for."""
+        return Derivatives(forces=self.forces, stress=self.stress)
+
+    @property
+    def stop(self) -> Tolerance | None:
+        """When to stop sampling, where the number of samples is open."""
+        open_ended = self.samples == "auto"
+        return Tolerance(self.tolerance, self.max_samples) if open_ended else None
+
+
+class Choice(NamedTuple):
+    """What method="auto" became."""
+
+    request: Request
+    reason: str
+
+
+def choose(potential: Potential, graph: Graph, request: Request) -> Choice:
+    """The cheapest method that gives a deviation for everything that is asked for.
+
+    One pass where it can (energies always, forces where `distil_forces` was called), otherwise as
+    many samples as `tolerance` needs.
+    """
+    sampled = replace(request, method="mc", samples="auto")
+    one_pass = replace(request, method="onepass")
+    if not isinstance(graph, AtomGraph):
+        return Choice(sampled, "only sampling gives deviations of positions")
+    if request.stress:
+        return Choice(sampled, "only sampling gives deviations of the stress")
+    if not request.forces:
+        return Choice(one_pass, "one pass gives the deviation of energies")
+    if potential.force_spread is not None:
+        return Choice(one_pass, "one pass gives energies, and forces as distil_forces learned")
+    return Choice(sampled, "forces are sampled until distil_forces has been called")
+
+
+def predict_graph(potential: Potential, graph: Graph, request: Request) -> Prediction:
+    """Prediction of one batch, not recalibrated."""
+    if request.method == "auto":
+        choice = choose(potential, graph, request)
+        found = predict_graph(potential, graph, choice.request)
+        return replace(found, details={**found.details, "chosen_because": choice.reason})
+    if request.method == "map":
+        outputs = potential.outputs_of(graph, None, 0, request.derivatives)
+        return point_prediction(outputs, graph)
+    if request.method == "onepass":
+        return _in_one_pass(potential, graph, request)
+    if request.method == "propagate":
+        return _propagated(potential, graph, request)
+    return _sampled(potential, graph, request)
+
+
+def join(parts: Sequence[Prediction]) -> Prediction:
+    """One prediction out of those of the batches."""
+    whole = Prediction.join(parts)
+    if "sigma_relative_error" not in whole.details:
+        return whole
+    most = max(part.samples for part in parts)
+    return replace(whole, samples=most, details=joined_details(list(parts)))
+
+
+def _in_one_pass(potential: Potential, graph: Graph, request: Request) -> Prediction:
+    found = potential.one_pass(graph, **request.derivatives)
+    changes: dict[str, Any] = {}
+    changes["energy_std"] = found.attribution().energy_var.sqrt().cpu().numpy()
+    spread = potential.force_spread
+    if request.forces and spread is not None:
+        cov = spread.covariance(found).cpu().numpy()
+        changes["forces_std"] = np.sqrt(np.diagonal(cov, axis1=1, axis2=2))
+        if request.covariance:
+            changes["forces_cov"] = cov
+    return replace(point_prediction(found.outputs, graph, method="onepass"), **changes)
+
+
+def _propagated(potential: Potential, graph: Graph, request: Request) -> Prediction:
+    if potential.backbone.conservative:
+        raise InputError(
+            f"the forces of {type(potential.backbone).__name__} are derivatives, through which "
+            'no variance can be propagated forward; use method="onepass" or "mc"'
+        )
+    with torch.no_grad(), noise_context.use(Propagation(potential.coefficients(graph))):
+        outputs = asked_for(potential.backbone(graph), graph, request.derivatives)
+    means = {name: parts(value)[0] for name, value in outputs.items()}
+    deviations = {
+        f"{name}_std": parts(value)[1].double().sqrt().cpu().numpy()
+        for name, value in outputs.items()
+    }
+    return replace(point_prediction(means, graph, method="propagate"), **deviations)
+
+
+def asked_for(outputs: Outputs, graph: Graph, derivatives: Derivatives) -> Outputs:
+    """What was asked of a model that predicts forces and stress directly (or positions)."""
+    wanted = {
+        keys.FORCES: derivatives.get("forces", True),
+        keys.STRESS: derivatives.get("stress", False),
+    }
+    if wanted[keys.STRESS] and keys.STRESS not in outputs:
+        if isinstance(graph, AtomGraph):
+            graph.volumes()  # says which structure has none
+        raise InputError("this model predicts no stress; ask for energy and forces only")
+    return {name: value for name, value in outputs.items() if wanted.get(name, True)}
+
+
+def _sampled(potential: Potential, graph: Graph, request: Request) -> Prediction:
+    def sampler(graph: Graph, numbers: range) -> Outputs:
+        frozen = request.method == "frozen"
+        return potential.outputs_of(graph, numbers, request.seed, request.derivatives, frozen)
+
+    stop = request.stop
+    most = request.max_samples if request.samples == "auto" else request.samples
+    chunk = potential.samples_at_once(graph, most, request.memory_gb * GIGABYTE, request.seed)
+    options: dict[str, Any] = {
+        "method": request.method,
+        "chunk": chunk,
+        "covariance": request.covariance,
+    }
+    if stop is not None:
+        return adaptive_monte_carlo(sampler, graph, stop, **options)
+    return monte_carlo(sampler, graph, most, **options)

@@ -1,0 +1,224 @@
+"""Relaxations and molecular dynamics of many structures in one batch (TorchSim), under a guard.
+
+    model = TorchSimModel(potential)
+    finished = relax(structures, model, Guard(force_std=0.3), force_tolerance=0.02)
+    finished = integrate(structures, model, Guard(force_std=0.3), temperature=300, steps=2000)
+    for one in finished:
+        print(one.status, one.steps, one.reason)
+
+All structures advance in one batch. At every n-th step the guard looks at each of them; one that
+it objects to is halted and leaves the batch, the others go on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.stress import full_3x3_to_voigt_6_stress
+from torch import Tensor
+
+from blips import keys
+from blips.errors import InputError
+from blips.sim.guard import Finding, Guard
+from blips.sim.properties import annotate
+from blips.sim.torchsim import PER_ATOM, STATE_DTYPE, TorchSimModel, ts
+
+Functions = tuple[Callable[..., Any], Callable[..., Any]]  # TorchSim's (init, update)
+
+
+@dataclass
+class Finished:
+    """What became of one structure.
+
+    Attributes:
+        atoms: its last state with energy, forces and, where the model has momenta, those.
+        status: "converged", "done" (all steps), "halted" (by the guard) or "unfinished" (a
+            relaxation out of steps).
+        steps: that it took.
+        findings: of the guard, if it was halted.
+    """
+
+    atoms: Atoms
+    status: str
+    steps: int
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str:
+        """Why it was halted; empty if it was not."""
+        return "; ".join(finding.text for finding in self.findings)
+
+
+def relax(
+    structures: Sequence[Atoms],
+    model: TorchSimModel,
+    guard: Guard,
+    *,
+    force_tolerance: float = 0.02,
+    steps: int = 500,
+    every: int = 5,
+    optimizer: Callable[..., Functions] | None = None,
+    **options: Any,
+) -> list[Finished]:
+    """Relax structures in one batch; those that the guard objects to are halted.
+
+    Args:
+        structures: all periodic, or none.
+        model: in mode "map" or "frozen": samples are no smooth function to minimise.
+        guard: limits.
+        force_tolerance: largest force of a relaxed structure, eV/A (with a cell, of that too).
+        steps: at most.
+        every: steps between two looks at convergence and guard.
+        optimizer: of TorchSim, `optimizers.fire` by default; `frechet_cell_fire` relaxes cells.
+        options: of the optimizer.
+    """
+    if not force_tolerance > 0:
+        raise InputError(f"force_tolerance is {force_tolerance} eV/A; expected a positive number")
+    init, update = (optimizer or ts.optimizers.fire)(model, **options)
+    state = init(_state(structures, model))
+    converged = ts.generate_force_convergence_fn(
+        force_tolerance, include_cell_forces=hasattr(state, "cell_forces")
+    )
+    return _advance(state, lambda state, _: update(state), model, guard, steps, every, converged)
+
+
+def integrate(
+    structures: Sequence[Atoms],
+    model: TorchSimModel,
+    guard: Guard,
+    *,
+    temperature: float | Sequence[float],
+    steps: int,
+    timestep: float = 0.5,
+    every: int = 10,
+    seed: int = 0,
+    integrator: Callable[..., Functions] | None = None,
+    **options: Any,
+) -> list[Finished]:
+    """Molecular dynamics of structures in one batch; those that the guard objects to are halted.
+
+    Args:
+        structures: all periodic, or none. Momenta are drawn from the temperature, unless every
+            structure has its own already.
+        model: in mode "map" or "frozen".
+        guard: limits.
+        temperature: K, one for all or one for each structure.
+        steps: at most.
+        timestep: fs.
+        every: steps between two looks of the guard.
+        seed: of momenta and thermostat.
+        integrator: of TorchSim, `nvt_langevin` by default.
+        options: of the integrator, in TorchSim's units.
+    """
+    structures = [structures] if isinstance(structures, Atoms) else list(structures)
+    temperatures = np.broadcast_to(np.asarray(temperature, dtype=float), (len(structures),))
+    if not ((temperatures > 0).all() and timestep > 0):
+        raise InputError(
+            f"temperature is {temperature} K and timestep {timestep} fs; expected positive numbers"
+        )
+    units = ts.units.UnitSystem.metal
+    here = {"dtype": STATE_DTYPE, "device": model.device}
+    kT = torch.tensor(temperatures * units.temperature, **here)  # [S] eV
+    dt = torch.tensor(timestep * 1e-3 * units.time, **here)
+    make: Any = integrator or ts.nvt_langevin
+    init, update = make(model, dt=dt, kT=kT, **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        state = _state(structures, model)
+        if all(atoms.get_momenta().any() for atoms in structures):
+            momenta = np.concatenate([atoms.get_momenta() for atoms in structures])
+            state.momenta = torch.tensor(momenta, **here)  # [N, 3], TorchSim's unit is ASE's
+        state = init(state, seed=seed)
+        return _advance(
+            state, lambda state, alive: update(state, kT=kT[alive]), model, guard, steps, every
+        )
+
+
+def halting(
+    model: TorchSimModel, guard: Guard, convergence_fn: Callable[..., Tensor] | None = None
+) -> Callable[..., Tensor]:
+    """A convergence function for `torch_sim.optimize` that also ends what the guard objects to.
+
+    Args:
+        model: whose sigma counts.
+        guard: limits.
+        convergence_fn: of TorchSim, such as `torch_sim.generate_force_convergence_fn(0.02)`.
+    """
+
+    def ended(state: Any, last_energy: Tensor | None = None) -> Tensor:
+        halted = [bool(found) for found in model.check(state, guard)]
+        halted = torch.tensor(halted, device=state.device)
+        return halted if convergence_fn is None else halted | convergence_fn(state, last_energy)
+
+    return ended
+
+
+def _state(structures: Sequence[Atoms], model: TorchSimModel) -> Any:
+    structures = [structures] if isinstance(structures, Atoms) else list(structures)
+    if not structures:
+        raise InputError("nothing to simulate: the list of structures is empty")
+    periodic = {tuple(atoms.pbc.tolist()) for atoms in structures}
+    if not periodic <= {(True, True, True)} and not periodic <= {(False, False, False)}:
+        raise InputError(
+            "TorchSim takes structures that are all periodic in three directions, or all not; "
+            f"these have pbc {sorted(periodic)}"
+        )
+    return ts.initialize_state(structures, model.device, model.dtype)
+
+
+def _advance(
+    state: Any,
+    update: Callable[[Any, list[int]], Any],
+    model: TorchSimModel,
+    guard: Guard,
+    steps: int,
+    every: int,
+    converged: Callable[..., Tensor] | None = None,
+) -> list[Finished]:
+    """Run the batch; structures leave it as they converge or are halted."""
+    if every < 1 or steps < 0:
+        raise InputError(f"steps is {steps} and every is {every}; expected >= 0 and >= 1")
+    alive = list(range(state.n_systems))  # number of each structure that is still in the batch
+    finished: dict[int, Finished] = {}
+    done = 0
+    while True:
+        findings = model.check(state, guard)
+        relaxed = converged(state).tolist() if converged else [False] * len(alive)
+        at_end = done >= steps
+        leaving: list[int] = []
+        for place, (found, is_relaxed) in enumerate(zip(findings, relaxed, strict=True)):
+            status = "halted" if found else "converged" if is_relaxed else ""
+            if at_end and not status:
+                status = "unfinished" if converged else "done"
+            if status:
+                leaving.append(place)
+                frame = _frame(state[[place]], model)
+                finished[alive[place]] = Finished(frame, status, done, found)
+        if len(leaving) == len(alive):
+            return [finished[number] for number in sorted(finished)]
+        if leaving:
+            state.pop(leaving)
+            alive = [number for place, number in enumerate(alive) if place not in leaving]
+        for _ in range(min(every, steps - done)):
+            state = update(state, alive)
+            done += 1
+
+
+def _frame(state: Any, model: TorchSimModel) -> Atoms:
+    """Structure of a state with one system, with its results, sigma and momenta."""
+    (atoms,) = state.to_atoms()
+    atoms.set_masses(state.masses.cpu().numpy())
+    if hasattr(state, "momenta"):
+        atoms.set_momenta(state.momenta.cpu().numpy())
+    results = {keys.ENERGY: float(state.energy[0]), keys.FORCES: state.forces.cpu().numpy()}
+    if hasattr(state, "stress"):
+        results[keys.STRESS] = full_3x3_to_voigt_6_stress(state.stress[0].cpu().numpy())
+    atoms.calc = SinglePointCalculator(atoms, **results)
+    if np.isfinite(atoms.positions).all():
+        sigma = {name: value.cpu().numpy() for name, value in model.uncertainties(state).items()}
+        annotate(atoms, {name: v[0] if name not in PER_ATOM else v for name, v in sigma.items()})
+    return atoms

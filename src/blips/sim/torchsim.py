@@ -1,0 +1,177 @@
+"""A Bayesian potential as a model of TorchSim, which advances many structures in one batch.
+
+    model = TorchSimModel(potential)                         # mode="map"
+    state = torch_sim.optimize(structures, model, optimizer=torch_sim.optimizers.fire)
+
+`blips.sim.batched` relaxes and integrates with it under a guard. TorchSim holds positions in
+double precision here; the potential computes in its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from ase import Atoms
+from ase.calculators.calculator import Calculator as ASECalculator
+from torch import Tensor
+
+from blips import keys
+from blips.backbones.foreign import require
+from blips.bayes.noise import FrozenDraw
+from blips.errors import InputError
+from blips.potential import BayesianPotential, FrozenMember
+from blips.predict import Prediction
+from blips.sim.calculator import MODES
+from blips.sim.guard import Finding, Guard
+from blips.sim.properties import UNCERTAINTIES
+
+PIP_LINE = "pip install torch-sim-atomistic==0.3.0"
+
+if TYPE_CHECKING:
+    import torch_sim as ts
+    from torch_sim.models.interface import ModelInterface
+else:
+    ts = require("torch_sim", PIP_LINE)
+    ModelInterface = require("torch_sim.models.interface", PIP_LINE).ModelInterface
+
+STATE_DTYPE = torch.float64
+PER_ATOM = (keys.FORCES, keys.FORCES_UNCERTAINTY)
+
+
+class TorchSimModel(ModelInterface):
+    """A Bayesian potential as a model of TorchSim; eV, eV/A, eV/A^3.
+
+    The outputs are `energy` [S], `forces` [N, 3] and, if asked for, `stress` [S, 3, 3]; in mode
+    "mc" also their `*_uncertainty`. A structure whose positions are no finite numbers gets NaN and
+    leaves the others alone.
+
+    Args:
+        potential: made by `blips.bayesianize` or `blips.load`.
+        mode: "map" (posterior means, the base model's cost), "frozen" (one draw of the weights) or
+            "mc" (means and deviations of samples at every step).
+        samples: posterior samples behind uncertainties.
+        member: "frozen": number of the draw.
+        seed: of all noise.
+        method: how uncertainties are predicted, see `BayesianPotential.predict`.
+        compute_stress: also give the stress, for cells that change.
+        options: of `BayesianPotential.predict`, such as `memory_gb` and `calibrated`.
+    """
+
+    def __init__(
+        self,
+        potential: BayesianPotential,
+        mode: str = "map",
+        *,
+        samples: int = 16,
+        member: int = 0,
+        seed: int = 0,
+        method: str = "mc",
+        compute_stress: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if not isinstance(potential, BayesianPotential):
+            raise InputError(
+                f"TorchSimModel needs a BayesianPotential, got {type(potential).__name__}; "
+                "make one with blips.bayesianize(model) or blips.load(file)"
+            )
+        if mode not in MODES:
+            raise InputError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
+        self.potential = potential
+        self.mode, self.samples, self.seed, self.method = mode, samples, seed, method
+        self.options = options
+        self._member = FrozenMember(potential, FrozenDraw(seed, member))
+        self._dtype, self._device = STATE_DTYPE, next(potential.parameters()).device
+        self._compute_forces, self._compute_stress = True, compute_stress
+
+    def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:
+        """Energy, forces, stress of a `SimState` (or its dictionary)."""
+        state = state if isinstance(state, ts.SimState) else ts.SimState(**state)
+        structures = state.to_atoms()
+        stress = self._compute_stress
+        if self.mode == "mc":
+            return self._tensors(structures, lambda some: self._sampled(some, stress))
+        if self.mode == "frozen":
+            return self._tensors(
+                structures,
+                lambda some: self._member.predict(some, stress=stress, batch_size=len(some)),
+            )
+        return self._tensors(
+            structures,
+            lambda some: self.potential.predict(
+                some, method="map", stress=stress, batch_size=len(some)
+            ),
+        )
+
+    def uncertainties(self, state: Any) -> dict[str, Tensor]:
+        """Standard deviations of energy [S], forces [N, 3] and stress [S, 3, 3] by samples."""
+        outputs = self._tensors(
+            state.to_atoms(), lambda some: self._sampled(some, self._compute_stress)
+        )
+        return {name: value for name, value in outputs.items() if name in UNCERTAINTIES}
+
+    def check(self, state: Any, guard: Guard) -> list[list[Finding]]:
+        """What the guard objects to in each structure, S lists; samples are drawn once for all."""
+        structures = state.to_atoms()
+        shape_only = replace(guard, force_std=None, energy_std_per_atom=None)
+        findings = [shape_only.check(atoms) for atoms in structures]
+        sound = [index for index, found in enumerate(findings) if not found]
+        if sound and guard != shape_only:
+            prediction = self._sampled([structures[index] for index in sound], stress=False)
+            for number, index in enumerate(sound):
+                structures[index].calc = _Known(_arrays(prediction[number]))
+                findings[index] = guard.check(structures[index])
+        return findings
+
+    def _sampled(self, structures: list[Atoms], stress: bool) -> Prediction:
+        return self.potential.predict(
+            structures,
+            method=self.method,
+            samples=self.samples,
+            seed=self.seed,
+            stress=stress,
+            **{"batch_size": len(structures), **self.options},
+        )
+
+    def _tensors(
+        self, structures: list[Atoms], predict: Callable[[list[Atoms]], Prediction]
+    ) -> dict[str, Tensor]:
+        """Outputs of all structures, NaN for those that are no structures any more."""
+        whole = [bool(np.isfinite(atoms.positions).all()) for atoms in structures]
+        if not any(whole):
+            raise InputError("no structure of the batch has finite positions: all have exploded")
+        arrays = _arrays(predict([a for a, good in zip(structures, whole, strict=True) if good]))
+        rows = np.repeat(whole, [len(atoms) for atoms in structures])  # [N]
+        found: dict[str, Tensor] = {}
+        for name, array in arrays.items():
+            keep = rows if name in PER_ATOM else np.asarray(whole)
+            full = np.full((len(keep), *array.shape[1:]), np.nan)
+            full[keep] = array
+            found[name] = torch.as_tensor(full, dtype=self._dtype, device=self._device)
+        return found
+
+
+class _Known(ASECalculator):
+    """Results that are known already, uncertainties among them."""
+
+    implemented_properties = list(UNCERTAINTIES)  # noqa: RUF012 (ASE declares it so)
+
+    def __init__(self, results: dict[str, np.ndarray]) -> None:
+        super().__init__()
+        self.known = results
+
+    def calculate(self, *_: Any, **__: Any) -> None:
+        self.results = {name: np.squeeze(value) for name, value in self.known.items()}
+
+
+def _arrays(prediction: Prediction) -> dict[str, np.ndarray]:
+    """Energy, forces, stress and what is known of their (total) deviations, by result key."""
+    found: dict[str, np.ndarray] = {}
+    for name in (keys.ENERGY, keys.FORCES, keys.STRESS):
+        std = getattr(prediction, f"{name}_total_std", getattr(prediction, f"{name}_std"))
+        for key, array in ((name, getattr(prediction, name)), (f"{name}_uncertainty", std)):
+            if array is not None:
+                found[key] = array
+    return found

@@ -1,0 +1,192 @@
+r"""Covariance of forces in one pass, out of the energy's variance and the geometry.
+
+One backward pass gives every atom's share v_g of the energy's variance, for groups g of maps (in
+the order in which the model applies them). What noise of an atom does to forces acts along the
+bonds. With unit vectors u_ij and distances r_ij of an atom's neighbours and windows
+w(r) = exp(-r^2 / a^2), the covariance of its force is modelled as a sum of five kinds of positive
+tensors,
+
+    Cov_i = sum_g  A_g  v_gi 1
+                 + B_ga sum_j w_a(r_ij) v_gj u_ij u_ij^T     noise of a neighbour, along the bond
+                 + C_ga v_gi b_i b_i^T,  b_i = sum_j w_a(r_ij) u_ij     all bonds together
+                 + D_ga v_gi sum_j w_a(r_ij)^2 u_ij u_ij^T              each bond by itself
+          + E  coef_i F_i F_i^T                              noise in proportion to the force
+
+with weights A ... E >= 0. They are invariant numbers of a model, found once by non-negative least
+squares against its own samples (`distil`), without any labels. The result is positive, turns with
+the structure, and grows with the posterior's coefficients as the true covariance does.
+
+The alternative, derivatives of forces by the noise along random directions, costs as much as a
+Monte Carlo sample for each direction and is as noisy as that (see the study fast-uncertainty).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from blips import keys
+from blips.data.graph import AtomGraph
+from blips.errors import InputError
+from blips.onepass import OnePass
+
+WINDOWS = (1.2, 2.5)  # a, A: bonds of hydrogen, and longer ones
+GROUPS = 6  # at most
+WINDOW_KINDS = ("B", "C", "D")
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What the tensors are made of; float64.
+
+    Attributes:
+        shares: v, [N, G] eV^2.
+        forces: [N, 3] eV/A.
+        coef: mean coefficient of an atom's rows, [N].
+        graph: neighbours.
+    """
+
+    shares: Tensor
+    forces: Tensor
+    coef: Tensor
+    graph: AtomGraph
+
+    @classmethod
+    def of(cls, found: OnePass, groups: int = GROUPS) -> Self:
+        """Shares of `groups` groups of maps (fewer if there are fewer maps)."""
+        shares = found.shares(groups)
+        return cls(shares, found.outputs[keys.FORCES].double(), found.atom_coef(), found.graph)
+
+    def basis(self) -> Tensor:
+        """All tensors, [B, N, 3, 3]; see `feature_names` for their order."""
+        s = self.shares.T[..., None, None]  # [G, N, 1, 1]
+        unit = torch.eye(3, dtype=s.dtype, device=s.device)
+        parts = [s * unit]
+        geometry = Geometry.of(self.graph)
+        for a in WINDOWS:
+            together, apart = geometry.together(a), geometry.apart(a)
+            parts.append(
+                torch.stack([geometry.along_bonds(a, share) for share in self.shares.unbind(1)])
+            )
+            parts.append(s * together)
+            parts.append(s * apart)
+        return torch.cat([*parts, self._proportional()[None]])
+
+    def covariance(self, weights: Tensor) -> Tensor:
+        """Sum of the tensors with these weights [B], [N, 3, 3]; without making each of them."""
+        groups = self.shares.shape[1]
+        *rows, last = weights.split([groups] * (1 + len(WINDOWS) * len(WINDOW_KINDS)) + [1])
+        own, *rest = (self.shares @ row for row in rows)  # [N] each
+        unit = torch.eye(3, dtype=weights.dtype, device=weights.device)
+        total = own[:, None, None] * unit + last * self._proportional()
+        geometry = Geometry.of(self.graph)
+        for a, (along, together, apart) in zip(WINDOWS, batched_threes(rest), strict=True):
+            total = total + geometry.along_bonds(a, along)
+            total = total + together[:, None, None] * geometry.together(a)
+            total = total + apart[:, None, None] * geometry.apart(a)
+        return total
+
+    def _proportional(self) -> Tensor:
+        return self.coef[:, None, None] * outer(self.forces)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Neighbours of every atom: unit vectors [E, 3], distances [E]."""
+
+    unit: Tensor
+    distance: Tensor
+    receiver: Tensor
+    sender: Tensor
+    num_atoms: int
+
+    @classmethod
+    def of(cls, graph: AtomGraph) -> Self:
+        """Those of the graph's edges."""
+        vectors = graph.vectors().detach().double()
+        distance = torch.linalg.vector_norm(vectors, dim=1)
+        unit = vectors / distance.clamp_min(1e-6)[:, None]
+        receiver, sender = graph.edge_index
+        return cls(unit, distance, receiver, sender, graph.num_nodes)
+
+    def window(self, a: float) -> Tensor:
+        """W of each edge, [E]."""
+        return torch.exp(-((self.distance / a) ** 2))
+
+    def along_bonds(self, a: float, share: Tensor) -> Tensor:
+        """Sum over neighbours of w v_j u u^T, [N] -> [N, 3, 3]."""
+        scale = self.window(a) * share.index_select(0, self.sender)
+        return self._sum(scale[:, None, None] * outer(self.unit))
+
+    def together(self, a: float) -> Tensor:
+        """B b^T, [N, 3, 3]."""
+        return outer(self._sum(self.window(a)[:, None] * self.unit))
+
+    def apart(self, a: float) -> Tensor:
+        """Sum over neighbours of w^2 u u^T, [N, 3, 3]."""
+        return self._sum(self.window(a).square()[:, None, None] * outer(self.unit))
+
+    def _sum(self, per_edge: Tensor) -> Tensor:
+        zeros = per_edge.new_zeros(self.num_atoms, *per_edge.shape[1:])
+        return zeros.index_add(0, self.receiver, per_edge)
+
+
+@dataclass(frozen=True)
+class ForceSpread:
+    """Weights A ... E of one model.
+
+    Attributes:
+        groups: number of groups of maps.
+        weights: [B], non-negative; see `feature_names`.
+        quality: how well they did on structures that they were not fitted to, where measured.
+    """
+
+    groups: int
+    weights: tuple[float, ...]
+    quality: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        """Refuse weights that belong to other groups."""
+        if len(self.weights) != len(feature_names(self.groups)):
+            raise InputError(
+                f"{len(self.weights)} weights for {len(feature_names(self.groups))} tensors of "
+                f"{self.groups} groups; were they made by another version?"
+            )
+
+    def covariance(self, found: OnePass) -> Tensor:
+        """Of every force, [N, 3, 3] (eV/A)^2."""
+        ingredients = Ingredients.of(found, self.groups)
+        weights = torch.tensor(self.weights, dtype=torch.float64, device=found.graph.cell.device)
+        return ingredients.covariance(weights)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able description."""
+        return {
+            "groups": self.groups,
+            "weights": list(self.weights),
+            "quality": dict(self.quality),
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+        """What `to_dict` described."""
+        return cls(saved["groups"], tuple(saved["weights"]), saved["quality"])
+
+
+def feature_names(groups: int) -> list[str]:
+    """Name of each tensor of `Ingredients.basis`, in order."""
+    names = [f"A{g}" for g in range(groups)]
+    names += [f"{k}{g} {a}" for a in WINDOWS for k in WINDOW_KINDS for g in range(groups)]
+    return [*names, "E"]
+
+
+def outer(vectors: Tensor) -> Tensor:
+    """X x^T of each row, [N, 3] -> [N, 3, 3]."""
+    return vectors[:, :, None] * vectors[:, None, :]
+
+
+def batched_threes(items: list[Tensor]) -> list[list[Tensor]]:
+    """Items in threes."""
+    return [items[k : k + 3] for k in range(0, len(items), 3)]

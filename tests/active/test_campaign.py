@@ -1,0 +1,231 @@
+"""Whole campaigns: stages, targets, executors, failures, resumption."""
+
+import json
+
+import ase.io
+import numpy as np
+import pytest
+from ase.build import molecule
+from campaigns import tiny_campaign
+from typer.testing import CliRunner
+
+from blips.active import campaign_summary, load_campaign, run_campaign
+from blips.active.campaign import initial_structures
+from blips.active.config import ExecutorConfig
+from blips.active.errors import CampaignError
+from blips.active.executor import make_executor
+from blips.active.pool import PoolCandidates
+from blips.active.select import Model, screen_candidates
+from blips.active.store import CampaignStore
+from blips.active.worker import file_digest
+from blips.cli import app
+from blips.errors import ConfigError
+
+
+def rattled(count, seed, scale=0.1):
+    rng = np.random.default_rng(seed)
+    frames = []
+    for _ in range(count):
+        atoms = molecule("NH3")
+        atoms.positions += rng.normal(scale=scale, size=(4, 3))
+        frames.append(atoms)
+    return frames
+
+
+def labels_of(summary):
+    return [
+        (p["name"], p["atoms"].positions.tolist(), p["atoms"].get_potential_energy())
+        for p in summary["picks"]
+        if p["status"] == "labelled"
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished campaign, inline."""
+    folder = tmp_path_factory.mktemp("finished")
+    test = rattled(4, 1)
+    from ase.calculators.emt import EMT
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    for atoms in test:
+        atoms.calc = EMT()
+        atoms.calc = SinglePointCalculator(
+            atoms, energy=atoms.get_potential_energy(), forces=atoms.get_forces()
+        )
+    ase.io.write(folder / "test.extxyz", test)
+    config = tiny_campaign(folder)
+    config["evaluate"] = {"structures": str(folder / "test.extxyz"), "samples": 4}
+    return config, run_campaign(load_campaign(config), display=False)
+
+
+def test_the_summary_tells_the_story(finished):
+    config, summary = finished
+    assert summary["ended"] == "2 rounds are done"
+    assert (summary["labels"], summary["open"], summary["quarantined"]) == (12, 0, 0)
+    assert [point["labels"] for point in summary["curve"]] == [6, 9, 12]
+    assert all(point["force_mae"] > 0 for point in summary["curve"])
+    assert [entry["chosen"] for entry in summary["rounds"]] == [6, 3, 3]
+    last = summary["picks"][-1]
+    assert last["reason"]["score"] == "force_std_max"
+    assert {"walker", "temperature", "step"} <= last["reason"]["origin"].keys()
+    assert last["score"] == last["reason"]["scores"]["force_std_max"]
+    assert campaign_summary(f"{config['folder']}/campaign.db")["labels"] == 12
+    json.dumps({k: v for k, v in summary.items() if k != "picks"})
+
+
+def test_a_finished_campaign_stays_as_it_is_and_goes_on_with_a_larger_budget(finished, tmp_path):
+    import shutil
+
+    config, summary = finished
+    shutil.copytree(config["folder"], tmp_path / "copy")
+    config = {**config, "folder": str(tmp_path / "copy")}
+    assert labels_of(run_campaign(load_campaign(config), display=False)) == labels_of(summary)
+    more = run_campaign(load_campaign(config, "stop.rounds=3"), display=False)
+    assert labels_of(more)[:12] == labels_of(summary)
+    assert more["labels"] == 15
+
+
+def test_a_lost_model_is_trained_again(finished, tmp_path):
+    import shutil
+
+    config, summary = finished
+    shutil.copytree(config["folder"], tmp_path / "copy")
+    config = {**config, "folder": str(tmp_path / "copy")}
+    shutil.rmtree(tmp_path / "copy" / "models")
+    more = run_campaign(load_campaign(config, "stop.rounds=3"), display=False)
+    assert labels_of(more)[:12] == labels_of(summary)
+
+
+def test_failures_are_set_aside_and_the_campaign_goes_on(tmp_path):
+    options = {"trouble": "raise", "below": 0.0}
+    config = tiny_campaign(
+        tmp_path,
+        label={"calculator": "counting.Troubled", "options": options, "trust": True, "retries": 1},
+        stop={"rounds": 1},
+    )
+    summary = run_campaign(load_campaign(config), display=False)
+    failed = [p for p in summary["picks"] if p["status"] == "quarantined"]
+    assert failed
+    assert summary["labels"] + len(failed) == 9
+    assert all(len(p["log"]) == 2 and "not amused" in p["log"][1] for p in failed)
+
+
+def test_a_campaign_without_any_label_stops(tmp_path):
+    options = {"trouble": "raise", "below": 100.0}
+    config = tiny_campaign(
+        tmp_path,
+        label={"calculator": "counting.Troubled", "options": options, "trust": True, "retries": 0},
+    )
+    with pytest.raises(CampaignError, match=r"(?s)none of the first structures.*not amused"):
+        run_campaign(load_campaign(config), display=False)
+
+
+def test_targets_and_budget_end_a_campaign(tmp_path):
+    config = tiny_campaign(tmp_path, stop={"labels": 7})
+    summary = run_campaign(load_campaign(config), display=False)
+    assert summary["labels"] == 7
+    assert summary["ended"] == "the budget of 7 labels is spent"
+    config = {**config, "folder": str(tmp_path / "certain"), "stop": {"force_std": 1e3}}
+    summary = run_campaign(load_campaign(config), display=False)
+    assert summary["labels"] == 6
+    assert "no candidate is less certain" in summary["ended"]
+
+
+@pytest.mark.parametrize("score", ["energy_std", "information", "random"])
+def test_every_score_chooses_from_a_pool(tmp_path, score):
+    ase.io.write(tmp_path / "pool.extxyz", [*rattled(20, 3), *rattled(2, 4, scale=3.0)])
+    config = tiny_campaign(tmp_path, select={"score": score}, stop={"rounds": 1})
+    config["explore"] = {"kind": "pool", "pool": str(tmp_path / "pool.extxyz")}
+    summary = run_campaign(load_campaign(config), display=False)
+    picks = [p for p in summary["picks"] if p["round"] == 1]
+    frames = {p["reason"]["origin"]["frame"] for p in picks}
+    assert len(frames) == 3
+    assert frames <= set(range(22))
+    assert summary["rounds"][1]["seen"] == 22
+    assert all(np.isfinite(p["score"]) for p in picks)
+
+
+def test_a_pool_that_was_labelled_is_not_offered_again(tmp_path):
+    ase.io.write(tmp_path / "pool.extxyz", rattled(9, 3))
+    config = tiny_campaign(tmp_path, stop={"rounds": 3})
+    config["initial"] = {**config["initial"], "structures": str(tmp_path / "pool.extxyz")}
+    config["initial"]["displacement"] = 0.0
+    config["explore"] = {"kind": "pool", "pool": str(tmp_path / "pool.extxyz")}
+    config["select"]["bounds"] = {"force": None, "closest": None}
+    summary = run_campaign(load_campaign(config), display=False)
+    assert summary["labels"] == 9
+    assert summary["ended"] == "all 9 candidates were thrown out ({'known': 9})"
+
+
+@pytest.mark.slow
+def test_two_workers_screen_as_one(finished, tmp_path):
+    config, _ = finished
+    ase.io.write(tmp_path / "pool.extxyz", rattled(40, 5))
+    model_file = f"{config['folder']}/models/round-0001/model.safetensors"
+    model = Model(model_file, file_digest(model_file))
+    settings = load_campaign(config, "select.chunk=4")
+    found = []
+    for number, executor in enumerate(
+        (
+            ExecutorConfig(kind="inline"),
+            ExecutorConfig(kind="local", workers=1, processes=False),
+            ExecutorConfig(kind="local", workers=2),
+        )
+    ):
+        with (
+            CampaignStore(tmp_path / str(number)) as store,
+            make_executor(executor) as running,
+        ):
+            pool = PoolCandidates(tmp_path / "pool.extxyz")
+            found.append(screen_candidates(pool, model, settings, store, running, 1))
+    assert found[0].seen == 40
+    assert found[0] == found[1] == found[2]
+
+
+def test_initial_structures_depend_on_the_seed(tmp_path):
+    config = tiny_campaign(tmp_path)
+    first, again = (initial_structures(load_campaign(config)) for _ in range(2))
+    other = initial_structures(load_campaign(config, "seed=1"))
+    for (a, _), (b, _) in zip(first, again, strict=True):
+        assert np.array_equal(a.positions, b.positions)
+    assert not np.array_equal(first[0][0].positions, other[0][0].positions)
+    with pytest.raises(ConfigError, match=r"fewer than initial.count"):
+        initial_structures(load_campaign(config, "initial.displacement=0"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("explore.temperature=[300]", r"'explore.temperature'; did you mean 'temperatures'\?"),
+        ("explore.kind=pool", "explore.pool names no file"),
+        ("label.calculator=my.package.Class", "set label.trust"),
+        ("model.bayes.enabled=false", "needs error bars"),
+        ("select.bounds.forces=1", "did you mean"),
+    ],
+)
+def test_mistakes_in_the_configuration_are_named(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
+        load_campaign(tiny_campaign(tmp_path), change)
+
+
+def test_the_command_runs_a_campaign(tmp_path):
+    import yaml
+
+    path = tmp_path / "campaign.yaml"
+    path.write_text(yaml.safe_dump(tiny_campaign(tmp_path)))
+    result = CliRunner().invoke(app, ["active", str(path), "stop.rounds=0"])
+    assert result.exit_code == 0, result.output
+    assert "6 labels, 0 set aside; 0 rounds are done" in result.output
+
+
+def test_batch_systems_take_the_same_configuration(tmp_path):
+    pytest.importorskip("dask_jobqueue")
+    from blips.active.executor import make_cluster
+
+    for kind, directive in (("slurm", "#SBATCH -p fast"), ("pbs", "#PBS -q fast")):
+        config = ExecutorConfig(kind=kind, queue="fast", shared_folder=str(tmp_path), workers=1)
+        with make_cluster(config.model_copy(update={"workers": 0})) as cluster:
+            script = cluster.job_script()
+        assert directive in script
+        assert "export OMP_NUM_THREADS=1" in script

@@ -1,0 +1,80 @@
+"""Error bars of models that predict forces directly, without sampling."""
+
+import numpy as np
+import pytest
+import torch
+from ase.build import bulk, molecule
+from scipy.stats import spearmanr
+
+import blips
+from blips.backbones import EGNN, PaiNN, build
+from blips.data.graph import ParticleGraph
+from blips.errors import InputError
+from helpers import quartz
+
+# The package hands torch tensors to functions of ASE that expect arrays.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+SMALL = {
+    "latent_dim": 16,
+    "base_mlp_hidden_dim": 32,
+    "head_mlp_hidden_dim": 16,
+    "num_message_passing_steps": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def orb() -> blips.BayesianPotential:
+    pytest.importorskip("orb_models")
+    torch.manual_seed(0)
+    potential = blips.bayesianize(
+        build("orb-direct", **SMALL), initial=3e-3, bounds=(1e-5, 0.11), prior_dropout=0.01
+    )
+    with torch.no_grad():  # coefficients that differ between rows, as trained ones do
+        for parameter in potential.encoder.parameters():
+            parameter.mul_(3.0 if parameter.ndim == 2 else 1.0)
+    return potential
+
+
+@pytest.fixture(scope="module")
+def structures():
+    found = [quartz(0.1), molecule("NH3"), bulk("Cu", cubic=True), molecule("CH3OH")]
+    for k, atoms in enumerate(found):
+        atoms.rattle(0.05, seed=k)
+    return found
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("method", ["onepass", "propagate"])
+def test_energies_and_forces_have_deviations(orb, structures, method):
+    orb.distil_forces(structures, samples=48, displacement=0.05)
+    sampled = orb.predict(structures, samples=200, seed=4)
+    found = orb.predict(structures, method=method)
+    expected = orb.predict(structures, method="map")
+    np.testing.assert_allclose(found.energy, expected.energy, rtol=1e-5)
+    np.testing.assert_allclose(found.forces, expected.forces, atol=1e-5)
+    per_atom, sampled_per_atom = (p.forces_std.mean(axis=1) for p in (found, sampled))
+    rho = spearmanr(per_atom, sampled_per_atom).statistic
+    if method == "onepass":
+        assert found.energy_std == pytest.approx(sampled.energy_std, rel=0.25)
+        assert rho > 0.85
+    else:  # a rough estimate
+        assert rho > 0.5
+
+
+def test_conservative_models_cannot_be_propagated():
+    torch.manual_seed(0)
+    potential = blips.bayesianize(PaiNN(cutoff=3.0, features=8, blocks=1))
+    with pytest.raises(InputError, match="derivatives"):
+        potential.predict(molecule("H2O"), method="propagate")
+
+
+@pytest.mark.statistical
+def test_particles_are_propagated_too():
+    from blips.testing import random_particles
+
+    torch.manual_seed(0)
+    potential = blips.bayesianize(EGNN(hidden=16, layers=2), initial=0.01, prior_dropout=0.1)
+    graph = ParticleGraph.from_arrays(*random_particles(4))
+    found = potential.predict(graph, method="propagate")
+    sampled = potential.predict(graph, samples=200)
+    assert spearmanr(found.positions_std.ravel(), sampled.positions_std.ravel()).statistic > 0.5

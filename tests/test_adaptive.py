@@ -1,0 +1,102 @@
+"""The number of samples chosen by the error of sigma."""
+
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import blips
+from blips.adaptive import Tails, Tolerance, adaptive_monte_carlo
+from blips.backbones import PaiNN
+from blips.data.graph import AtomGraph
+from blips.errors import InputError
+
+GRAPH = AtomGraph.from_atoms(molecule("H2O"), 3.0)
+
+
+@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=5), offset=st.floats(-1e3, 1e3))
+def test_kurtosis_equals_scipy_however_samples_are_chunked(sizes, offset):
+    samples = offset + np.random.default_rng(0).exponential(size=(sum(sizes) + 3, 4))
+    tails = Tails()
+    for chunk in np.split(samples, np.cumsum(sizes)):
+        tails.add(torch.tensor(chunk))
+    expected = stats.kurtosis(samples, fisher=False)
+    np.testing.assert_allclose(tails.kurtosis.numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("law", ["normal", "laplace"])
+def test_the_error_is_the_spread_of_sigma_over_many_repeats(law):
+    rng = np.random.default_rng(1)
+    draws = torch.tensor(getattr(rng, law)(size=(400, 3000)))  # K, repeats
+    std = draws.std(dim=0)
+    tails = Tails()
+    tails.add(draws)
+    assert tails.relative_error() == pytest.approx(float(std.std() / std.mean()), rel=0.08)
+
+
+def _sampler(law):
+    def sampler(graph, numbers):
+        rows = [getattr(np.random.default_rng(k), law)(size=(1, 40)) for k in numbers]
+        return {"energy": torch.tensor(np.concatenate(rows)).reshape(-1)}
+
+    return sampler
+
+
+@pytest.mark.parametrize("chunk", [5, 64])
+def test_it_stops_as_soon_as_the_tolerance_is_reached(chunk):
+    found = adaptive_monte_carlo(
+        _sampler("normal"), GRAPH, Tolerance(0.1, 500), method="mc", chunk=chunk
+    )
+    assert 51 <= found.samples <= 72  # 1 / (2 * 0.1^2) for normal samples, and a little caution
+    assert found.details["sigma_relative_error"]["energy"] <= 0.1
+    assert found.details["tolerance_reached"]
+
+
+def test_heavy_tails_need_more_samples():
+    tolerance = Tolerance(0.1, 2000)
+    normal, heavy = (
+        adaptive_monte_carlo(_sampler(law), GRAPH, tolerance, method="mc", chunk=64).samples
+        for law in ("normal", "laplace")
+    )
+    assert heavy > 1.5 * normal
+
+
+def test_the_maximum_holds_and_is_reported():
+    found = adaptive_monte_carlo(
+        _sampler("normal"), GRAPH, Tolerance(0.01, 40), method="mc", chunk=8
+    )
+    assert found.samples == 40
+    assert not found.details["tolerance_reached"]
+    with pytest.raises(InputError, match="between 0 and 1"):
+        Tolerance(0.0)
+
+
+@pytest.fixture(scope="module")
+def potential() -> blips.BayesianPotential:
+    torch.manual_seed(0)
+    return blips.bayesianize(PaiNN(cutoff=4.0, features=16, blocks=2, num_basis=6))
+
+
+def test_a_prediction_is_that_of_the_samples_it_drew(potential):
+    structures = [molecule("NH3"), molecule("H2O"), molecule("CH4")]
+    found = potential.predict(structures, samples="auto", tolerance=0.15, batch_size=2, seed=3)
+    again = potential.predict(structures, samples="auto", tolerance=0.15, batch_size=2, seed=3)
+    np.testing.assert_array_equal(found.forces_std, again.forces_std)
+    counts = found.details["samples_of_structures"]
+    assert counts.shape == (3,)
+    assert found.samples == counts.max()
+    for k, part in ((0, structures[:2]), (2, structures[2:])):
+        fixed = potential.predict(part, samples=int(counts[k]), seed=3)
+        start = k and 7
+        expected = found.forces_std[start : start + len(fixed.forces_std)]
+        np.testing.assert_allclose(fixed.forces_std, expected, rtol=1e-3)
+    assert max(found.details["sigma_relative_error"].values()) <= 0.15
+
+
+def test_other_words_for_samples_are_refused(potential):
+    with pytest.raises(InputError, match='"auto"'):
+        potential.predict(molecule("H2O"), samples="many")

@@ -1,0 +1,109 @@
+"""Covariance of forces in one pass."""
+
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+from scipy.stats import spearmanr
+
+import blips
+from blips.backbones import PaiNN
+from blips.errors import InputError
+from blips.spread import ForceSpread, Ingredients, feature_names
+
+
+@pytest.fixture(scope="module")
+def potential() -> blips.BayesianPotential:
+    torch.manual_seed(0)
+    backbone = PaiNN(cutoff=4.0, features=16, blocks=2, num_basis=6)
+    return blips.bayesianize(backbone, bounds=(1e-6, 0.5), initial=0.01).double()
+
+
+def rattled(count: int, scale: float = 0.12, first: int = 0):
+    found = []
+    for k in range(first, first + count):
+        atoms = molecule(("NH3", "CH3OH", "H2O")[k % 3])
+        atoms.rattle(scale, seed=k)
+        found.append(atoms)
+    return found
+
+
+@pytest.fixture(scope="module")
+def taught(potential):
+    potential.distil_forces(rattled(8), samples=48, seed=0)
+    yield potential
+    potential.force_spread = None
+
+
+def test_the_weighted_sum_is_that_of_the_basis(potential):
+    found = Ingredients.of(potential.one_pass(rattled(3)))
+    basis = found.basis()
+    assert len(basis) == len(feature_names(found.shares.shape[1]))
+    weights = torch.rand(len(basis), dtype=torch.float64, generator=torch.manual_seed(1))
+    expected = torch.einsum("b,bnij->nij", weights, basis)
+    torch.testing.assert_close(found.covariance(weights), expected)
+
+
+def test_shares_add_up_to_the_variance_of_the_energy(potential):
+    found = potential.one_pass(rattled(3))
+    total = float(found.shares(4).sum())
+    assert found.shares(4).shape == (13, 4)
+    assert total == pytest.approx(float(found.attribution().energy_var.sum()))
+
+
+@pytest.mark.statistical
+def test_it_ranks_force_components_as_many_samples_do(taught):
+    fresh = rattled(9, scale=0.2, first=50)
+    sampled = taught.predict(fresh, samples=300, seed=9).forces_std
+    found = taught.predict(fresh, method="onepass").forces_std
+    assert spearmanr(found.ravel(), sampled.ravel()).statistic > 0.9
+    assert np.median(found / sampled) == pytest.approx(1.0, abs=0.15)
+    assert taught.force_spread.quality["spearman"] > 0.9
+
+
+def test_covariances_are_positive_and_turn_with_the_structure(taught):
+    atoms = rattled(2)[1]
+    before = taught.predict(atoms, method="onepass", covariance=True)
+    assert np.linalg.eigvalsh(before.forces_cov).min() >= -1e-12
+    np.testing.assert_allclose(
+        before.forces_std**2, np.diagonal(before.forces_cov, axis1=1, axis2=2)
+    )
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
+    atoms.positions = atoms.positions @ turn.T
+    after = taught.predict(atoms, method="onepass", covariance=True).forces_cov
+    np.testing.assert_allclose(after, turn @ before.forces_cov @ turn.T, atol=1e-10)
+
+
+def test_twice_the_coefficients_twice_the_variance(taught, monkeypatch):
+    atoms = rattled(1)[0]
+    once = taught.predict(atoms, method="onepass").forces_std
+    plain = type(taught).coefficients
+
+    def doubled(self, graph):
+        return {name: 2 * value for name, value in plain(self, graph).items()}
+
+    monkeypatch.setattr(type(taught), "coefficients", doubled)
+    twice = taught.predict(atoms, method="onepass").forces_std
+    np.testing.assert_allclose(twice**2, 2 * once**2)
+
+
+def test_without_lessons_there_is_no_deviation_of_forces(potential, tmp_path):
+    spread, potential.force_spread = potential.force_spread, None
+    assert potential.predict(rattled(1), method="onepass").forces_std is None
+    with pytest.raises(InputError, match="no structures to learn from"):
+        potential.distil_forces([])
+    potential.force_spread = spread
+
+
+def test_it_is_saved_with_the_model(taught, tmp_path):
+    path = blips.save(taught, tmp_path / "model.safetensors")
+    again = blips.load(path)
+    assert again.force_spread == taught.force_spread
+    atoms = rattled(1)
+    expected = taught.predict(atoms, method="onepass").forces_std
+    np.testing.assert_allclose(again.predict(atoms, method="onepass").forces_std, expected)
+
+
+def test_weights_of_another_version_are_refused():
+    with pytest.raises(InputError, match="another version"):
+        ForceSpread(2, (1.0, 2.0), {})
