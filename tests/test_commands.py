@@ -26,7 +26,10 @@ from blips.cli import app, main
 from blips.errors import CheckpointError
 from helpers import TINY, morse_ammonia
 
-COMMANDS = {command.callback.__name__: command.callback for command in app.registered_commands}
+COMMANDS = {
+    command.name or command.callback.__name__: command.callback
+    for command in app.registered_commands
+}
 EXAMPLE = re.compile(r"^ *Example: blips (.*)$", re.MULTILINE)
 QUICK = {"epochs": 2, "batch_size": 4, "tensorboard": False, "threads": 1}
 
@@ -95,8 +98,12 @@ def example_of(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["template", "validate", "info", "predict", "evaluate", "calibrate", "train", "report"]
-)
+    "name",
+    [
+        "template", "validate", "info", "predict", "distil", "evaluate", "calibrate", "train",
+        "report", "bench",
+    ],
+)  # fmt: skip
 def test_examples_run(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     if name == "report":
@@ -121,8 +128,23 @@ def test_the_example_of_md_runs(folder, monkeypatch):
     assert (folder / "runs" / "md" / "outcome.json").is_file()
 
 
+def test_the_example_of_active_learning_runs_and_has_a_report(folder, monkeypatch):
+    from active.campaigns import tiny_campaign
+
+    monkeypatch.chdir(folder)
+    config = tiny_campaign(folder / "learning", stop={"rounds": 1})
+    (folder / "campaign.yaml").write_text(yaml.safe_dump(config))
+    result = invoke(*example_of("active"), "--quiet")
+    assert result.exit_code == 0, result.output
+    result = invoke("report", config["folder"], "-o", "campaign.html")
+    assert result.exit_code == 0, result.output
+    page = (folder / "campaign.html").read_text()
+    assert "Learning curve" in page
+    assert "labelled" in page
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["demo", "reproduce"])
+@pytest.mark.parametrize("name", ["demo", "reproduce", "fast-uncertainty"])
 def test_the_examples_of_studies_run(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     result = invoke(*example_of(name))

@@ -18,7 +18,10 @@ def fast_uncertainty(
     only: Annotated[list[str] | None, typer.Option(help="models; repeatable")] = None,
     runs: Annotated[Path, typer.Option(help="for PaiNN's training")] = Path("runs/fast"),
 ) -> None:
-    """Compare error bars without sampling with those of a thousand samples."""
+    """Compare error bars without sampling with those of a thousand samples.
+
+    Example: blips fast-uncertainty --only chgnet --count 1 --samples 20
+    """
     import torch
 
     from blips.experiments.fast import study
@@ -42,7 +45,10 @@ def bench(
     samples: Annotated[list[int] | None, typer.Option(help="repeatable; default: 8, 32")] = None,
     repeats: Annotated[int, typer.Option(help="of every time")] = 7,
 ) -> None:
-    """Measure what error bars cost: time, memory, operations, beside baselines and peers."""
+    """Measure what error bars cost: time, memory, operations, beside baselines and peers.
+
+    Example: blips bench --part cost --size 4 --samples 2 --repeats 2
+    """
     from blips.errors import ConfigError
     from blips.experiments.bench import SIZES
     from blips.experiments.bench_report import PARTS

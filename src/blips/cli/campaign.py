@@ -12,9 +12,11 @@ def active(
     sources: Files,
     quiet: Annotated[bool, typer.Option("--quiet", help="show nothing while it runs")] = False,
 ) -> None:
-    """Explore, select, label, retrain: blips active campaign.yaml stop.labels=200.
+    """Explore, select, label, retrain.
 
     A campaign that was interrupted goes on when it is started again.
+
+    Example: blips active campaign.yaml stop.labels=200
     """
     from blips.active.campaign import run_campaign
     from blips.active.config import load_campaign
