@@ -100,17 +100,10 @@ def example_of(name):
 @pytest.mark.parametrize(
     "name",
     [
-        "template",
-        "validate",
-        "info",
-        "predict",
-        "distil",
-        "evaluate",
-        "calibrate",
-        "train",
-        "report",
+        "template", "validate", "info", "predict", "distil", "evaluate", "calibrate", "train",
+        "report", "bench",
     ],
-)
+)  # fmt: skip
 def test_examples_run(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     if name == "report":
@@ -155,8 +148,23 @@ def test_the_example_of_active_runs(folder, monkeypatch):
     assert "explore" in json.loads(invoke("template", "active", "--schema").stdout)["properties"]
 
 
+def test_the_example_of_active_learning_runs_and_has_a_report(folder, monkeypatch):
+    from active.campaigns import tiny_campaign
+
+    monkeypatch.chdir(folder)
+    config = tiny_campaign(folder / "learning", stop={"rounds": 1})
+    (folder / "campaign.yaml").write_text(yaml.safe_dump(config))
+    result = invoke(*example_of("active"), "--quiet")
+    assert result.exit_code == 0, result.output
+    result = invoke("report", config["folder"], "-o", "campaign.html")
+    assert result.exit_code == 0, result.output
+    page = (folder / "campaign.html").read_text()
+    assert "Learning curve" in page
+    assert "labelled" in page
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["demo", "reproduce", "bench", "fast-uncertainty"])
+@pytest.mark.parametrize("name", ["demo", "reproduce", "fast-uncertainty"])
 def test_the_examples_of_studies_run(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     result = invoke(*example_of(name))

@@ -40,6 +40,9 @@ class Page(HTMLParser):
     def handle_endtag(self, tag):
         self._script = False
 
+    def handle_comment(self, data):
+        self.comment = data
+
     def handle_data(self, data):
         if self._script:
             self.scripts[-1] += data
@@ -63,7 +66,7 @@ def test_the_page_has_metrics_plots_structures_settings_and_provenance(page):
     assert [s["sigma_max"] for s in found["structures"]] == sorted(
         (s["sigma_max"] for s in found["structures"]), reverse=True
     )
-    assert len(data["training"]["series"][0]["x"]) == 3
+    assert len(data["figures"]["training-plot"]["series"][0]["x"]) == 3
     for text in ("Force MAE", "bootstrap", "epochs: 3", "edge rows", "torch 2.", "chose the check"):
         assert text in page.text
 
@@ -110,11 +113,12 @@ def test_every_image_has_words_and_every_control_a_name(page):
     assert headings.count("h1") == 1
 
 
-def test_the_embedded_viewer_is_the_published_one():
+def test_the_embedded_viewer_is_the_published_one(page):
     folder = Path(blips.report.__file__).parent / "vendor"
     digest = hashlib.sha256((folder / "3Dmol-min.js").read_bytes()).hexdigest()
     assert digest in (folder / "README.md").read_text()
     assert "University of Pittsburgh" in (folder / "3Dmol-LICENSE.txt").read_text()
+    assert "without specific prior written permission" in page.comment  # its licence goes along
 
 
 def test_json_within_a_script_cannot_end_it():

@@ -47,7 +47,7 @@ def bench(
 ) -> None:
     """Measure what error bars cost: time, memory, operations, beside baselines and peers.
 
-    Example: blips bench --part peers --repeats 1
+    Example: blips bench --part cost --size 4 --samples 2 --repeats 2
     """
     from blips.errors import ConfigError
     from blips.experiments.bench import SIZES

@@ -44,7 +44,7 @@ def reproduce(
 ) -> None:
     """Run a study of the paper, or the rest of it, and write its tables.
 
-    Example: blips reproduce nbody --profile quick --only "egnn-base*" --workers 1
+    Example: blips reproduce nbody --profile quick --only "egnn-base-seed0"
     """
     from blips.experiments.reproduce import reproduce
 
@@ -64,7 +64,7 @@ def reproduce(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="folder of a training run, or of the demo")],
+    run: Annotated[Path, typer.Argument(help="folder of a run, of the demo or of a campaign")],
     output: Annotated[Path, typer.Option("--output", "-o", help="file to write")] = Path(
         "report.html"
     ),

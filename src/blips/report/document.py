@@ -17,7 +17,13 @@ from typing import Any
 from blips.uq.bootstrap import Interval
 from blips.uq.evaluation import Evaluation
 
+LICENCE = "vendor/3Dmol-LICENSE.txt"
 SCRIPTS = ("vendor/3Dmol-min.js", "page/plot.js", "page/report.js")
+TRAINING = "training-plot"
+CREDIT = (
+    "The 3D view is 3Dmol.js (BSD-3-Clause, University of Pittsburgh and contributors); its "
+    "licence is a comment in this file."
+)
 HEADLINES = (
     ("Energy MAE", "energy", "mae", "eV", "smaller is better"),
     ("Energy MAE per atom", "energy_per_atom", "mae", "eV", "smaller is better"),
@@ -34,6 +40,38 @@ HEADLINES = (
 )
 
 
+Section = tuple[str, str, str]
+"""Identifier, title and body (HTML) of a section."""
+
+
+def document(title: str, lead: str, sections: Sequence[Section], data: Mapping[str, Any]) -> str:
+    """The whole page.
+
+    Args:
+        title: of the report.
+        lead: a sentence below it.
+        sections: in order; those with an empty body are left out. The first is "summary".
+        data: of plots and structures: {"sets": [...], "figures": {identifier: plot}}.
+    """
+    in_3d = any(one["structures"] for one in data["sets"])
+    scripts = [resource(name) for name in (SCRIPTS if in_3d else SCRIPTS[1:])]
+    style = resource("page/report.css")
+    present = [section for section in sections if section[2]]
+    links = (f'<li><a href="#{name}">{escape(text)}</a></li>' for name, text, _ in present)
+    return Template(resource("page/report.html")).substitute(
+        title=escape(title),
+        lead=escape(lead),
+        policy=escape(policy(scripts, style)),
+        style=style,
+        navigation="".join(links),
+        sections="\n".join(_section(*section) for section in present),
+        credit=CREDIT if in_3d else "",
+        licence=f"<!--\n{_comment(resource(LICENCE))}\n-->\n" if in_3d else "",
+        data=_json(data),
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+    )
+
+
 def render(
     *,
     title: str,
@@ -44,37 +82,34 @@ def render(
     settings: Mapping[str, str],
     provenance: Mapping[str, str],
 ) -> str:
-    """The whole page.
+    """The page of a run.
 
     Args:
         title: of the report.
         lead: a sentence below it.
         evaluations: metrics by the name of the set.
-        data: of plots and structures: {"sets": [...], "training": ...}.
+        data: see `document`.
         notes: for the reader.
         settings: long texts by their headings.
         provenance: short texts by their names.
     """
-    scripts = [resource(name) for name in SCRIPTS]
-    style = resource("page/report.css")
-    sections = {
-        "predictions": _predictions(data["sets"]),
-        "viewer": _viewer(data["sets"]),
-        "training": _training(data.get("training")),
-    }
-    return Template(resource("page/report.html")).substitute(
-        sections,
-        navigation=_navigation(sections),
-        title=escape(title),
-        lead=escape(lead),
-        policy=escape(policy(scripts, style)),
-        style=style,
-        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
-        data=_json(data),
-        summary=_summary(evaluations, notes),
-        settings="\n".join(_details(name, text) for name, text in settings.items()),
-        provenance=_rows(provenance),
-    )
+    sections = [
+        ("summary", "Summary", _summary(evaluations, notes)),
+        ("predictions", "Predictions", _predictions(data["sets"])),
+        ("structures", "Most uncertain structures", _viewer(data["sets"])),
+        ("training", "Training", figures(data["figures"], {TRAINING: "Loss"})),
+        ("settings", "Settings", "\n".join(details(*item) for item in settings.items())),
+        ("provenance", "Provenance", _rows(provenance)),
+    ]
+    return document(title, lead, sections, data)
+
+
+def figures(plots: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> str:
+    """Figures for the plots that are there."""
+    found = [
+        _figure(name, titles[name], note=plots[name]["note"]) for name in titles if name in plots
+    ]
+    return f'<div class="grid">{"".join(found)}</div>' if found else ""
 
 
 def policy(scripts: Sequence[str], style: str) -> str:
@@ -86,18 +121,15 @@ def policy(scripts: Sequence[str], style: str) -> str:
     )
 
 
-def _navigation(sections: Mapping[str, str]) -> str:
-    names = {"viewer": ("structures", "Structures")}
-    present = [names.get(key, (key, key.capitalize())) for key, body in sections.items() if body]
-    entries = [("summary", "Summary"), *present, ("settings", "Settings")]
-    entries.append(("provenance", "Provenance"))
-    return "".join(f'<li><a href="#{target}">{name}</a></li>' for target, name in entries)
-
-
 @cache
 def resource(name: str) -> str:
     """Text of a file of this package."""
     return (files("blips.report") / name).read_text(encoding="utf-8")
+
+
+def _comment(text: str) -> str:
+    """Text that cannot end an HTML comment."""
+    return text.replace("--", "- -").replace(">", "&gt;")
 
 
 def _digest(text: str) -> str:
@@ -140,7 +172,7 @@ def _headline_table(evaluations: Mapping[str, Evaluation]) -> str:
             rows.append(f'<tr><th scope="row">{head}</th>{cells}</tr>')
     one = next(iter(evaluations.values()))
     caption = f"With {100 * one.level:g} % bootstrap intervals over structures"
-    return _table(caption, ["Metric, and what is good", *evaluations], rows)
+    return table(caption, ["Metric, and what is good", *evaluations], rows)
 
 
 def _full_table(evaluations: Mapping[str, Evaluation]) -> str:
@@ -155,11 +187,12 @@ def _full_table(evaluations: Mapping[str, Evaluation]) -> str:
         + "</tr>"
         for (level, metric, unit), found in cells.items()
     ]
-    table = _table("Definitions are in blips.uq", ["Level", "Metric", "Unit", *evaluations], rows)
-    return f"<details><summary>All metrics</summary>{table}</details>"
+    whole = table("Definitions are in blips.uq", ["Level", "Metric", "Unit", *evaluations], rows)
+    return f"<details><summary>All metrics</summary>{whole}</details>"
 
 
-def _table(caption: str, headers: Sequence[str], rows: Sequence[str]) -> str:
+def table(caption: str, headers: Sequence[str], rows: Sequence[str]) -> str:
+    """A table of rows that are HTML already, which scrolls where it is too wide."""
     heads = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
@@ -190,12 +223,10 @@ def _predictions(sets: Sequence[Mapping[str, Any]]) -> str:
     names = [name for name in PLOTS if any(name in one["plots"] for one in sets)]
     if not names:
         return ""
-    figures = "".join(_figure(f"plot-{name}", PLOTS[name], name) for name in names)
-    return _section(
-        "predictions",
-        "Predictions",
+    drawn = "".join(_figure(f"plot-{name}", PLOTS[name], name) for name in names)
+    return (
         '<p class="soft">Click a point, or move along the points with the arrow keys; Enter shows '
-        "its structure below.</p>" + _choice(sets, "set") + f'<div class="grid">{figures}</div>',
+        "its structure below.</p>" + _choice(sets, "set") + f'<div class="grid">{drawn}</div>'
     )
 
 
@@ -223,15 +254,7 @@ def _choice(sets: Sequence[Mapping[str, Any]], name: str) -> str:
 def _viewer(sets: Sequence[Mapping[str, Any]]) -> str:
     if not any(one["structures"] for one in sets):
         return ""
-    body = Template(resource("page/viewer.html")).substitute(choice=_choice(sets, "set3d"))
-    return _section("structures", "Most uncertain structures", body)
-
-
-def _training(plot: Mapping[str, Any] | None) -> str:
-    if plot is None:
-        return ""
-    figure = _figure("training-plot", "Loss", note=plot["note"])
-    return _section("training", "Training", f'<div class="grid">{figure}</div>')
+    return Template(resource("page/viewer.html")).substitute(choice=_choice(sets, "set3d"))
 
 
 def _section(identifier: str, title: str, body: str) -> str:
@@ -241,7 +264,8 @@ def _section(identifier: str, title: str, body: str) -> str:
     )
 
 
-def _details(name: str, text: str) -> str:
+def details(name: str, text: str) -> str:
+    """A long text that opens at a click."""
     return (
         f"<details><summary>{escape(name)}</summary>"
         f'<pre tabindex="0">{escape(text)}</pre></details>'
@@ -253,4 +277,4 @@ def _rows(provenance: Mapping[str, str]) -> str:
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
         for name, value in provenance.items()
     ]
-    return f"<table><tbody>{''.join(rows)}</tbody></table>"
+    return table("Versions, platform and command", [], rows)

@@ -12,7 +12,8 @@ from blips.baselines import predict_plain
 from blips.errors import InputError
 from blips.potential import BayesianPotential
 from blips.predict import Prediction
-from blips.report.document import render
+from blips.report.campaign import CAMPAIGN, write_campaign
+from blips.report.document import TRAINING, render
 from blips.report.plots import prediction_plots, training_plot
 from blips.report.sources import Sources, find_sources
 from blips.report.structures import uncertain_structures
@@ -35,7 +36,8 @@ def write_report(
     """Write a run as one HTML file.
 
     Args:
-        folder: of a training run, or of the demo; see `blips.report.sources`.
+        folder: of a training run or of the demo, see `blips.report.sources`, or of a campaign of
+            active learning, for which the other arguments do not count.
         output: file to write.
         structures: files of labelled structures to predict; default: those that the folder names.
         samples: posterior samples.
@@ -43,6 +45,8 @@ def write_report(
         bootstrap: resamples for the intervals.
         shown: structures of each set in the 3D view.
     """
+    if (Path(folder) / CAMPAIGN).is_file():
+        return write_campaign(folder, output)
     sources = find_sources(folder, structures)
     model = load(sources.model)
     evaluations: dict[str, Evaluation] = {}
@@ -60,11 +64,12 @@ def write_report(
                 "sigma_max": max((entry["sigma_max"] for entry in entries), default=0.0),
             }
         )
+    loss = training_plot(sources.history)
     page = render(
         title=sources.title,
         lead=_lead(model, samples),
         evaluations=evaluations,
-        data={"sets": sets, "training": training_plot(sources.history)},
+        data={"sets": sets, "figures": {} if loss is None else {TRAINING: loss}},
         notes=sources.notes,
         settings=_settings(model, sources),
         provenance=_provenance(sources),

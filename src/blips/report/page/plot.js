@@ -46,7 +46,7 @@ const Plot = (() => {
       }
     const decades = ticks.filter(([, f]) => f === 1);
     const chosen = decades.length >= 3 ? decades : ticks;
-    return chosen.map(([t]) => [t, format(t)]);
+    return chosen.length < 3 ? linearTicks(low, high) : chosen.map(([t]) => [t, format(t)]);
   }
 
   function axisOf(axis, values) {
@@ -111,6 +111,8 @@ const Plot = (() => {
       } else {
         const d = shown.map((i, k) => `${k ? "L" : "M"}${px(series.x[i]).toFixed(1)},${py(series.y[i]).toFixed(1)}`).join("");
         make("path", { class: series.kind === "guide" ? "guide" : `curve s${curve % 4}`, d }, inside);
+        if (series.kind !== "guide" && shown.length <= 20)
+          for (const i of shown) make("circle", { class: `mark s${curve % 4}`, cx: px(series.x[i]), cy: py(series.y[i]), r: 3.5 }, inside);
         if (series.kind !== "guide") curve += 1;
       }
       if (series.kind !== "guide")

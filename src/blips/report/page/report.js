@@ -150,7 +150,8 @@
         Plot.draw(figure, plot, describe(plot), choose);
       }
     });
-    if (data.training) Plot.draw(find("#training-plot"), data.training, describe(data.training), () => {});
+    for (const [id, plot] of Object.entries(data.figures))
+      Plot.draw(document.getElementById(id), plot, describe(plot), () => {});
   };
   const useSet = (index) => {
     current = index;

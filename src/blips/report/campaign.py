@@ -1,0 +1,165 @@
+"""The report of an active-learning campaign: learning curve, rounds, picks and their reasons."""
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blips.report.document import details, document, figures, table
+from blips.report.plots import Plot, numbers
+from blips.train.checkpoint import write_atomically
+
+CAMPAIGN = "campaign.db"
+CURVE, RANKS = "curve-plot", "scores-plot"
+MAX_PICKS = 1000
+
+
+def write_campaign(folder: str | Path, output: str | Path) -> Path:
+    """Write the campaign in a folder as one HTML file."""
+    from blips.active.summary import campaign_summary
+
+    output = Path(output)
+    name = Path(folder).resolve().name
+    write_atomically(output, render_campaign(name, campaign_summary(folder)).encode())
+    return output
+
+
+def render_campaign(name: str, summary: Mapping[str, Any]) -> str:
+    """The page of a campaign, from what `blips.active.summary.campaign_summary` returns."""
+    curve, picks = summary["curve"], summary["picks"]
+    plots = {CURVE: _curve(curve), RANKS: _scores(picks)}
+    drawn = {key: plot for key, plot in plots.items() if plot is not None}
+    titles = {CURVE: "Errors over labels", RANKS: "Scores of the picks"}
+    sections = [
+        ("summary", "Summary", f"<p>{escape(_sentence(summary))}</p>" + _curve_table(curve)),
+        ("curves", "Learning curve", figures(drawn, titles)),
+        ("rounds", "Rounds", _rounds(summary["rounds"])),
+        ("picks", "Picks", _picks(picks)),
+        ("settings", "Settings", details("Configuration", json.dumps(summary["config"], indent=1))),
+    ]
+    lead = f"Ended: {summary['ended']}." if summary["ended"] else "Not ended yet."
+    return document(f"Campaign {name}", lead, sections, {"sets": [], "figures": drawn})
+
+
+def _sentence(summary: Mapping[str, Any]) -> str:
+    counts = f"{summary['labels']} labels, {summary['quarantined']} set aside, "
+    text = counts + f"{summary['open']} open."
+    curve = summary["curve"]
+    if curve and "force_mae" in curve[-1]:
+        first, last = curve[0], curve[-1]
+        text += (
+            f" The force MAE went from {first['force_mae']:.3g} eV/Å with {first['labels']} labels "
+            f"to {last['force_mae']:.3g} eV/Å with {last['labels']}."
+        )
+    return text
+
+
+ERRORS = {
+    "force_mae": "force MAE (eV/Å)",
+    "force_rmse": "force RMSE (eV/Å)",
+    "force_std": "force sigma (eV/Å)",
+    "energy_mae": "energy MAE (eV/atom)",
+    "force_rank_correlation": "rank correlation of sigma and error",
+}
+
+
+def _curve(curve: Sequence[Mapping[str, Any]]) -> Plot | None:
+    names = ("force_mae", "force_rmse", "force_std")
+    labels = [entry["labels"] for entry in curve]
+    series = [
+        {
+            "name": ERRORS[name],
+            "kind": "line",
+            "x": numbers(labels),
+            "y": numbers([entry.get(name, np.nan) for entry in curve]),
+        }
+        for name in names
+        if any(name in entry for entry in curve)
+    ]
+    if len(curve) < 2 or not series:
+        return None
+    return {
+        "kind": "curve",
+        "note": f"{len(curve)} models on one test set.",
+        "summary": f"Errors of {len(curve)} models against their number of labels.",
+        "x": {"label": "labels"},
+        "y": {"label": "eV/Å", "log": True},
+        "series": series,
+    }
+
+
+def _scores(picks: Sequence[Mapping[str, Any]]) -> Plot | None:
+    scored = [pick for pick in picks if pick["score"] is not None]
+    if not scored:
+        return None
+    return {
+        "kind": "scores",
+        "note": "The score by which each structure was chosen, in order.",
+        "summary": f"Scores of {len(scored)} picks in the order in which they were chosen.",
+        "x": {"label": "pick"},
+        "y": {"label": "score"},
+        "series": [
+            {
+                "name": "picks",
+                "kind": "points",
+                "x": list(range(1, len(scored) + 1)),
+                "y": numbers([pick["score"] for pick in scored]),
+            }
+        ],
+    }
+
+
+def _curve_table(curve: Sequence[Mapping[str, Any]]) -> str:
+    shown = [name for name in ERRORS if any(name in entry for entry in curve)]
+    rows = [
+        _row([entry["round"], entry["labels"], *(entry.get(name) for name in shown)])
+        for entry in curve
+    ]
+    return table("Models", ["Round", "Labels", *(ERRORS[name] for name in shown)], rows)
+
+
+def _rounds(rounds: Sequence[Mapping[str, Any]]) -> str:
+    columns = list(dict.fromkeys(key for entry in rounds for key in entry))
+    rows = [_row([entry.get(column) for column in columns]) for entry in rounds]
+    return table("What was chosen in each round", columns, rows) if rows else ""
+
+
+def _picks(picks: Sequence[Mapping[str, Any]]) -> str:
+    if not picks:
+        return ""
+    shown = picks[:MAX_PICKS]
+    rows = [
+        _row(
+            [
+                pick["name"],
+                pick["atoms"].get_chemical_formula(),
+                pick["round"],
+                pick["status"],
+                pick["score"],
+                pick["reason"],
+            ]
+        )
+        for pick in shown
+    ]
+    left_out = "" if len(shown) == len(picks) else f", the first {len(shown)} of {len(picks)}"
+    headers = ["Name", "Formula", "Round", "Status", "Score", "Reason"]
+    return f'<div class="tall">{table(f"Chosen structures{left_out}", headers, rows)}</div>'
+
+
+def _row(values: Sequence[Any]) -> str:
+    first, *others = (escape(_text(value)) for value in values)
+    cells = "".join(f"<td>{text}</td>" for text in others)
+    return f'<tr><th scope="row">{first}</th>{cells}</tr>'
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    return "-" if value is None else str(value)

@@ -1,0 +1,56 @@
+"""The report of a campaign, from the summary that a campaign gives of itself."""
+
+import json
+
+from ase.build import molecule
+
+from blips.report.campaign import render_campaign
+from report.test_report import Page
+
+SUMMARY = {
+    "config": {"folder": "runs/<b>"},
+    "curve": [
+        {"round": 0, "labels": 20, "force_mae": 0.4, "force_rmse": 0.6, "force_std": 0.3},
+        {"round": 1, "labels": 40, "force_mae": 0.2, "force_rmse": 0.3, "force_std": None},
+    ],
+    "rounds": [{"round": 0, "chosen": 20, "seen": 400, "excluded": {"exploded": 3}}],
+    "picks": [
+        {
+            "name": "0-<i>1",
+            "round": 0,
+            "status": "labelled",
+            "score": 1.5,
+            "reason": {"score": 1.5, "rank": 0, "origin": "md at 300 K"},
+            "atoms": molecule("NH3"),
+            "log": [],
+        }
+    ],
+    "labels": 20,
+    "quarantined": 1,
+    "open": 0,
+    "ended": "the budget is spent",
+}
+
+
+def test_a_campaign_has_its_curve_rounds_and_picks_with_reasons():
+    page = Page(render_campaign("ammonia", SUMMARY))
+    figures = json.loads(page.scripts[0])["figures"]
+    assert figures["curve-plot"]["series"][0]["y"] == [0.4, 0.2]
+    assert figures["curve-plot"]["series"][2]["y"] == [0.3, None]
+    for text in (
+        "from 0.4 eV/Å with 20 labels to 0.2 eV/Å with 40",
+        "Ended: the budget is spent.",
+        "exploded 3",
+        "origin md at 300 K",
+        "0-<i>1",
+    ):
+        assert text in page.text
+    assert not {"i", "b"} & {tag for tag, _ in page.tags}
+
+
+def test_a_campaign_that_has_just_begun():
+    empty = SUMMARY | {"curve": [], "rounds": [], "picks": [], "ended": None}
+    page = Page(render_campaign("ammonia", empty))
+    assert "Not ended yet." in page.text
+    assert len(page.scripts) == 3  # no 3D view, no viewer
+    assert json.loads(page.scripts[0])["figures"] == {}
