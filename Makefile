@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 MACE_BIN := .venv-mace/bin
 MACE_STAMP := .venv-mace/.installed
 
-.PHONY: demo test test-mace lint format bench docs clean
+.PHONY: demo test test-mace lint format bench fuzz audit docs clean
 
 demo: $(STAMP)
 	$(BIN)/blips demo
@@ -38,10 +38,21 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/released.py --output results/benchmarks/released
 	$(BIN)/blips bench --folder results/benchmarks
 	$(BIN)/python benchmarks/batched.py --output results/benchmarks/batched
+	$(BIN)/python benchmarks/pool.py --output results/benchmarks/pool
 
 # The site, with executed notebooks, in build/site: open build/site/index.html.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Ten thousand damaged files for every reader.
+fuzz: $(STAMP)
+	mkdir -p results/fuzz
+	$(BIN)/python -W ignore tests/fuzzing.py --inputs 10000 --output results/fuzz/hypothesis.json
+
+# Licences of all dependencies, and known weaknesses where the index of them can be reached.
+audit: $(STAMP)
+	$(BIN)/python recipes/list_dependencies.py --output docs/dependencies.md
+	$(BIN)/pip install --quiet pip-audit && $(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 # torch first and pinned: an open version would pull in a CUDA build of several gigabytes.
 BUILT_FROM := pyproject.toml setup.py src/blips/bayes/kernels.c
