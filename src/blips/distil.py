@@ -39,15 +39,15 @@ class Lesson(NamedTuple):
 
 
 def displaced_copies(
-    structures: Sequence[Atoms], displacement: float, seed: int
+    structures: Sequence[Atoms], displacements: Sequence[float], seed: int
 ) -> Iterator[tuple[int, Atoms]]:
-    """Every structure, numbered, as it is and, unless `displacement` (A) is 0, once displaced."""
+    """Every structure, numbered, as it is and displaced by N(0, s^2) for each s (A)."""
     rng = np.random.default_rng(seed)
     for number, atoms in enumerate(structures):
         yield number, atoms
-        if displacement > 0:
+        for std in displacements:
             moved = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
-            moved.positions += rng.normal(scale=displacement, size=moved.positions.shape)
+            moved.positions += rng.normal(scale=std, size=moved.positions.shape)
             yield number, moved
 
 

@@ -230,7 +230,7 @@ class BayesianPotential(nn.Module):
         structures: Sequence[Atoms],
         *,
         samples: int = 64,
-        displacement: float = 0.1,
+        displacements: Sequence[float] = (0.1, 0.3),
         seed: int = 0,
     ) -> ForceSpread:
         """Learn from own samples what one pass needs for deviations of forces; keep it.
@@ -238,7 +238,8 @@ class BayesianPotential(nn.Module):
         Args:
             structures: such as the potential will be used for, without labels; 10 are enough.
             samples: posterior samples of each.
-            displacement: each structure is also seen with coordinates displaced by so much, A.
+            displacements: each structure is also seen with coordinates displaced by N(0, s^2), for
+                each of these s in A: as far as deviations will be asked for.
             seed: of samples and displacements.
 
         Returns:
@@ -246,7 +247,7 @@ class BayesianPotential(nn.Module):
         """
         lessons = [
             lesson(self, graph, samples, seed, number)
-            for number, atoms in displaced_copies(structures, displacement, seed)
+            for number, atoms in displaced_copies(structures, displacements, seed)
             for graph in graph_batches(self.backbone, atoms, 1)
         ]
         self.force_spread = fit_spread(lessons)

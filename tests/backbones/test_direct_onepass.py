@@ -46,7 +46,7 @@ def structures():
 @pytest.mark.statistical
 @pytest.mark.parametrize("method", ["onepass", "propagate"])
 def test_energies_and_forces_have_deviations(orb, structures, method):
-    orb.distil_forces(structures, samples=48, displacement=0.05)
+    orb.distil_forces(structures, samples=48, displacements=[0.05])
     sampled = orb.predict(structures, samples=200, seed=4)
     found = orb.predict(structures, method=method)
     expected = orb.predict(structures, method="map")

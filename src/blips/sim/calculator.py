@@ -10,7 +10,7 @@
 | map | posterior means, the base model's cost | of samples, at every n-th call and when asked for |
 | frozen | one draw of the weights: smooth and conservative | as for map |
 | onepass | posterior means | at every call, without sampling; forces after `distil_forces` |
-| auto | as `predict(method="auto")` chooses: as onepass or as mc | at every call |
+| auto | as `predict(method="auto")` chooses: as onepass, or as mc if stress is asked | always |
 """
 
 from typing import Any
