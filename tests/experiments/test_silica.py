@@ -160,6 +160,11 @@ def test_blip_is_calibrated_on_structures_of_its_own(data: Path, make_run: MakeR
         assert f"{test}_atom_spearman_calibrated" not in metrics
     assert metrics.keys() >= {c.metric for t in silica_data.TESTS for c in silica._columns(t)}
 
+    frozen = finetune_run.execute(make_run(tiny("blip_frozen"), **{spec.id: run.folder})).metrics
+    for metric in ("known_forces_mae_map", "new_forces_mae_map"):
+        assert frozen[metric] == found.metrics[metric]
+    assert frozen["new_forces_rms_std"] != found.metrics["new_forces_rms_std"]
+
     # The table has means and samples in rows of their own, for both tests.
     layout = Layout.of("silica", "quick", tmp_path / "results", tmp_path / "runs")
     layout.results.mkdir(parents=True)

@@ -7,6 +7,7 @@ Methods (`settings["method"]["kind"]`):
 | pretrained | the released model; only its energies per element are fitted to the training labels |
 | plain | fine-tuned without posterior |
 | blip | fine-tuned with posterior; metrics of the sample mean, and `..._map` of posterior means |
+| frozen | a `blip` run as a committee of frozen draws (noise shared by all rows) |
 | blip_afterwards | a `plain` run, whose weights stay; then a posterior around them |
 | deep_ensemble | several `plain` runs together |
 
@@ -15,6 +16,7 @@ are in eV and A, and named <test>_<level>_<metric>; `..._calibrated` are those w
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,6 +78,8 @@ def finetuned(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any
         return DeepEnsemble.of([_plain(folder) for folder in run.needs.values()]), {
             "built_on": list(run.needs)
         }
+    if kind == "frozen":
+        return _bayesian(*run.needs.values()), {"built_on": list(run.needs)}
     model = _around(run) if kind == "blip_afterwards" else _start(settings, seed)
     if isinstance(model, AtomisticBackbone) and kind == "pretrained":
         set_reference_energies(model, data.train, RunConfig())
@@ -116,7 +120,14 @@ def _around(run: Run) -> BayesianPotential:
     return bayesianize(backbone, seed=run.spec.seed, **options)
 
 
-def _plain(folder: Any) -> Backbone:
+def _bayesian(folder: Path) -> BayesianPotential:
+    model = load(folder / "best.safetensors")
+    if not isinstance(model, BayesianPotential):
+        raise ConfigError(f"{folder} holds a {type(model).__name__}; expected one with posterior")
+    return model
+
+
+def _plain(folder: Path) -> Backbone:
     model = load(folder / "best.safetensors")
     if not isinstance(model, Backbone):
         raise ConfigError(f"{folder} holds a {type(model).__name__}; expected a plain model")
@@ -126,7 +137,8 @@ def _plain(folder: Any) -> Backbone:
 def _options(model: Backbone | Uncertain, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     options: dict[str, Any] = {"batch_size": BATCH_SIZE}
     if isinstance(model, BayesianPotential):
-        options |= {"samples": settings["samples"], "seed": seed}
+        method = "frozen" if settings["method"]["kind"] == "frozen" else "mc"
+        options |= {"samples": settings["samples"], "seed": seed, "method": method}
     return options
 
 

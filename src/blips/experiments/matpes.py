@@ -152,6 +152,7 @@ def _spec(
         "batch": size.batch,
         "rounds": size.rounds,
         "samples": size.samples,
+        "method": "frozen",
         "valid": size.valid,
         "bootstrap": size.bootstrap,
     }
@@ -166,7 +167,7 @@ def prepare(profile: str, console: Console) -> None:
 NOTE = """\
 E MAE: meV/atom. F MAE: meV/A, of force components. Both of the posterior means, on test structures
 that no run trains on or chooses; "at first": trained on the known structures alone. ECE and rho
-(Spearman, variance against squared error of atoms) are of samples of the last model, not
+(Spearman, variance against squared error of atoms) are of frozen draws of the last model, not
 calibrated. Spreads are over seeds, which differ in known structures, pool, batches and noise; of
 one seed, all methods have the same ones. The paper has another model (ORB v3) and other data
 (MatPES, thousands of structures): its numbers are not to be compared with these."""

@@ -47,7 +47,11 @@ def execute(run: Run) -> Findings:
         metrics |= {f"round{number}_{name}": found[name] for name in KEPT}
     if isinstance(model, BayesianPotential):
         sampled = model.predict(
-            parts.test, samples=settings["samples"], seed=run.spec.seed, batch_size=BATCH_SIZE
+            parts.test,
+            samples=settings["samples"],
+            method=settings["method"],
+            seed=run.spec.seed,
+            batch_size=BATCH_SIZE,
         )
         found = measure(sampled, references, settings["bootstrap"])
         metrics |= {f"final_{name}": value for name, value in found.items()}
@@ -74,6 +78,7 @@ def campaign_config(run: Run, parts: Parts) -> CampaignConfig:
                 **settings["select"],
                 "batch": settings["batch"],
                 "samples": settings["samples"],
+                "method": settings["method"],
                 "bounds": {"force": None, "closest": None},
             },
             "label": {

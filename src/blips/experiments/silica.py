@@ -11,6 +11,7 @@ snapshots of the same five and on five others.
 | plain | fine-tuned |
 | deep_ensemble | four fine-tuned models that differ in the order of their batches |
 | blip | fine-tuned with posterior |
+| blip_frozen | the same model as a committee of frozen draws (noise shared by all rows) |
 | blip_afterwards | a plain run, then a posterior around its weights, which stay |
 
 Settings were chosen on validation structures. All seeds have the same training structures: what
@@ -77,6 +78,7 @@ METHODS: dict[str, Method] = {
     "pretrained": Method("pretrained", {"kind": "pretrained"}),
     "plain": Method("fine-tuned", {"kind": "plain"}),
     "blip": Method("BLIP, sample mean", BLIP, BLIP_TRAINING, paper="blip"),
+    "blip_frozen": Method("BLIP, frozen draws", {"kind": "frozen"}, built_on="blip"),
     "blip_afterwards": Method(
         "fine-tuned, then BLIP around it", {"kind": "blip_afterwards"}, AFTERWARDS, "plain"
     ),
@@ -84,6 +86,7 @@ METHODS: dict[str, Method] = {
         "deep ensemble of 4", {"kind": "deep_ensemble"}, {}, "plain", "deep_ensemble_4"
     ),
 }
+UNTRAINED = ("pretrained", "deep_ensemble", "blip_frozen")
 
 
 @dataclass(frozen=True)
@@ -155,12 +158,12 @@ def specs(profile: str, model: str = MODEL, weights: str | None = None) -> list[
             return _spec(size, released, name, count, seed)
 
         afterwards = count in size.afterwards_epochs
-        found += [run("pretrained", 0), run("plain", 0), run("blip", 0)]
+        found += [run("pretrained", 0), run("plain", 0), run("blip", 0), run("blip_frozen", 0)]
         found += [run("plain", seed) for seed in range(1, max(MEMBERS, seeds))]
         found.append(run("deep_ensemble", 0))
         found += [run("blip_afterwards", 0)] if afterwards else []
         for seed in range(1, seeds):
-            found += [run("blip", seed)]
+            found += [run("blip", seed), run("blip_frozen", seed)]
             found += [run("blip_afterwards", seed)] if afterwards else []
     return found
 
@@ -174,7 +177,7 @@ def _spec(size: Profile, released: Mapping[str, str], name: str, count: int, see
     settings = {
         "model": dict(released),
         "method": dict(method.model),
-        "training": training if name not in ("pretrained", "deep_ensemble") else {},
+        "training": {} if name in UNTRAINED else training,
         "data": {"train": count, **size.data},
         "samples": size.samples,
         "bootstrap": size.bootstrap,
@@ -257,7 +260,7 @@ def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
                     values = [1e3 * metrics[metric]["value"] for metrics in found]
                     if (number := mean_and_spread(values)) is not None:
                         points.append((float(count), *number))
-                if points and name != "blip_afterwards":
+                if points and name not in ("blip_afterwards", "blip_frozen"):
                     panel.append(Curve(title, points))
     if any(panels.values()):
         figure = plot_curves(panels, x_label="training structures", logarithmic=True)
