@@ -44,6 +44,7 @@ def bench(
     ] = None,
     samples: Annotated[list[int] | None, typer.Option(help="repeatable; default: 8, 32")] = None,
     repeats: Annotated[int, typer.Option(help="of every time")] = 7,
+    model: Annotated[list[str] | None, typer.Option(help="whose operations are counted")] = None,
 ) -> None:
     """Measure what error bars cost: time, memory, operations, beside baselines and peers.
 
@@ -60,5 +61,13 @@ def bench(
     if odd := {*sizes} - {*SIZES}:
         raise ConfigError(f"no structure of {odd} atoms; use {', '.join(map(str, SIZES))}")
     chosen = samples or (8, 32)
-    run(folder, parts=parts, sizes=sizes, samples=chosen, repeats=repeats, report=typer.echo)
+    run(
+        folder,
+        parts=parts,
+        sizes=sizes,
+        samples=chosen,
+        repeats=repeats,
+        models=model or (),
+        report=typer.echo,
+    )
     typer.echo(f"tables in {folder / 'bench.md'}")

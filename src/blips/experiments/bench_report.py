@@ -25,6 +25,7 @@ def bench(
     sizes: Sequence[int] = SIZES,
     samples: Sequence[int] = (8, 32),
     repeats: int = 7,
+    models: Sequence[str] = (),
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Measure `parts` and write bench.json, bench.md and bench.png; what else is there is kept.
@@ -35,6 +36,7 @@ def bench(
         sizes: numbers of atoms for the cost.
         samples: numbers of samples for the cost.
         repeats: of every time.
+        models: whose operations are counted; all if empty.
         report: told of what is done.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +44,7 @@ def bench(
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     measure: dict[str, Callable[[], Any]] = {
         "cost": lambda: cost(sizes, samples, repeats),
-        "flops": lambda: flops(report=report),
+        "flops": lambda: flops(models, report=report),
         "peers": lambda: peers(repeats=2 * repeats),
     }
     before = torch.get_num_threads()
