@@ -65,7 +65,6 @@ def screen(folder: Path, pool: Path, count: int) -> dict[str, float]:
         found = screen_candidates(
             PoolCandidates(pool), model, config, store, InlineExecutor(), round=1
         )
-        database = store.path.stat().st_size / 2**20
     if found.seen != count:
         raise SystemExit(f"{found.seen} of {count} structures were seen")
     return {
@@ -74,7 +73,6 @@ def screen(folder: Path, pool: Path, count: int) -> dict[str, float]:
         "seconds": time.perf_counter() - begun,
         "peak_mb_before": before,
         "peak_mb_after": peak_megabytes(),
-        "database_mb": database,
     }
 
 

@@ -56,6 +56,10 @@ REFUSED = {
     "NaN": Atoms("H2", positions=[[0, 0, 0], [0, 0, np.nan]]),
     "infinite": Atoms("H2", positions=[[0, 0, 0], [0, 0, np.inf]]),
     "on one place": Atoms("H2", positions=[[0, 0, 0], [0, 0, 0]]),
+    "atoms lost in space": Atoms("H2", positions=[[0, 0, 0], [0, 0, 4e5]]),
+    "endless cell": Atoms("H", cell=[1e10, 3, 3], pbc=True),
+    "flat cell": Atoms("H", cell=[1e-5, 1e-5, 3], pbc=True),
+    "sheared cell": Atoms("H", cell=[[3.0, 0, 0], [1.9e4, 1e-5, 0], [0, 0, 3.0]], pbc=True),
     "periodic without cell": Atoms("H", pbc=True),
 }
 
@@ -93,3 +97,9 @@ def test_a_damaged_model_gives_no_sigma():
         potential.predict([molecule("NH3"), molecule("H2O")], samples=3)
     with pytest.raises(InputError, match="no usable energy_std for structures 1 "):
         Prediction(np.array([1, 1]), "mc", 2, energy_std=np.array([0.1, -0.1]))
+
+
+def test_a_guard_finds_an_atom_that_left_for_good():
+    from blips.sim.guard import Guard
+
+    assert Guard().check(REFUSED["atoms lost in space"])[0].limit == "geometry"

@@ -14,6 +14,7 @@ from ase import Atoms
 from torch import Tensor
 from vesin import NeighborList
 
+from blips.data.extent import check_extent
 from blips.errors import InputError
 
 
@@ -173,6 +174,7 @@ def _neighbours(atoms: Atoms, cutoff: float) -> tuple[np.ndarray, np.ndarray, np
         )
     if not (np.isfinite(cutoff) and cutoff > 0):
         raise InputError(f"the cutoff must be a positive length in A, got {cutoff}")
+    check_extent(atoms.positions, cell, atoms.pbc, cutoff)
     receiver, sender, shift, distance = NeighborList(
         cutoff=cutoff, full_list=True, sorted=True
     ).compute(points=atoms.positions, box=cell, periodic=atoms.pbc, quantities="ijSd")

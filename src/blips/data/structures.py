@@ -19,6 +19,7 @@ from ase.utils import string2index
 from vesin import NeighborList
 
 from blips import keys
+from blips.data.extent import check_extent
 from blips.data.labels import Labels, available, extract
 from blips.data.xyz import XYZ_SUFFIXES, read_xyz_frame, xyz_frame_offsets
 from blips.errors import InputError
@@ -151,6 +152,11 @@ def _symbols(numbers: Collection[int]) -> str:
 
 
 def _too_close(atoms: Atoms) -> Iterator[str]:
+    try:
+        check_extent(atoms.positions, atoms.cell.array, atoms.pbc, SEARCH_CUTOFF)
+    except InputError as error:
+        yield str(error)
+        return
     search = NeighborList(cutoff=SEARCH_CUTOFF, full_list=False)
     first, second, distance = search.compute(
         points=atoms.positions, box=atoms.cell.array, periodic=atoms.pbc, quantities="ijd"

@@ -23,6 +23,7 @@ from ase.data import covalent_radii
 from vesin import NeighborList
 
 from blips import keys
+from blips.data.extent import check_extent
 from blips.errors import InputError
 
 SEARCH_RADIUS = 6.0  # A
@@ -93,6 +94,10 @@ class Guard:
         alone = len(atoms) == 1 and not atoms.pbc.any()
         if alone or (self.closest is None and self.farthest is None):
             return []
+        try:
+            check_extent(atoms.positions, atoms.cell.array, atoms.pbc, SEARCH_RADIUS)
+        except InputError as error:
+            return [Finding("geometry", float("inf"), 0.0, str(error))]
         first, second, distance = NeighborList(
             cutoff=SEARCH_RADIUS, full_list=True, sorted=False
         ).compute(atoms.positions, atoms.cell.array, atoms.pbc, "ijd")
