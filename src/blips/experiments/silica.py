@@ -250,7 +250,10 @@ def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
     rows = [(name, "", method.label) for name, method in METHODS.items()]
     rows.insert(2, ("blip", "_map", "BLIP, MAP"))
     for test in TESTS:
-        for quantity, label in (("forces", "force MAE, meV/Å"), ("atom_energy", "energy MAE, meV")):
+        for quantity, label in (
+            ("forces", "force MAE, meV/Å"),
+            ("atom_energy", "energy MAE, meV/atom"),
+        ):
             panel = panels.setdefault(f"{label}, {test} topologies", [])
             for name, suffix, title in rows:
                 metric = f"{test}_{quantity}_mae{suffix}"
