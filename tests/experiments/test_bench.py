@@ -30,7 +30,9 @@ def test_peak_memory_sees_what_a_call_needs():
 
 def test_flops_of_a_product():
     a, b = torch.randn(3, 5), torch.randn(5, 7)
+    c = torch.zeros(3, 7)
     assert bench_flops.flops_of(lambda: a @ b) == 2 * 3 * 5 * 7
+    assert bench_flops.flops_of(lambda: c.addmm_(a, b)) == 2 * 3 * 5 * 7
 
 
 def test_a_posterior_adds_parameters_and_operations():
