@@ -8,7 +8,7 @@ STAMP := .venv/.installed
 MACE_BIN := .venv-mace/bin
 MACE_STAMP := .venv-mace/.installed
 
-.PHONY: demo test test-mace lint format bench clean
+.PHONY: demo test test-mace lint format bench fuzz audit clean
 
 demo: $(STAMP)
 	$(BIN)/blips demo
@@ -35,6 +35,17 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/potential.py --output results/benchmarks
 	$(BIN)/python benchmarks/nbody.py --output results/benchmarks
 	$(BIN)/python benchmarks/released.py --output results/benchmarks/released
+	$(BIN)/python benchmarks/pool.py --output results/benchmarks/pool
+
+# Ten thousand damaged files for every reader.
+fuzz: $(STAMP)
+	mkdir -p results/fuzz
+	$(BIN)/python -W ignore tests/fuzzing.py --inputs 10000 --output results/fuzz/hypothesis.json
+
+# Licences of all dependencies, and known weaknesses where the index of them can be reached.
+audit: $(STAMP)
+	$(BIN)/python recipes/list_dependencies.py --output docs/dependencies.md
+	$(BIN)/pip install --quiet pip-audit && $(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 # torch first and pinned: an open version would pull in a CUDA build of several gigabytes.
 $(STAMP): pyproject.toml constraints.txt

@@ -51,6 +51,16 @@ class Prediction:
     forces_aleatoric_std: Array | None = None  # [N, 3] eV/A
     details: Mapping[str, Any] = field(default_factory=dict)  # e.g. chunk size, calibration
 
+    def __post_init__(self) -> None:
+        """No deviation leaves a model that is negative or not a number."""
+        for name, value in self._arrays().items():
+            if name.endswith("_std") and not (value >= 0).all():
+                raise InputError(
+                    f"the model has no usable {name} for structures "
+                    f"{', '.join(map(str, self._structures_of(name, ~(value >= 0))))} (counted "
+                    "from 0): NaN. Do atoms overlap, or is the model damaged?"
+                )
+
     def __len__(self) -> int:
         """S."""
         return len(self.n_atoms)
@@ -107,6 +117,14 @@ class Prediction:
         if not changes:
             return self
         return replace(self, details={**self.details, "calibrated": tuple(calibrated)}, **changes)
+
+    def _structures_of(self, name: str, where: Array, most: int = 10) -> list[int]:
+        """Numbers of the first structures that a mask over the array of that name concerns."""
+        rows = where.reshape(len(where), -1).any(axis=1)
+        if name.removesuffix("_std").removesuffix("_aleatoric") not in PER_STRUCTURE:
+            owner = np.repeat(np.arange(len(self.n_atoms)), self.n_atoms)
+            return np.unique(owner[rows]).tolist()[:most]
+        return np.flatnonzero(rows).tolist()[:most]
 
     def _arrays(self) -> dict[str, Array]:
         skip = ("n_atoms", "method", "samples", "details")

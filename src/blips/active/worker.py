@@ -135,13 +135,26 @@ def screen(job: dict[str, Any]) -> dict[str, Any]:
             excluded.append(findings[0].limit if findings else None)
         sound = [i for i, reason in enumerate(excluded) if reason is None]
         rows: list[dict[str, float] | None] = [None] * len(structures)
-        if sound:
-            scores = _scores(job, [structures[i] for i in sound])
-            for place, i in enumerate(sound):
-                row = {name: float(values[place]) for name, values in scores.items()}
-                excluded[i] = _beyond(row, bounds)
-                rows[i] = row if excluded[i] is None else None
+        for i, row in zip(sound, _rows(job, [structures[i] for i in sound]), strict=True):
+            excluded[i] = "not finite" if row is None else _beyond(row, bounds)
+            rows[i] = row if excluded[i] is None else None
         return {"scores": rows, "excluded": excluded}
+
+
+def _rows(job: Mapping[str, Any], structures: Sequence[Atoms]) -> list[dict[str, float] | None]:
+    """Scores of each structure; None where the model has no numbers for it."""
+    if not structures:
+        return []
+    try:
+        scores = _scores(job, structures)
+    except InputError:
+        if len(structures) == 1:
+            return [None]
+        return [row for atoms in structures for row in _rows(job, [atoms])]
+    return [
+        {name: float(values[place]) for name, values in scores.items()}
+        for place in range(len(structures))
+    ]
 
 
 def _scores(job: Mapping[str, Any], structures: Sequence[Atoms]) -> dict[str, np.ndarray]:

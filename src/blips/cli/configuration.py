@@ -32,10 +32,18 @@ def validate(sources: Files) -> None:
 
 @app.command()
 def template(
-    name: Annotated[str, typer.Argument(help="train, or finetune for released models")] = "train",
+    name: Annotated[
+        str, typer.Argument(help="train, finetune (released models) or active")
+    ] = "train",
 ) -> None:
     """Print a configuration to start from: blips template > config.yaml."""
+    from blips.active.config import load_campaign
     from blips.config import dump_config
+
+    if name == "active":
+        config = load_campaign({"initial": {"structures": "start.extxyz"}})
+        typer.echo(dump_config(config), nl=False)
+        return
     from blips.train.templates import template
 
     typer.echo(dump_config(template(name)), nl=False)

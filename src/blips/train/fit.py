@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 from ase import Atoms
 from ase.data import atomic_numbers, chemical_symbols
+from pydantic import BaseModel
 
 from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.backbones.foreign import ForeignBackbone
@@ -83,7 +84,7 @@ def fit(
 
 def resolve_config(config: Source | Sequence[Source]) -> RunConfig:
     """The configuration that one source, or several merged left to right, describe."""
-    one = isinstance(config, str | Path | Mapping | RunConfig)
+    one = isinstance(config, str | Path | Mapping | BaseModel)
     return load_config(*([config] if one else config))
 
 

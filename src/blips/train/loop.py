@@ -152,7 +152,15 @@ class Trainer:
             totals.add(terms.parts, len(batch.indices))
             if self.display is not None:
                 self.display.step(epoch, terms.parts)
-        return totals.means()
+        return self._over_processes(totals.means())
+
+    def _over_processes(self, means: dict[str, float]) -> dict[str, float]:
+        """Means of all processes, each of which saw as many structures."""
+        if self.fabric.world_size == 1:
+            return means
+        values = torch.tensor(list(means.values()), dtype=torch.float64, device=self.fabric.device)
+        reduced = self.fabric.all_reduce(values, reduce_op="mean")
+        return dict(zip(means, torch.as_tensor(reduced).tolist(), strict=True))
 
     def _validate(self) -> dict[str, float]:
         """Validation loss, of the averaged weights where there are any."""

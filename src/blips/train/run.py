@@ -42,7 +42,8 @@ class RunFolder:
         if resume and self.config_file.exists():
             before = _with_defaults(load_config(self.config_file))
             changed = _differences(before, resolved)
-            allowed = {"folder", "training.epochs", "training.devices", "training.tensorboard"}
+            places = {"accelerator", "devices", "nodes", "strategy", "tensorboard"}
+            allowed = {"folder", "training.epochs", *(f"training.{name}" for name in places)}
             if changed - allowed:
                 raise ConfigError(
                     f"cannot resume {self.path}: {', '.join(sorted(changed - allowed))} differ "

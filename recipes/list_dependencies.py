@@ -1,0 +1,89 @@
+"""Write docs/dependencies.md: every package that blips can pull in, its version and licence.
+
+python recipes/list_dependencies.py --output docs/dependencies.md
+"""
+
+import argparse
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, metadata, requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+LONGEST = 60
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+TITLE = """\
+# Dependencies and their licences
+
+Made by `make audit` from the installed packages. "for" is blips itself or the extras that need a
+package, directly or through others.
+
+| package | version | licence | for |
+|---|---|---|---|
+"""
+
+
+def licence(name: str) -> str:
+    """What a package says about its licence."""
+    about = metadata(name)
+    expression = about.get("License-Expression")
+    if expression:
+        return expression
+    classifiers = [
+        line.split("::")[-1].strip()
+        for line in about.get_all("Classifier") or []
+        if line.startswith("License ::")
+    ]
+    if classifiers:
+        return "; ".join(sorted(set(classifiers)))
+    lines = (about.get("License") or "").strip().splitlines()
+    return lines[0][:LONGEST] if lines else "not stated"
+
+
+def closure(texts: list[str], extras: frozenset[str], found: dict[str, str]) -> None:
+    """Add the installed packages that these requirements of a package with extras need."""
+    for text in texts:
+        requirement = Requirement(text)
+        marker = requirement.marker
+        wanted = marker is None or any(
+            marker.evaluate({"extra": extra}) for extra in (extras or frozenset({""}))
+        )
+        child = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        if not wanted or child in found:
+            continue
+        try:
+            version = metadata(requirement.name)["Version"]
+        except PackageNotFoundError:
+            continue
+        found[child] = version
+        more = requires(requirement.name) or []
+        closure(more, frozenset(requirement.extras) or frozenset({""}), found)
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description="List dependencies and licences.")
+    parser.add_argument("--output", type=Path, default=Path("docs/dependencies.md"))
+    options = parser.parse_args()
+    users: dict[str, list[str]] = {}
+    versions: dict[str, str] = {}
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    needs = {"": project["dependencies"], **project["optional-dependencies"]}
+    for extra in sorted(needs):
+        found: dict[str, str] = {}
+        own = [text for text in needs[extra] if not text.startswith("blips[")]
+        closure(own, frozenset({""}), found)
+        versions |= found
+        for name in found:
+            if "blips" not in users.setdefault(name, []):
+                users[name].append(extra or "blips")
+    rows = [
+        f"| {name} | {versions[name]} | {licence(name)} | {', '.join(users[name])} |"
+        for name in sorted(versions)
+    ]
+    options.output.write_text(TITLE + "\n".join(rows) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Extreme structures: a prediction is finite with sigma >= 0, or refused in words."""
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
+from hypothesis import given
+from hypothesis import strategies as st
+
+import blips
+from blips.backbones import PaiNN, SchNet
+from blips.errors import BlipsError, InputError
+from blips.predict import Prediction
+from helpers import TINY
+
+
+@pytest.fixture(scope="module", params=[PaiNN, SchNet], ids=lambda c: c.__name__)
+def potential(request):
+    torch.manual_seed(0)
+    return blips.bayesianize(request.param(**TINY), seed=0)
+
+
+def check(potential, atoms, method="mc"):
+    """Predict; whether it was refused."""
+    try:
+        found = potential.predict(atoms, samples=3, method=method)
+    except BlipsError:
+        return False
+    for name in ("energy", "forces", "energy_std", "forces_std"):
+        assert np.isfinite(getattr(found, name)).all(), name
+    assert (found.energy_std >= 0).all()
+    assert (found.forces_std >= 0).all()
+    return True
+
+
+SOUND = {
+    "one atom": Atoms("H"),
+    "no neighbours": Atoms("H2", positions=[[0, 0, 0], [0, 0, 50.0]]),
+    "one atom in a periodic cell": bulk("Cu"),
+    "huge cell": Atoms("H2", positions=[[0, 0, 0], [0, 0, 0.8]], cell=[1e4] * 3, pbc=True),
+    "chain": Atoms("C", cell=[1.4, 0, 0], pbc=[True, False, False]),
+    "slab": Atoms("C2", positions=[[0, 0, 0], [1.2, 0.7, 0]], cell=[2.5, 2.5, 0], pbc=[1, 1, 0]),
+    "far from the origin": Atoms("H2", positions=[[1e5, 0, 0], [1e5, 0, 0.8]]),
+}
+
+
+@pytest.mark.parametrize("method", ["mc", "frozen"])
+@pytest.mark.parametrize("name", SOUND)
+def test_unusual_structures_are_predicted(potential, name, method):
+    assert check(potential, SOUND[name], method)
+
+
+REFUSED = {
+    "no atoms": Atoms(),
+    "NaN": Atoms("H2", positions=[[0, 0, 0], [0, 0, np.nan]]),
+    "infinite": Atoms("H2", positions=[[0, 0, 0], [0, 0, np.inf]]),
+    "on one place": Atoms("H2", positions=[[0, 0, 0], [0, 0, 0]]),
+    "periodic without cell": Atoms("H", pbc=True),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_impossible_structures_are_refused(potential, name):
+    assert not check(potential, REFUSED[name])
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    count=st.integers(1, 6),
+    scale=st.floats(1e-3, 30),
+    periodic=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+)
+def test_no_sigma_is_negative_or_nan(seed, count, scale, periodic):
+    torch.manual_seed(0)
+    potential = blips.bayesianize(PaiNN(**TINY), seed=0)
+    rng = np.random.default_rng(seed)
+    atoms = Atoms(
+        numbers=rng.integers(1, 87, count),
+        positions=rng.normal(scale=scale, size=(count, 3)),
+        cell=np.diag(rng.uniform(1.5, 8, 3)) if any(periodic) else None,
+        pbc=periodic,
+    )
+    check(potential, atoms)
+
+
+def test_a_damaged_model_gives_no_sigma():
+    torch.manual_seed(0)
+    potential = blips.bayesianize(PaiNN(**TINY), seed=0)
+    with torch.no_grad():
+        next(potential.backbone.parameters()).fill_(float("nan"))
+    with pytest.raises(InputError, match=r"no usable .*_std for structures 0, 1 "):
+        potential.predict([molecule("NH3"), molecule("H2O")], samples=3)
+    with pytest.raises(InputError, match="no usable energy_std for structures 1 "):
+        Prediction(np.array([1, 1]), "mc", 2, energy_std=np.array([0.1, -0.1]))
