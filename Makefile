@@ -47,7 +47,9 @@ docs: $(STAMP)
 # Ten thousand damaged files for every reader.
 fuzz: $(STAMP)
 	mkdir -p results/fuzz
-	$(BIN)/python -W ignore tests/fuzzing.py --inputs 10000 --output results/fuzz/hypothesis.json
+	for target in extxyz config checkpoint campaign; do \
+	  $(BIN)/python -W ignore tests/fuzzing.py --inputs 10000 --target $$target \
+	    --output results/fuzz/$$target.json || exit 1; done
 
 # Licences of all dependencies, and known weaknesses where the index of them can be reached.
 audit: $(STAMP)

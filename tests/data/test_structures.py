@@ -297,3 +297,11 @@ def test_reference_files_are_sound(reference_data):
     path = reference_data / "ammonia" / "attack_30a.extxyz"
     frames = check_structures(read_structures(path), path, quantities=("energy", "forces"))
     assert len(frames) == 30
+
+
+def test_an_absurd_number_of_atoms_is_refused(tmp_path):
+    for digits in (20, 5000):
+        path = tmp_path / f"{digits}.xyz"
+        path.write_text("9" * digits + "\n\nH 0 0 0\n")
+        with pytest.raises(InputError, match="expected the number of atoms"):
+            list(iter_structures(path))

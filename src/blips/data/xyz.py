@@ -10,6 +10,7 @@ from ase import Atoms
 
 from blips.errors import InputError
 
+MOST_DIGITS = 15  # of the number of atoms
 XYZ_SUFFIXES = (".xyz", ".extxyz")
 
 
@@ -24,7 +25,7 @@ def xyz_frame_offsets(path: Path) -> np.ndarray:
                 position += len(header)
                 continue
             where = f"{path}, frame {len(offsets)}"
-            if not header.strip().isdigit():
+            if not header.strip().isdigit() or len(header.strip()) > MOST_DIGITS:
                 found = header[:60].decode(errors="replace").strip()
                 raise InputError(
                     f"{where}: expected the number of atoms, found {found!r}; the file is not "
