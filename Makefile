@@ -54,7 +54,8 @@ fuzz: $(STAMP)
 # Licences of all dependencies, and known weaknesses where the index of them can be reached.
 audit: $(STAMP)
 	$(BIN)/python recipes/list_dependencies.py --output docs/dependencies.md
-	$(BIN)/pip install --quiet pip-audit && $(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
+	test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
+	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 # torch first and pinned: an open version would pull in a CUDA build of several gigabytes.
 BUILT_FROM := pyproject.toml setup.py src/blips/bayes/kernels.c
@@ -76,4 +77,4 @@ $(MACE_STAMP): $(BUILT_FROM) constraints-mace.txt
 	touch $(MACE_STAMP)
 
 clean:
-	rm -rf .venv .venv-mace build dist .pytest_cache .ruff_cache src/blips/bayes/_kernels*.so
+	rm -rf .venv .venv-mace .venv-audit build dist .pytest_cache .ruff_cache src/blips/bayes/_kernels*.so

@@ -9,6 +9,7 @@ A reader may accept an input or refuse it with one of blips' errors; anything el
 import argparse
 import io
 import json
+import resource
 import sys
 import tempfile
 import time
@@ -195,6 +196,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=["hypothesis", "atheris"], default="hypothesis")
     parser.add_argument("--output", type=Path, help="JSON file for the counts")
     options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))  # no bomb takes the machine
     torch.set_num_threads(1)
     if options.engine == "atheris":
         run_atheris(options.target or "extxyz", options.inputs)

@@ -305,3 +305,10 @@ def test_an_absurd_number_of_atoms_is_refused(tmp_path):
         path.write_text("9" * digits + "\n\nH 0 0 0\n")
         with pytest.raises(InputError, match="expected the number of atoms"):
             list(iter_structures(path))
+
+
+def test_absurdly_many_columns_are_refused(tmp_path):
+    path = tmp_path / "columns.extxyz"
+    path.write_text("1\nProperties=species:S:1:pos:R:3:forces:R:39219968663543723\nH 0 0 0\n")
+    with pytest.raises(InputError, match="absurdly many columns"):
+        list(iter_structures(path))

@@ -1,6 +1,7 @@
 """Frames of (extended) xyz files by their place in the file."""
 
 import io
+import re
 from itertools import islice
 from pathlib import Path
 
@@ -50,6 +51,9 @@ def read_xyz_frame(file: io.BufferedReader, path: Path, frame: int, offsets: np.
     """Frame `frame` of an open xyz file."""
     file.seek(int(offsets[frame]))
     content = file.read(int(offsets[frame + 1] - offsets[frame]))
+    columns = re.findall(rb":[A-Za-z]:\s*(\d+)", content)
+    if any(len(count) > 4 for count in columns):  # ASE would make room for all of them
+        raise InputError(f"{path}, frame {frame}: Properties has absurdly many columns")
     try:
         return ase.io.read(io.StringIO(content.decode()), format="extxyz", index=0)  # type: ignore[return-value]
     except Exception as error:
