@@ -1,11 +1,16 @@
 """Settings shared by all tests."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+# A suite that is started in the background ignores Ctrl-C, and so would the processes it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)
 settings.register_profile("blips", deadline=None, max_examples=25, derandomize=True)
