@@ -70,7 +70,7 @@ def test_flipout_is_its_equation(irrep: tuple[int, ...]):
     eps = normals(weight.shape, generators, h.dtype)
     inner = (1,) * len(irrep)
     source = BitSource(generators)
-    bits_in, bits_out = sign_bits(source, 3, IN), sign_bits(source, 3, OUT)
+    bits_out, bits_in = sign_bits(source, 3, OUT, IN)
     s = torch.where(sign_mask(bits_in, IN) == 0, 1.0, -1.0).view(6, *inner, IN)
     r = torch.where(sign_mask(bits_out, OUT) == 0, 1.0, -1.0).view(6, *inner, OUT)
     per_row = (weight * eps).repeat_interleave(3, 0)  # [6, out, in]

@@ -24,7 +24,7 @@ def tensors(shape: tuple[int, ...], count: int) -> list[Tensor]:
 
 
 def bits_of(shape: tuple[int, ...]) -> Tensor:
-    return sign_bits(BitSource([torch.Generator().manual_seed(2)]), shape[0], shape[-1])
+    return sign_bits(BitSource([torch.Generator().manual_seed(2)]), shape[0], shape[-1])[0]
 
 
 def both_ways(function, *inputs: Tensor | float | None) -> list[list[Tensor]]:

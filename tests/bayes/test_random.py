@@ -99,7 +99,7 @@ def test_successive_draws_differ(draw, size: int):
 
 @given(rows=st.integers(0, 5), channels=st.integers(1, 70), replicas=st.integers(1, 3))
 def test_signs_change_nothing_but_the_sign(rows: int, channels: int, replicas: int):
-    bits = sign_bits(BitSource(seeded(replicas)), rows, channels)
+    (bits,) = sign_bits(BitSource(seeded(replicas)), rows, channels)
     number = torch.rand(rows * replicas, channels)
     signed = (number.view(torch.int32) ^ sign_mask(bits, channels)).view(torch.float32)
     assert torch.equal(signed.abs(), number)
@@ -111,9 +111,9 @@ def test_a_replicas_signs_depend_on_its_generator_alone(rows: int):
     alone = [BitSource(seeded(1, first=k)) for k in range(3)]
     draws: list[torch.Tensor] = []
     for channels in (33, 3, 33, 64):
-        draws.append(sign_bits(together, rows, channels))
+        draws += sign_bits(together, rows, channels)
         assert torch.equal(
-            draws[-1], torch.cat([sign_bits(source, rows, channels) for source in alone])
+            draws[-1], torch.cat([sign_bits(source, rows, channels)[0] for source in alone])
         )
     assert not torch.equal(draws[0], draws[2])
 
@@ -121,7 +121,7 @@ def test_a_replicas_signs_depend_on_its_generator_alone(rows: int):
 @pytest.mark.statistical
 def test_signs_are_fair_and_uncorrelated_between_rows_and_channels():
     samples, rows, channels = 20_000, 2, 40
-    bits = sign_bits(BitSource(seeded(1)), samples * rows, channels)
+    (bits,) = sign_bits(BitSource(seeded(1)), samples * rows, channels)
     signs = torch.where(sign_mask(bits, channels) == 0, 1.0, -1.0)
     signs = signs.reshape(samples, rows * channels)
     covariance = signs.T @ signs / samples

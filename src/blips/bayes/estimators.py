@@ -97,8 +97,7 @@ def flipout_linear(
         plan = Plan(h, weight, len(deviation))
         deviations = plan.replicas(lambda k: deviation[k])
     bits = bits or BitSource(generators)
-    bits_in = sign_bits(bits, h.shape[0] // len(generators), weight.shape[1])
-    bits_out = sign_bits(bits, h.shape[0] // len(generators), weight.shape[0])
+    bits_out, bits_in = sign_bits(bits, h.shape[0] // len(generators), *weight.shape)
     outputs: list[Tensor] = []
     for x, c, s, r, dev in zip(
         plan.rows(h),

@@ -124,7 +124,7 @@ def _flipped(x: Tensor, bits: Tensor) -> Tensor:
 
 def _library_for(x: Tensor) -> ctypes.CDLL | None:
     """The compiled code, where it is the best way to handle x."""
-    if x.dtype != torch.float32 or x.device.type != "cpu" or x.ndim < 2:
+    if x.dtype is not torch.float32 or not x.is_cpu:
         return None
     if x.numel() > LARGE and torch.get_num_threads() > MANY_THREADS:
         return None

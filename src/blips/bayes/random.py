@@ -35,6 +35,8 @@ def normals(
     takes only a seed from it; torch's threads fill streams whose seeds follow on from that one.
     """
     device = generators[0].device
+    if len(generators) == 1 and math.prod(shape) <= STREAM:
+        return torch.empty((1, *shape), dtype=dtype, device=device).normal_(generator=generators[0])
     noise = torch.empty((len(generators), math.prod(shape)), dtype=dtype, device=device)
     blocks = list(zip(noise, generators, strict=True))
     if device.type == "cpu" and noise.shape[1] > STREAM:
@@ -71,10 +73,21 @@ class BitSource:
         return self._words[:, self._taken - count : self._taken]
 
 
-def sign_bits(source: BitSource, rows: int, channels: int) -> Tensor:
-    """Draw a fair bit per row and channel, packed into int32 words ``[K * rows, words, 1]``."""
-    words = -(-channels // SIGNS)
-    return source.take(rows * words).reshape(-1, words, 1)
+def sign_bits(source: BitSource, rows: int, *channels: int) -> list[Tensor]:
+    """Draw a fair bit per row and channel, packed into int32 words.
+
+    Args:
+        source: of the bits.
+        rows: of each replica.
+        channels: of one or several sets of signs.
+
+    Returns:
+        For each set, ``[K * rows, words, 1]``.
+    """
+    words = [-(-count // SIGNS) for count in channels]
+    drawn = source.take(rows * sum(words))
+    parts = drawn.split_with_sizes([rows * count for count in words], 1)
+    return [part.reshape(-1, count, 1) for part, count in zip(parts, words, strict=True)]
 
 
 def quick_normals(source: BitSource, rows: int, channels: int, dtype: torch.dtype) -> Tensor:
