@@ -75,6 +75,17 @@ def test_look_up_takes_any_16_bit_index():
     assert torch.equal(kernels.look_up(index, table.double()).flatten(), table.double())
 
 
+def test_random_words_are_those_of_splitmix64(monkeypatch):
+    seeds = torch.tensor([1234567, -5])
+    compiled = kernels.random_words(seeds, 1, 5)
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423,
+                 4593380528125082431, 16408922859458223821]  # fmt: skip
+    assert [word % 2**64 for word in compiled[0].tolist()] == published
+    assert torch.equal(kernels.random_words(seeds, 3, 2), compiled[:, 2:4])
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    assert torch.equal(kernels.random_words(seeds, 1, 5), compiled)
+
+
 def test_inputs_that_are_not_contiguous():
     x = torch.randn(6, 40).t()
     bits = bits_of((40, 6))

@@ -37,6 +37,8 @@ def times(x: Tensor, weight: Tensor) -> Tensor:
 
 def outer(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """``x^T y`` of each replica, like the weight."""
+    if weight.shape[0] == 1:
+        return torch.mm(as_rows(x).t(), as_rows(y))[None]
     return torch.bmm(_blocks(x, weight).mT, _blocks(y, weight))
 
 

@@ -102,3 +102,15 @@ VECTORISED void blips_row_dot(const float *restrict x, const float *restrict y,
         out[row] = sum;
     }
 }
+
+/* out[k, i] = i-th word of the stream of seed k: Steele, Lea, Flood's SplitMix64 (2014). */
+VECTORISED void blips_random_words(const uint64_t *seeds, uint64_t *restrict out, uint64_t first,
+                                   ptrdiff_t streams, ptrdiff_t count) {
+    for (ptrdiff_t k = 0; k < streams; k++)
+        for (ptrdiff_t i = 0; i < count; i++) {
+            uint64_t word = seeds[k] + (first + (uint64_t)i) * 0x9e3779b97f4a7c15u;
+            word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
+            word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
+            out[k * count + i] = word ^ (word >> 31);
+        }
+}

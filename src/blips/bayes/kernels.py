@@ -87,6 +87,22 @@ def look_up(index: Tensor, table: Tensor) -> Tensor:
     return out
 
 
+def random_words(seeds: Tensor, first: int, count: int) -> Tensor:
+    """Words number first, first + 1, ... of the streams of K seeds, ``[K, count]`` of int64.
+
+    SplitMix64: each word is a hash of the seed and its number, so no state is carried along.
+    """
+    if seeds.is_cpu and (found := library()) is not None:
+        out = seeds.new_empty((len(seeds), count))
+        found.blips_random_words(_at(seeds), _at(out), first, *out.shape)
+        return out
+    number = torch.arange(first, first + count, device=seeds.device)
+    word = seeds[:, None] + number * _signed(0x9E3779B97F4A7C15)
+    word = (word ^ _shifted(word, 30)) * _signed(0xBF58476D1CE4E5B9)
+    word = (word ^ _shifted(word, 27)) * _signed(0x94D049BB133111EB)
+    return word ^ _shifted(word, 31)
+
+
 def row_dot(x: Tensor, y: Tensor) -> Tensor:
     """Sum over all but the rows of ``x * y``, ``[rows]``."""
     if (library := _library_for(x)) is None:
@@ -111,6 +127,16 @@ def sign_mask(bits: Tensor, channels: int) -> Tensor:
     powers, sign_bit = _powers_and_sign_bit(bits.device)
     mask = (bits * powers).bitwise_and_(sign_bit).flatten(1)
     return mask if mask.shape[1] == channels else mask[:, :channels]
+
+
+def _signed(word: int) -> int:
+    """The int64 with the bits of an unsigned word."""
+    return word - 2**64
+
+
+def _shifted(word: Tensor, places: int) -> Tensor:
+    """The unsigned word shifted to the right."""
+    return (word >> places) & (2 ** (64 - places) - 1)
 
 
 def _flipped(x: Tensor, bits: Tensor) -> Tensor:
@@ -150,6 +176,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.blips_add_local.argtypes = [pointer] * 4 + [ctypes.c_float] + [size] * 2
     library.blips_multiply_and_dot.argtypes = [pointer] * 3 + [size] * 2
     library.blips_look_up.argtypes = [pointer] * 3 + [size]
+    library.blips_random_words.argtypes = [pointer] * 2 + [ctypes.c_uint64] + [size] * 2
     library.blips_row_dot.argtypes = [pointer] * 3 + [size] * 2
     return library
 

@@ -12,7 +12,7 @@ from threading import Thread
 import torch
 from torch import Tensor
 
-from blips.bayes.kernels import SIGNS, look_up
+from blips.bayes.kernels import SIGNS, look_up, random_words
 
 STREAM = 2**16
 """Normals worth a thread; a longer draw is cut into streams of this size with their own seeds."""
@@ -49,7 +49,9 @@ def normals(
 
 
 class BitSource:
-    """Random words of K replicas, drawn ahead: one call per replica serves many small maps.
+    """Random words of K replicas: a stream for each, whose seed its generator gives.
+
+    Words are drawn ahead, so that one call serves many small maps.
 
     Args:
         generators: one per replica.
@@ -57,18 +59,18 @@ class BitSource:
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self.generators = generators
+        self._seeds = torch.empty(len(generators), dtype=torch.int64, device=generators[0].device)
+        for seed, generator in zip(self._seeds, generators, strict=True):
+            seed.random_(-(2**63), None, generator=generator)
         self._words = torch.empty((len(generators), 0), dtype=torch.int32)
-        self._taken = 0
+        self._drawn = self._taken = 0
 
     def take(self, count: int) -> Tensor:
         """The next words, ``[K, count]`` of int32."""
         if self._taken + count > self._words.shape[1]:
-            pairs = max(AHEAD, -(-count // 2))  # an int64 draw costs no more than an int32 draw
-            device = self.generators[0].device
-            draws = torch.empty((len(self.generators), pairs), dtype=torch.int64, device=device)
-            for block, generator in zip(draws, self.generators, strict=True):
-                block.random_(-(2**63), None, generator=generator)
-            self._words, self._taken = draws.view(torch.int32), 0
+            pairs = max(AHEAD, -(-count // 2))
+            self._words = random_words(self._seeds, self._drawn, pairs).view(torch.int32)
+            self._drawn, self._taken = self._drawn + pairs, 0
         self._taken += count
         return self._words[:, self._taken - count : self._taken]
 
