@@ -293,7 +293,7 @@ def test_forces_do_not_pay_for_weight_gradients(estimator: Estimator):
     z = estimator(*inputs, seeded(1))
     with CountProducts() as products:
         torch.autograd.grad(z.sum(), inputs[0])
-    assert products.count == 2
+    assert products.count == (3 if estimator is local_linear else 2)  # local's second in halves
 
 
 @ALL

@@ -60,6 +60,8 @@ def test_flips(shape):
 def test_sums_over_rows(shape):
     assert_same(kernels.row_dot, *tensors(shape, 2))
     assert_same(kernels.multiply_and_dot, *tensors(shape, 2))
+    x, y = tensors(shape, 2)
+    assert_same(kernels.flip_and_dot, x, bits_of(shape), y)
 
 
 @given(st.integers(0, 9), st.integers(1, 100))
@@ -68,11 +70,15 @@ def test_local_noise(rows, channels):
     assert_same(kernels.add_local_, z, noise, var.square(), 1e-12, torch.rand(rows))
 
 
-def test_look_up_takes_any_16_bit_index():
-    index = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(2, -1)
+@given(st.integers(0, 9), st.integers(1, 700), st.integers(0, 2**40))
+def test_random_values_are_those_of_the_words(streams, count, first):
+    seeds = torch.randint(-(2**62), 2**62, (streams,))
     table = torch.randn(2**16)
-    assert torch.equal(kernels.look_up(index, table).flatten(), table)
-    assert torch.equal(kernels.look_up(index, table.double()).flatten(), table.double())
+    words = kernels.random_words(seeds, first, -(-count // 4)).view(torch.uint16)
+    expected = table[words.to(torch.int64)[:, :count]]
+    assert torch.equal(kernels.random_values(seeds, first, count, table), expected)
+    in_double = kernels.random_values(seeds, first, count, table.double())
+    assert torch.equal(in_double, expected.double())
 
 
 def test_random_words_are_those_of_splitmix64(monkeypatch):

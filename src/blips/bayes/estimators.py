@@ -89,25 +89,24 @@ def flipout_linear(
     Returns:
         z, ``[K*R, *irrep, out]``.
     """
+    eps = None
     if deviation is None:
-        plan = Plan(h, weight, len(generators))
         eps = normals(weight.shape, generators, weight.dtype)  # [K, out, in]
-        deviations = plan.replicas(lambda k: weight * eps[k])
-    else:
-        plan = Plan(h, weight, len(deviation))
-        deviations = plan.replicas(lambda k: deviation[k])
+        deviation = weight.detach() * eps
+    plan = Plan(h, weight, len(deviation))
+    noises = plan.replicas(lambda k: (deviation[k], None if eps is None else eps[k]))
     bits = bits or BitSource(generators)
     bits_out, bits_in = sign_bits(bits, h.shape[0] // len(generators), *weight.shape)
     outputs: list[Tensor] = []
-    for x, c, s, r, dev in zip(
+    for x, c, s, r, noise in zip(
         plan.rows(h),
         plan.rows(coef),
         plan.rows(bits_in),
         plan.rows(bits_out),
-        deviations,
+        noises,
         strict=True,
     ):
-        outputs.append(flipout(x, weight, bias, c, dev, s, r))
+        outputs.append(flipout(x, weight, bias, c, *noise, s, r))
     return plan.join(outputs)
 
 

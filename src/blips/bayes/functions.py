@@ -5,8 +5,8 @@ First derivatives are written out, in place. Where they shall be differentiable 
 is what training on forces needs; all else is left to autograd and the plain formula. Derivatives
 of every order exist.
 
-Shapes: h ``[k*r, *irrep, in]``, weight ``[out, in]``, coef ``[k*r]``, deviation D ``[k, out, in]``,
-z ``[k*r, *irrep, out]``; rows are replica-major.
+Shapes: h ``[k*r, *irrep, in]``, weight ``[out, in]``, coef ``[k*r]``, deviation D and its normals eps
+``[k, out, in]``, z ``[k*r, *irrep, out]``; rows are replica-major.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +23,7 @@ from blips.bayes.kernels import (
     add_local_,
     flip,
     flip_,
+    flip_and_dot,
     multiply_and_dot,
     per_row,
     row_dot,
@@ -56,15 +57,22 @@ class _Local(Function):
         if torch.is_grad_enabled():
             return _by_autograd(_local_again, saved, needs, grads)
         grad_z = grads[0]
-        grad_var = grad_z * slope  # twice that of v
-        grad_weight = None
-        if needs[1]:
-            grad_weight = torch.mm(grad_var.t(), h * h).mul_(weight).addmm_(grad_z.t(), h)
-        grad_h = torch.mm(grad_var, weight * weight)
-        del grad_var
+        grad_h = torch.empty_like(h)
+        grad_weight = torch.zeros_like(weight) if needs[1] else None
+        for rows in _halves(h.shape[0]):  # the gradient of v, twice, is never there as a whole
+            grad_var = grad_z[rows] * slope[rows]
+            if grad_weight is not None:
+                grad_weight.addmm_(grad_var.t(), h[rows].square())
+            torch.mm(grad_var, weight * weight, out=grad_h[rows])
+        if grad_weight is not None:
+            grad_weight.mul_(weight).addmm_(grad_z.t(), h)
         grad_coef = multiply_and_dot(grad_h, h).div_(coef + coef)
         grad_bias = grad_z.sum(0) if needs[2] else None
         return grad_h.addmm_(grad_z, weight), grad_weight, grad_bias, grad_coef, None
+
+
+def _halves(rows: int) -> tuple[slice, slice]:
+    return slice(rows // 2), slice(rows // 2, rows)
 
 
 def _local_again(
@@ -78,7 +86,10 @@ def _local_again(
 
 
 class _Flipout(Function):
-    """``z = h W^T + b + sqrt(coef) r ((s h) D^T)``."""
+    """``z = h W^T + b + sqrt(coef) r ((s h) D^T)``; ``D = W eps``, a constant where eps is None.
+
+    D is given with its value; what depends on the weight through it counts as the weight's.
+    """
 
     @staticmethod
     def forward(
@@ -88,34 +99,35 @@ class _Flipout(Function):
         bias: Tensor | None,
         coef: Tensor,
         deviation: Tensor,
+        eps: Tensor | None,
         bits_in: Tensor,
         bits_out: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(h, weight, bias, coef, deviation, bits_in, bits_out)
+        ctx.save_for_backward(h, weight, bias, coef, deviation, eps, bits_in, bits_out)
         noise = times_transposed(flip(h, bits_in), deviation)
         return add_flipped_(F.linear(h, weight, bias), noise, bits_out, coef.sqrt())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Grads:
-        h, weight, _, coef, deviation, bits_in, bits_out = saved = ctx.saved_tensors
+        h, weight, _, coef, deviation, eps, bits_in, bits_out = saved = ctx.saved_tensors
         needs = _needs(ctx, saved)
         grad_z = grads[0]
         if torch.is_grad_enabled():
-            if needs[1] or needs[2] or needs[4]:
+            if needs[1] or needs[2]:
                 return _by_autograd(_flipout_again, saved, needs, grads)
-            grad_h, grad_coef = _flipout_grads(
-                grad_z, h, weight, coef, deviation, bits_in, bits_out
-            )
-            return grad_h, None, None, grad_coef, None, None, None
+            grad_h, grad_coef = _flipout_grads(grad_z, h, weight, *saved[3:])
+            return grad_h, None, None, grad_coef, None, None, None, None
         noise = flip(grad_z, bits_out, coef.sqrt())
-        grad_deviation = outer(noise, flip(h, bits_in), deviation) if needs[4] else None
-        grad_h = flip_(times(noise, deviation), bits_in)
+        grad_weight = grad_bias = None
+        if needs[1]:
+            grad_weight = _weight_grad(grad_z, h, noise, flip(h, bits_in), eps)
+        grad_h = times(noise, deviation)
         del noise
-        grad_coef = row_dot(grad_h, h).div_(coef + coef) if needs[3] else None
+        grad_coef = flip_and_dot(grad_h, bits_in, h).div_(coef + coef)
         as_rows(grad_h).addmm_(as_rows(grad_z), weight)
-        grad_weight = torch.mm(as_rows(grad_z).t(), as_rows(h)) if needs[1] else None
-        grad_bias = as_rows(grad_z).sum(0) if needs[2] else None
-        return grad_h, grad_weight, grad_bias, grad_coef, grad_deviation, None, None
+        if needs[2]:
+            grad_bias = as_rows(grad_z).sum(0)
+        return grad_h, grad_weight, grad_bias, grad_coef, None, None, None, None
 
 
 def _flipout_again(
@@ -124,10 +136,12 @@ def _flipout_again(
     bias: Tensor | None,
     coef: Tensor,
     deviation: Tensor,
+    eps: Tensor | None,
     bits_in: Tensor,
     bits_out: Tensor,
 ) -> Tensor:
     """The value of `_Flipout`, differentiable at any order."""
+    deviation = deviation if eps is None else weight * eps
     noise = times_transposed(h * _signs(bits_in, h), deviation)
     noise = noise * _signs(bits_out, noise)
     return F.linear(h, weight, bias) + per_row(coef.sqrt(), h) * noise
@@ -147,20 +161,20 @@ class _FlipoutGrads(Function):
         weight: Tensor,
         coef: Tensor,
         deviation: Tensor,
+        eps: Tensor | None,
         bits_in: Tensor,
         bits_out: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        noise = flip(grad_z, bits_out, coef.sqrt())
-        q = flip_(times(noise, deviation), bits_in)
-        grad_coef = row_dot(q, h).div_(coef + coef)
-        ctx.save_for_backward(grad_z, h, weight, coef, deviation, bits_in, bits_out, q)
+        q = times(flip(grad_z, bits_out, coef.sqrt()), deviation)
+        grad_coef = flip_and_dot(q, bits_in, h).div_(coef + coef)
+        ctx.save_for_backward(grad_z, h, weight, coef, deviation, eps, bits_in, bits_out, q)
         grad_h = torch.addmm(as_rows(q), as_rows(grad_z), weight).view_as(h)
         return grad_h, grad_coef
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Grads:
         *inputs, q = ctx.saved_tensors
-        grad_z, h, weight, coef, deviation, bits_in, bits_out = inputs
+        grad_z, h, weight, coef, deviation, eps, bits_in, bits_out = inputs
         needs = _needs(ctx, inputs)
         if torch.is_grad_enabled():
             return _by_autograd(_flipout_grads_again, inputs, needs, grads)
@@ -170,16 +184,14 @@ class _FlipoutGrads(Function):
         by_q = flip_(torch.addcmul(by_h, h, per_row(per_coef, h)), bits_in)
         by_z = flip(times_transposed(by_q, deviation), bits_out, root)
         for_h = q * per_row(per_coef, h) if needs[1] else None
-        for_coef = for_deviation = None
+        for_weight = for_coef = None
+        if needs[2]:
+            for_weight = _weight_grad(grad_z, by_h, flip(grad_z, bits_out, root), by_q, eps)
         if needs[3]:
             for_coef = row_dot(grad_z, by_z) - 2 * per_coef * row_dot(h, q)
             for_coef.div_(coef + coef)
-        if needs[4]:
-            noise = flip(grad_z, bits_out, root)
-            for_deviation = outer(noise, by_q, deviation)
         as_rows(by_z).addmm_(as_rows(by_h), weight.t())
-        for_weight = torch.mm(as_rows(grad_z).t(), as_rows(by_h)) if needs[2] else None
-        return by_z, for_h, for_weight, for_coef, for_deviation, None, None
+        return by_z, for_h, for_weight, for_coef, None, None, None, None
 
 
 def _flipout_grads_again(
@@ -188,13 +200,26 @@ def _flipout_grads_again(
     weight: Tensor,
     coef: Tensor,
     deviation: Tensor,
+    eps: Tensor | None,
     bits_in: Tensor,
     bits_out: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The value of `_FlipoutGrads`, differentiable at any order."""
+    deviation = deviation if eps is None else weight * eps
     noise = per_row(coef.sqrt(), h) * grad_z * _signs(bits_out, grad_z)
     q = times(noise, deviation) * _signs(bits_in, h)
     return grad_z @ weight + q, (q * h).flatten(1).sum(1) / (coef + coef)
+
+
+def _weight_grad(
+    rows_out: Tensor, rows_in: Tensor, noise_out: Tensor, noise_in: Tensor, eps: Tensor | None
+) -> Tensor:
+    """Gradient of W: outer products of rows, and those of the noise times eps."""
+    if eps is None:
+        return torch.mm(as_rows(rows_out).t(), as_rows(rows_in))
+    by_deviation = outer(noise_out, noise_in, eps).mul_(eps)
+    by_noise = by_deviation[0] if len(eps) == 1 else by_deviation.sum(0)
+    return by_noise.addmm_(as_rows(rows_out).t(), as_rows(rows_in))
 
 
 def _signs(bits: Tensor, x: Tensor) -> Tensor:
@@ -252,12 +277,18 @@ def flipout(
     bias: Tensor | None,
     coef: Tensor,
     deviation: Tensor,
+    eps: Tensor | None,
     bits_in: Tensor,
     bits_out: Tensor,
 ) -> Tensor:
-    """``h W^T + b + sqrt(coef) * r * ((h * s) D^T)``, the signs s, r packed into bits."""
-    return _Flipout.apply(h, weight, bias, coef, deviation, bits_in, bits_out)  # pyright: ignore
+    """``h W^T + b + sqrt(coef) * r * ((h * s) D^T)``, the signs s, r packed into bits.
+
+    The deviation is ``D = W eps``; without eps it is a constant.
+    """
+    return _Flipout.apply(  # pyright: ignore
+        h, weight, bias, coef, deviation, eps, bits_in, bits_out
+    )
 
 
-def _flipout_grads(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+def _flipout_grads(*inputs: Tensor | None) -> tuple[Tensor, Tensor]:
     return _FlipoutGrads.apply(*inputs)  # pyright: ignore

@@ -87,10 +87,26 @@ VECTORISED void blips_multiply_and_dot(float *restrict x, const float *restrict 
     }
 }
 
-/* out = table[index] */
-VECTORISED void blips_look_up(const uint16_t *restrict index, const float *restrict table,
-                              float *restrict out, ptrdiff_t count) {
-    for (ptrdiff_t k = 0; k < count; k++) out[k] = table[index[k]];
+/* x <- sign * x, out = sum over a row of x * y, with the new x. */
+VECTORISED void blips_flip_and_dot(float *restrict x, const uint32_t *restrict words,
+                                   const float *restrict y, float *restrict out, ptrdiff_t rows,
+                                   ptrdiff_t irrep, ptrdiff_t channels) {
+    ptrdiff_t words_per_row = (channels + 31) / 32;
+    for (ptrdiff_t row = 0; row < rows; row++, words += words_per_row) {
+        float sum = 0.0f;
+        for (ptrdiff_t i = 0; i < irrep; i++)
+            for (ptrdiff_t first = 0; first < channels; first += 32) {
+                uint32_t word = words[first / 32];
+                int count = channels - first < 32 ? (int)(channels - first) : 32;
+                for (int j = 0; j < count; j++) {
+                    x[j] = flipped(x[j], word, j);
+                    sum += x[j] * y[j];
+                }
+                x += count;
+                y += count;
+            }
+        out[row] = sum;
+    }
 }
 
 /* out = sum over a row of x * y; [rows, width] */
@@ -103,14 +119,35 @@ VECTORISED void blips_row_dot(const float *restrict x, const float *restrict y,
     }
 }
 
-/* out[k, i] = i-th word of the stream of seed k: Steele, Lea, Flood's SplitMix64 (2014). */
+/* Word `number` of the stream of a seed: Steele, Lea, Flood's SplitMix64 (2014). */
+static inline uint64_t random_word(uint64_t seed, uint64_t number) {
+    uint64_t word = seed + number * 0x9e3779b97f4a7c15u;
+    word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
+    word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
+    return word ^ (word >> 31);
+}
+
+/* out[k, i] = word first + i of seed k */
 VECTORISED void blips_random_words(const uint64_t *seeds, uint64_t *restrict out, uint64_t first,
                                    ptrdiff_t streams, ptrdiff_t count) {
     for (ptrdiff_t k = 0; k < streams; k++)
-        for (ptrdiff_t i = 0; i < count; i++) {
-            uint64_t word = seeds[k] + (first + (uint64_t)i) * 0x9e3779b97f4a7c15u;
-            word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
-            word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
-            out[k * count + i] = word ^ (word >> 31);
+        for (ptrdiff_t i = 0; i < count; i++)
+            out[k * count + i] = random_word(seeds[k], first + (uint64_t)i);
+}
+
+/* out[k, i] = table[16 bits], four from each word of seed k */
+VECTORISED void blips_random_values(const uint64_t *seeds, const float *restrict table,
+                                    float *restrict out, uint64_t first, ptrdiff_t streams,
+                                    ptrdiff_t count) {
+    enum { WORDS = 64 };
+    uint64_t words[WORDS];
+    uint16_t index[4 * WORDS];
+    for (ptrdiff_t k = 0; k < streams; k++, out += count)
+        for (ptrdiff_t start = 0; start < count; start += 4 * WORDS) {
+            for (int i = 0; i < WORDS; i++)
+                words[i] = random_word(seeds[k], first + (uint64_t)(start / 4 + i));
+            memcpy(index, words, sizeof index);
+            ptrdiff_t left = count - start < 4 * WORDS ? count - start : 4 * WORDS;
+            for (ptrdiff_t i = 0; i < left; i++) out[start + i] = table[index[i]];
         }
 }

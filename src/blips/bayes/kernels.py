@@ -78,12 +78,12 @@ def multiply_and_dot(x: Tensor, y: Tensor) -> Tensor:
     return out
 
 
-def look_up(index: Tensor, table: Tensor) -> Tensor:
-    """``table[index]`` for indices of 16 bits, in the shape of the index."""
-    if (library := _library_for(table[None])) is None:
-        return table.index_select(0, index.to(torch.int32).flatten()).view(index.shape)
-    index, out = index.contiguous(), table.new_empty(index.shape)
-    library.blips_look_up(_at(index), _at(table), _at(out), index.numel())
+def flip_and_dot(x: Tensor, bits: Tensor, y: Tensor) -> Tensor:
+    """Make x, contiguous, into ``x * signs``; return `row_dot` of the new x and y."""
+    if (library := _library_for(x)) is None:
+        return row_dot(flip_(x, bits), y)
+    bits, y, out = bits.contiguous(), y.contiguous(), x.new_empty(x.shape[0])
+    library.blips_flip_and_dot(_at(x), _at(bits), _at(y), _at(out), *_sizes(x))
     return out
 
 
@@ -101,6 +101,23 @@ def random_words(seeds: Tensor, first: int, count: int) -> Tensor:
     word = (word ^ _shifted(word, 30)) * _signed(0xBF58476D1CE4E5B9)
     word = (word ^ _shifted(word, 27)) * _signed(0x94D049BB133111EB)
     return word ^ _shifted(word, 31)
+
+
+def random_values(seeds: Tensor, first: int, count: int, table: Tensor) -> Tensor:
+    """``table[index]``, ``[K, count]``, the indices being 16-bit parts of `random_words`.
+
+    Args:
+        seeds: of the K streams.
+        first: number of the word that the first four indices are taken from.
+        count: of values.
+        table: 65536 values.
+    """
+    if (library := _library_for(table)) is not None:
+        out = table.new_empty((len(seeds), count))
+        library.blips_random_values(_at(seeds), _at(table), _at(out), first, *out.shape)
+        return out
+    index = random_words(seeds, first, -(-count // 4)).view(torch.uint16)[:, :count]
+    return table.index_select(0, index.to(torch.int32).flatten()).view(index.shape)
 
 
 def row_dot(x: Tensor, y: Tensor) -> Tensor:
@@ -175,7 +192,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.blips_add_flipped.argtypes = [pointer] * 4 + [size] * 3
     library.blips_add_local.argtypes = [pointer] * 4 + [ctypes.c_float] + [size] * 2
     library.blips_multiply_and_dot.argtypes = [pointer] * 3 + [size] * 2
-    library.blips_look_up.argtypes = [pointer] * 3 + [size]
+    library.blips_flip_and_dot.argtypes = [pointer] * 4 + [size] * 3
+    library.blips_random_values.argtypes = [pointer] * 3 + [ctypes.c_uint64] + [size] * 2
     library.blips_random_words.argtypes = [pointer] * 2 + [ctypes.c_uint64] + [size] * 2
     library.blips_row_dot.argtypes = [pointer] * 3 + [size] * 2
     return library

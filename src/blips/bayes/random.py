@@ -12,7 +12,7 @@ from threading import Thread
 import torch
 from torch import Tensor
 
-from blips.bayes.kernels import SIGNS, look_up, random_words
+from blips.bayes.kernels import SIGNS, random_values, random_words
 
 STREAM = 2**16
 """Normals worth a thread; a longer draw is cut into streams of this size with their own seeds."""
@@ -74,6 +74,12 @@ class BitSource:
         self._taken += count
         return self._words[:, self._taken - count : self._taken]
 
+    def values(self, count: int, table: Tensor) -> Tensor:
+        """Values of a table with 2^16, chosen by the next words, ``[K, count]``."""
+        first = self._drawn
+        self._drawn += -(-count // 4)
+        return random_values(self._seeds, first, count, table)
+
 
 def sign_bits(source: BitSource, rows: int, *channels: int) -> list[Tensor]:
     """Draw a fair bit per row and channel, packed into int32 words.
@@ -98,9 +104,8 @@ def quick_normals(source: BitSource, rows: int, channels: int, dtype: torch.dtyp
     The normal distribution is cut into 65536 equally likely parts, and each is represented by its
     mean. The values have mean 0, variance 1, kurtosis 2.9998, and end at 4.39.
     """
-    count = rows * channels
-    index = source.take(-(-count // 2)).view(torch.uint16)[:, :count]
-    return look_up(index, _quantiles(dtype, index.device)).view(-1, channels)
+    device = source.generators[0].device
+    return source.values(rows * channels, _quantiles(dtype, device)).view(-1, channels)
 
 
 @cache
