@@ -32,6 +32,9 @@ from blips.bayes.kernels import (
 VAR_FLOOR = 1e-12
 """Added to the variance of unit coefficient: its root is smooth where the input vanishes."""
 
+MANY_ROWS = 1024
+"""From here on a pass in two halves costs no more than one over all."""
+
 Tensors = Sequence[Tensor | None]
 Grads = tuple[Tensor | None, ...]
 
@@ -71,8 +74,11 @@ class _Local(Function):
         return grad_h.addmm_(grad_z, weight), grad_weight, grad_bias, grad_coef, None
 
 
-def _halves(rows: int) -> tuple[slice, slice]:
-    return slice(rows // 2), slice(rows // 2, rows)
+def _halves(rows: int) -> list[slice]:
+    """All rows where they are few, else two halves of them."""
+    if rows < MANY_ROWS:
+        return [slice(rows)]
+    return [slice(rows // 2), slice(rows // 2, rows)]
 
 
 def _local_again(

@@ -180,7 +180,7 @@ def library() -> ctypes.CDLL | None:
     for path in Path(__file__).parent.glob("_kernels*.so"):
         try:
             return _declared(ctypes.CDLL(str(path)))
-        except OSError:  # of another machine
+        except (OSError, AttributeError):  # of another machine, of another version
             continue
     return None
 
