@@ -13,6 +13,7 @@ from rich.console import Console
 
 from blips.errors import InputError
 from blips.experiments.runner import Layout, RunSpec, _sort_out, run_all, select
+from blips.locks import lock
 
 STUDY = """
 import os, signal, time
@@ -105,6 +106,16 @@ def test_a_killed_run_fails_and_resumes_in_its_folder(layout: Layout):
     assert result is not None
     assert result["wall_seconds"] > 1000.0  # earlier attempts count
     assert 500.0 < result["cpu_seconds"] < 600.0
+
+
+def test_two_processes_do_not_share_a_run(layout: Layout):
+    contested = spec("contested", "succeed")
+    folder = layout.run_folder(contested)
+    folder.mkdir(parents=True)
+    with lock(folder / "lock"):
+        assert "exit code 2" in run([contested], layout).failed["contested-seed0"]
+    assert not (folder / "attempts").exists()
+    assert run([contested], layout).finished == ["contested-seed0"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -209,6 +220,7 @@ def test_selection_brings_what_a_run_needs():
         "egnn-base-seed1",
         "gnn-base-seed0",
     ]
+    assert [s.id for s in select(specs, ["gnn-base-seed0"])] == ["gnn-base-seed0"]
     with pytest.raises(InputError, match="no run matches 'mace'; there are egnn-base-seed0"):
         select(specs, ["mace"])
 

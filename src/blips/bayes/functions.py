@@ -5,8 +5,8 @@ First derivatives are written out, in place. Where they shall be differentiable 
 is what training on forces needs; all else is left to autograd and the plain formula. Derivatives
 of every order exist.
 
-Shapes: h ``[k*r, *irrep, in]``, weight ``[out, in]``, coef ``[k*r]``, deviation D and its normals eps
-``[k, out, in]``, z ``[k*r, *irrep, out]``; rows are replica-major.
+Shapes: h ``[k*r, *irrep, in]``, weight ``[out, in]``, coef ``[k*r]``, deviation D and its normals
+eps ``[k, out, in]``, z ``[k*r, *irrep, out]``; rows are replica-major.
 """
 
 from collections.abc import Callable, Sequence

@@ -42,14 +42,15 @@ def select(specs: Sequence[RunSpec], patterns: Sequence[str]) -> list[RunSpec]:
 
     Args:
         specs: all runs.
-        patterns: shell patterns such as "egnn-blip*"; without a wildcard, part of an id.
+        patterns: shell patterns such as "egnn-blip*"; without a wildcard, an id or part of one.
     """
     if not patterns:
         return list(specs)
     by_id = {spec.id: spec for spec in specs}
     wanted: set[str] = set()
     for pattern in patterns:
-        glob = pattern if any(c in pattern for c in "*?[") else f"*{pattern}*"
+        exact = pattern in by_id or any(c in pattern for c in "*?[")
+        glob = pattern if exact else f"*{pattern}*"
         matches = fnmatch.filter(by_id, glob)
         if not matches:
             raise InputError(f"no run matches {pattern!r}; there are {', '.join(by_id)}")

@@ -21,6 +21,7 @@ from typing import Any
 import blips
 from blips.errors import BlipsError
 from blips.experiments.spec import Findings, Run, RunSpec
+from blips.locks import lock
 from blips.train.checkpoint import write_atomically
 from blips.train.run import environment
 
@@ -60,6 +61,7 @@ def work(job_file: Path) -> None:
     spec = RunSpec.from_dict(job["spec"])
     folder, result = Path(job["folder"]), Path(job["result"])
     needs = {name: Path(path) for name, path in job["needs"].items()}
+    held = lock(folder / "lock")  # two workers would write the same checkpoints
     stopwatch = Stopwatch(folder / "elapsed.json")
     threading.Thread(target=stopwatch.keep, daemon=True).start()
     execute: Callable[[Run], Findings] = importlib.import_module(job["module"]).execute
@@ -76,6 +78,7 @@ def work(job_file: Path) -> None:
     }
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     write_atomically(result, text.encode())
+    held.close()
 
 
 def checkout() -> dict[str, Any] | None:
