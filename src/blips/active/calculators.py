@@ -70,7 +70,7 @@ def _espresso(
     Forces and stress come with the energy, in one run of pw.x, unless `input_data` says otherwise.
     """
     from ase.calculators.espresso import Espresso, EspressoProfile
-    from ase.io.espresso import Namelist
+    from ase.io.espresso_namelist.namelist import Namelist
 
     program = shlex.split(command)[:1]
     if not program or shutil.which(program[0]) is None:
