@@ -44,18 +44,21 @@ bench: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Ten thousand damaged files for every reader.
+# Ten thousand damaged files for every reader, by hypothesis and by atheris (coverage-guided).
 fuzz: $(STAMP)
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[fuzz]"
 	mkdir -p results/fuzz
 	for target in extxyz config checkpoint campaign; do \
 	  $(BIN)/python -W ignore tests/fuzzing.py --inputs 10000 --target $$target \
-	    --output results/fuzz/$$target.json || exit 1; done
+	    --output results/fuzz/$$target.json || exit 1; \
+	  $(BIN)/python -W ignore tests/guided_fuzzing.py --inputs 10000 --target $$target \
+	    --output results/fuzz/$$target-guided.json || exit 1; done
 
 # Licences of all dependencies, and known weaknesses where the index of them can be reached.
 audit: $(STAMP)
 	$(BIN)/python recipes/list_dependencies.py --output docs/dependencies.md
 	test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit; }
-	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 # torch first and pinned: an open version would pull in a CUDA build of several gigabytes.
 BUILT_FROM := pyproject.toml setup.py src/blips/bayes/kernels.c

@@ -6,18 +6,27 @@ python recipes/list_dependencies.py --output docs/dependencies.md
 import argparse
 import re
 import tomllib
-from importlib.metadata import PackageNotFoundError, metadata, requires
+from importlib.metadata import PackageNotFoundError, files, metadata, requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 LONGEST = 60
+PHRASES = {
+    "Permission is hereby granted, free of charge, to any person obtaining a copy": "MIT",
+    "Apache License Version 2.0": "Apache-2.0",
+}
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 TITLE = """\
 # Dependencies and their licences
 
 Made by `make audit` from the installed packages. "for" is blips itself or the extras that need a
 package, directly or through others.
+
+Known weaknesses: `make audit` also asks `pip-audit` about every pinned version. It needs the
+network: its list of weaknesses is a service (PyPI's, or OSV's), and it has no offline copy. Tried
+on 2026-11-16 without network, pip-audit 2.10.1 skipped all 217 packages, which says nothing about
+them; so `make audit` runs it with `--strict`, where a skipped package is an error.
 
 | package | version | licence | for |
 |---|---|---|---|
@@ -37,8 +46,19 @@ def licence(name: str) -> str:
     ]
     if classifiers:
         return "; ".join(sorted(set(classifiers)))
-    lines = (about.get("License") or "").strip().splitlines()
-    return lines[0][:LONGEST] if lines else "not stated"
+    lines = (about.get("License") or "UNKNOWN").strip().splitlines()
+    return lines[0][:LONGEST] if lines[0] != "UNKNOWN" else _from_file(name)
+
+
+def _from_file(name: str) -> str:
+    """The licence by the words of its file, where the package names none."""
+    for path in files(name) or []:
+        if "licen" in path.name.lower():
+            text = " ".join(path.read_text().split())
+            for phrase, found in PHRASES.items():
+                if phrase in text:
+                    return f"{found} (its file)"
+    return "not stated"
 
 
 def closure(texts: list[str], extras: frozenset[str], found: dict[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Damaged and hostile inputs for everything that reads files from strangers.
 
     python tests/fuzzing.py --inputs 10000        (make fuzz)
-    python tests/fuzzing.py --engine atheris      (coverage-guided, where atheris is installed)
+    python tests/guided_fuzzing.py --target extxyz      (coverage-guided, by atheris)
 
 A reader may accept an input or refuse it with one of blips' errors; anything else is a failure.
 """
@@ -10,7 +10,6 @@ import argparse
 import io
 import json
 import resource
-import sys
 import tempfile
 import time
 import warnings
@@ -173,19 +172,9 @@ def run(target: str, inputs: int) -> dict[str, float]:
     return {**counts, "inputs": counts.total(), "seconds": round(time.perf_counter() - begun, 1)}
 
 
-def run_atheris(target: str, inputs: int) -> None:
-    """The same by a coverage-guided fuzzer; does not return."""
-    import atheris
-
-    corpus = FOLDER / f"corpus-{target}"
-    corpus.mkdir()
-    for number, seed in enumerate(seeds()[target]):
-        (corpus / str(number)).write_bytes(seed)
-    atheris.Setup(
-        [sys.argv[0], f"-runs={inputs}", "-max_len=20000", "-verbosity=0", str(corpus)],
-        lambda data: outcome(target, data) and None,
-    )
-    atheris.Fuzz()
+def limit_memory() -> None:
+    """No bomb takes the machine: 8 GB for this process."""
+    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
 
 
 def main() -> None:
@@ -193,13 +182,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fuzz blips' readers.")
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--target", choices=list(TARGETS))
-    parser.add_argument("--engine", choices=["hypothesis", "atheris"], default="hypothesis")
     parser.add_argument("--output", type=Path, help="JSON file for the counts")
     options = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))  # no bomb takes the machine
+    limit_memory()
     torch.set_num_threads(1)
-    if options.engine == "atheris":
-        run_atheris(options.target or "extxyz", options.inputs)
     found = {}
     for target in [options.target] if options.target else TARGETS:
         found[target] = run(target, options.inputs)

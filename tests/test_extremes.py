@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import blips
 from blips.backbones import PaiNN, SchNet
-from blips.errors import BlipsError, InputError
+from blips.errors import BlipsError, InputError, TooLargeError
 from blips.predict import Prediction
+from blips.sampling import MemoryBound, passes_side_by_side, rows_of
 from helpers import TINY
 
 
@@ -38,6 +39,7 @@ SOUND = {
     "one atom": Atoms("H"),
     "no neighbours": Atoms("H2", positions=[[0, 0, 0], [0, 0, 50.0]]),
     "one atom in a periodic cell": bulk("Cu"),
+    "atoms that overlap": Atoms("HC", positions=[[0, 0, 0], [0, 0, 1e-3]]),
     "huge cell": Atoms("H2", positions=[[0, 0, 0], [0, 0, 0.8]], cell=[1e4] * 3, pbc=True),
     "chain": Atoms("C", cell=[1.4, 0, 0], pbc=[True, False, False]),
     "slab": Atoms("C2", positions=[[0, 0, 0], [1.2, 0.7, 0]], cell=[2.5, 2.5, 0], pbc=[1, 1, 0]),
@@ -86,6 +88,48 @@ def test_no_sigma_is_negative_or_nan(seed, count, scale, periodic):
         pbc=periodic,
     )
     check(potential, atoms)
+
+
+@pytest.mark.parametrize("method", ["mc", "frozen", "map", "onepass"])
+def test_a_hundred_thousand_atoms_are_refused_by_the_memory_bound(crystal, method):
+    potential, graph = crystal
+    with pytest.raises(TooLargeError, match=r"100800 atoms with \d+ pairs need about .* 0\.2 GB"):
+        potential.predict(graph, samples=3, method=method, memory_gb=0.2)
+
+
+def test_a_hundred_thousand_atoms_are_refused_by_the_machine(crystal, monkeypatch):
+    potential, graph = crystal
+    monkeypatch.setattr("blips.sampling.available_bytes", lambda: 3e8)
+    with pytest.raises(TooLargeError, match="0.3 GB may be used"):
+        potential.predict(graph, samples=3)
+
+
+def test_a_hundred_thousand_atoms_run_sample_by_sample(crystal):
+    potential, graph = crystal
+    assert potential.samples_at_once(graph, 8, MemoryBound(2e9, 1e12), 0) == 1
+    assert passes_side_by_side(rows_of(graph)) == 1  # not one on each core
+
+
+@pytest.fixture(scope="module")
+def crystal():
+    """100,800 atoms of copper with their neighbours, for a small model."""
+    torch.manual_seed(0)
+    potential = blips.bayesianize(PaiNN(**{**TINY, "cutoff": 3.0, "blocks": 1}), seed=0)
+    return potential, potential.backbone.graph(bulk("Cu", cubic=True) * (30, 30, 28))
+
+
+def test_a_batch_too_large_for_the_bound_runs_in_parts(potential):
+    structures = [molecule("CH3CH2OH") for _ in range(6)]
+    whole = potential.predict(structures, samples=3, method="frozen")
+    one = potential.backbone.graph(structures[:1])
+    needed = 1e-9 * potential._gauge.weight_bytes
+    needed += 1e-9 * potential._gauge._bytes_per_row * rows_of(one)
+    parts = potential.predict(structures, samples=3, method="frozen", memory_gb=1.5 * needed)
+    np.testing.assert_allclose(parts.energy_std, whole.energy_std, rtol=1e-4)
+    np.testing.assert_allclose(parts.forces, whole.forces, rtol=1e-3, atol=1e-5)
+    assert parts.n_atoms.tolist() == whole.n_atoms.tolist()
+    with pytest.raises(TooLargeError, match="9 atoms with 70 pairs"):
+        potential.predict(structures, samples=3, memory_gb=0.5 * needed)
 
 
 def test_a_damaged_model_gives_no_sigma():

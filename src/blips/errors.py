@@ -11,6 +11,10 @@ class InputError(BlipsError):
     """Structures, graphs, arrays or arguments that cannot be used as given."""
 
 
+class TooLargeError(InputError):
+    """Structures that need more memory than may be used."""
+
+
 class ConfigError(BlipsError):
     """A configuration with unknown keys, wrong types or impossible values."""
 

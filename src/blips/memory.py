@@ -1,7 +1,9 @@
-"""What the C library does with freed memory."""
+"""How much memory there is, and what the C library does with freed memory."""
 
 import ctypes
+import os
 from functools import cache
+from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LARGEST_MMAP_THRESHOLD = 2**25  # that glibc takes
@@ -22,3 +24,17 @@ def keep_freed_memory(most_bytes: int = 2**30) -> bool:
     return bool(
         mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD) and mallopt(M_TRIM_THRESHOLD, most_bytes)
     )
+
+
+def available_bytes() -> float:
+    """Memory that this machine has left for programs; infinite where it does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, OSError, ValueError):
+        return float("inf")

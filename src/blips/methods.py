@@ -15,14 +15,13 @@ from blips.backbones.derivatives import Derivatives
 from blips.bayes import noise as noise_context
 from blips.bayes.propagate import Propagation, parts
 from blips.data.graph import AtomGraph, Graph
-from blips.errors import InputError
+from blips.errors import InputError, TooLargeError
 from blips.onepass import OnePass
 from blips.predict import Outputs, Prediction, point_prediction
-from blips.sampling import monte_carlo
+from blips.sampling import MemoryBound, is_large, monte_carlo
 from blips.spread import ForceSpread
 
 METHODS = ("auto", "mc", "frozen", "onepass", "propagate", "map")
-GIGABYTE = 1e9
 Samples = int | Literal["auto"]
 
 
@@ -59,8 +58,8 @@ class Potential(Protocol):
         """Alpha and beta of every Bayesian map."""
         ...
 
-    def samples_at_once(self, graph: Graph, samples: int, limit: float, seed: int) -> int:
-        """How many samples fit a bound of bytes."""
+    def samples_at_once(self, graph: Graph, samples: int, bound: MemoryBound, seed: int) -> int:
+        """How many samples fit a bound; an error where not even one does."""
         ...
 
 
@@ -76,7 +75,7 @@ class Request:
     forces: bool = True
     stress: bool = False
     covariance: bool = False
-    memory_gb: float = 2.0
+    memory_gb: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse unknown methods and numbers of samples."""
@@ -89,6 +88,11 @@ class Request:
     def derivatives(self) -> Derivatives:
         """Which derivatives are asked for."""
         return Derivatives(forces=self.forces, stress=self.stress)
+
+    @property
+    def memory(self) -> MemoryBound:
+        """What passes may take."""
+        return MemoryBound.of(self.memory_gb)
 
     @property
     def stop(self) -> Tolerance | None:
@@ -123,8 +127,22 @@ def choose(potential: Potential, graph: Graph, request: Request) -> Choice:
     return Choice(sampled, "forces are sampled until distil_forces has been called")
 
 
+def predict_within(potential: Potential, graph: Graph, request: Request) -> list[Prediction]:
+    """Predictions of the structures of a batch, in parts where the whole needs too much memory."""
+    try:
+        return [predict_graph(potential, graph, request)]
+    except TooLargeError:
+        if graph.num_structures == 1:
+            raise
+    return [part for half in graph.halves() for part in predict_within(potential, half, request)]
+
+
 def predict_graph(potential: Potential, graph: Graph, request: Request) -> Prediction:
     """Prediction of one batch, not recalibrated."""
+    if is_large(graph):
+        potential.samples_at_once(
+            graph, 1, request.memory, request.seed
+        )  # refuses what is too large
     if request.method == "auto":
         choice = choose(potential, graph, request)
         found = predict_graph(potential, graph, choice.request)
@@ -197,7 +215,7 @@ def _sampled(potential: Potential, graph: Graph, request: Request) -> Prediction
 
     stop = request.stop
     most = request.max_samples if request.samples == "auto" else request.samples
-    chunk = potential.samples_at_once(graph, most, request.memory_gb * GIGABYTE, request.seed)
+    chunk = potential.samples_at_once(graph, most, request.memory, request.seed)
     options: dict[str, Any] = {
         "method": request.method,
         "chunk": chunk,

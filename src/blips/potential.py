@@ -30,10 +30,10 @@ from blips.data.graph import AtomGraph, Graph
 from blips.distil import displaced_copies, fit_spread, lesson
 from blips.errors import InputError
 from blips.memory import keep_freed_memory
-from blips.methods import Request, Samples, asked_for, join, predict_graph
+from blips.methods import Request, Samples, asked_for, join, predict_within
 from blips.onepass import OnePass, direct_one_pass, one_pass
 from blips.predict import Outputs, Prediction, point_prediction
-from blips.sampling import MemoryGauge
+from blips.sampling import MemoryBound, MemoryGauge
 from blips.spread import ForceSpread
 
 Coefficients = Mapping[str, Tensor]
@@ -160,7 +160,7 @@ class BayesianPotential(nn.Module):
         stress: bool = False,
         covariance: bool = False,
         batch_size: int = 32,
-        memory_gb: float = 2.0,
+        memory_gb: float | None = None,
         calibrated: bool = True,
         tolerance: float = 0.1,
         max_samples: int = 512,
@@ -182,7 +182,9 @@ class BayesianPotential(nn.Module):
             stress: also predict the stress.
             covariance: also the 3x3 covariance of each atom's force.
             batch_size: structures at once.
-            memory_gb: bound for one pass; samples run in chunks that fit it.
+            memory_gb: bound for the passes: samples, and if need be structures, run in parts that
+                fit it, and a structure too large for it is refused. By default 2 GB, but for a
+                single structure as much as the machine has.
             calibrated: apply the potential's calibration, where it has one.
             tolerance: of samples="auto": relative standard error of a typical sigma.
             max_samples: of samples="auto": stop here in any case.
@@ -200,8 +202,9 @@ class BayesianPotential(nn.Module):
         )
         prediction = join(
             [
-                predict_graph(self, graph, request)
+                part
                 for graph in graph_batches(self.backbone, atoms, batch_size)
+                for part in predict_within(self, graph, request)
             ]
         )
         return prediction.recalibrated(self.calibration) if calibrated else prediction
@@ -309,14 +312,14 @@ class BayesianPotential(nn.Module):
             weights = self._noise_store.get(seed, numbers)
             return self.sample(graph, generators, weights=weights, **derivatives).outputs
 
-    def samples_at_once(self, graph: Graph, samples: int, limit: float, seed: int) -> int:
-        """How many of `samples` samples run at once within `limit` bytes."""
+    def samples_at_once(self, graph: Graph, samples: int, bound: MemoryBound, seed: int) -> int:
+        """How many of `samples` samples run at once; an error where not even one fits the bound."""
         device = graph.positions.device
         return self._gauge.chunk(
             graph,
             samples,
-            limit,
-            lambda: self.sample(graph, noise_context.generators(seed, 1, 0, device)),
+            bound,
+            lambda part: self.sample(part, noise_context.generators(seed, 1, 0, device)),
         )
 
     def _evaluate(

@@ -9,7 +9,7 @@ Sample k is a function of (seed, k), so the chunking does not change the result.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor
 from blips import keys
 from blips.bayes.noise import SHARING
 from blips.data.graph import Graph
-from blips.errors import InputError
+from blips.errors import InputError, TooLargeError
+from blips.memory import available_bytes
 from blips.predict import Array, Outputs, Prediction, atom_counts
 
 T = TypeVar("T")
@@ -27,6 +28,10 @@ Sampler = Callable[[Graph, range], Outputs]  # (graph, sample numbers) -> [K * r
 
 ROWS_AT_ONCE = 8192  # larger passes fall out of the processor's cache and get slower per row
 ROWS_FOR_A_THREAD = 2048  # smaller passes side by side wait for Python more than they compute
+LARGE_ROWS = 65536  # operations on so many use all cores by themselves
+PROBE_NODES = 200  # of a large graph, to measure what a row needs
+GIGABYTE = 1e9
+DEFAULT_BYTES = 2 * GIGABYTE
 SAVED_TO_PEAK = 2.5  # peak memory of a pass over the bytes that autograd saves in it
 
 
@@ -145,7 +150,8 @@ def sampled_outputs(
     """Outputs [K, ...] of the samples with these numbers, in chunks, in order."""
     starts = range(numbers.start, numbers.stop, chunk)
     chunks = [range(k, min(k + chunk, numbers.stop)) for k in starts]
-    results = side_by_side(lambda part: sampler(graph, part), chunks)
+    threads = passes_side_by_side(rows_of(graph))
+    results = side_by_side(lambda part: sampler(graph, part), chunks, threads)
     for part, outputs in zip(chunks, results, strict=True):
         yield {
             name: value.detach().reshape(len(part), -1, *value.shape[1:])
@@ -153,12 +159,14 @@ def sampled_outputs(
         }
 
 
-def side_by_side(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+def side_by_side(
+    work: Callable[[T], R], items: Sequence[T], most: int | None = None
+) -> Iterator[R]:
     """Results of `work` in the order of `items`, on as many threads as torch may use.
 
     Small tensors leave a second core idle within an operation, not between two samples.
     """
-    threads = min(torch.get_num_threads(), len(items))
+    threads = min(most or torch.get_num_threads(), len(items))
     if threads < 2 or torch.cuda.is_available():
         yield from map(work, items)
         return
@@ -179,11 +187,31 @@ def kept_num_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class MemoryBound(NamedTuple):
+    """How many bytes the passes of a prediction may take.
+
+    Attributes:
+        wished: for what runs at once.
+        most: for a single sample, which cannot be divided further.
+    """
+
+    wished: float
+    most: float
+
+    @classmethod
+    def of(cls, memory_gb: float | None) -> "MemoryBound":
+        """A bound for both; by default 2 GB, and what the machine has for a single sample."""
+        if memory_gb is None:
+            return cls(DEFAULT_BYTES, available_bytes())
+        return cls(memory_gb * GIGABYTE, memory_gb * GIGABYTE)
+
+
 class MemoryGauge:
     """How many samples of a graph fit a memory bound.
 
     A pass needs bytes for its rows (edges and nodes) and for the noise of its weights. The bytes
-    that autograd keeps for a row are measured on the first graph that comes, and remembered.
+    that autograd keeps for a row are measured on the first graph that comes (on a part of it, where
+    it is large), and remembered.
 
     Args:
         weight_bytes: size of the weights that each sample draws anew.
@@ -193,16 +221,55 @@ class MemoryGauge:
         self.weight_bytes = 2 * weight_bytes  # the noise, and its product with the weights
         self._bytes_per_row: float | None = None
 
-    def chunk(self, graph: Graph, samples: int, limit: float, run_once: Callable[[], Any]) -> int:
-        """Samples at once, at least 1, such that the passes side by side stay under `limit`."""
-        rows = graph.num_nodes + graph.num_edges
-        if self._bytes_per_row is None:
-            self._bytes_per_row = SAVED_TO_PEAK * saved_bytes(run_once) / rows
-        threads = torch.get_num_threads()
-        fits = int(limit / threads / (self.weight_bytes + self._bytes_per_row * rows))
+    def chunk(
+        self, graph: Graph, samples: int, bound: MemoryBound, run: Callable[[Graph], Any]
+    ) -> int:
+        """Samples at once, at least 1, such that the passes side by side stay within the bound.
+
+        Args:
+            graph: the structures.
+            samples: K.
+            bound: of the memory.
+            run: one sample of a graph.
+        """
+        rows = rows_of(graph)
+        needed = self.weight_bytes + self._per_row(graph, run) * rows
+        if needed > bound.most:
+            raise TooLargeError(_too_large(graph, needed, bound.most))
+        threads = passes_side_by_side(rows)
+        fits = int(bound.wished / threads / needed)
         busy = max(1, min(threads, samples * rows // ROWS_FOR_A_THREAD))  # threads side by side
         most = max(1, min(-(-samples // busy), fits, ROWS_AT_ONCE // rows))
         return most - most % SHARING or most  # whole groups of samples, where they fit
+
+    def _per_row(self, graph: Graph, run: Callable[[Graph], Any]) -> float:
+        if self._bytes_per_row is None:
+            probe = graph if not is_large(graph) else graph.neighbourhood(PROBE_NODES)
+            self._bytes_per_row = SAVED_TO_PEAK * saved_bytes(lambda: run(probe)) / rows_of(probe)
+        return self._bytes_per_row
+
+
+def rows_of(graph: Graph) -> int:
+    """Nodes and edges."""
+    return graph.num_nodes + graph.num_edges
+
+
+def is_large(graph: Graph) -> bool:
+    """Whether a single pass is so large that its memory has to be thought of."""
+    return rows_of(graph) > LARGE_ROWS
+
+
+def passes_side_by_side(rows: int) -> int:
+    """Passes over so many rows that run at once; large ones use all threads themselves."""
+    return 1 if rows > LARGE_ROWS else torch.get_num_threads()
+
+
+def _too_large(graph: Graph, needed: float, most: float) -> str:
+    return (
+        f"{graph.num_nodes} atoms with {graph.num_edges} pairs need about "
+        f"{needed / GIGABYTE:.3g} GB for one sample, and {most / GIGABYTE:.3g} GB may be used; "
+        "predict a smaller structure, or allow more with memory_gb where there is more"
+    )
 
 
 def saved_bytes(run: Callable[[], Any]) -> int:

@@ -1,9 +1,10 @@
 """Kill campaigns with SIGKILL at random moments; run by test_killed.py in a process of its own.
 
-    python killing.py FOLDER KILLS SEED
+    python killing.py FOLDER KILLS SEED light|processes
 
 Everything is imported once and every campaign process is a fork. Half of the kills hit the
-campaign alone, so that its labeller is orphaned, the other half its labeller too.
+campaign alone, so that its workers and labellers are orphaned, the other half these too. Orphans
+must finish what they are at and end.
 """
 
 import json
@@ -15,6 +16,8 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -28,7 +31,11 @@ from blips.active.labeller import journal_file, read_journal
 from blips.active.store import DATABASE, CampaignStore
 
 STAGES = ("select", "train", "evaluate")
-EXECUTORS = ({"kind": "inline"}, {"kind": "local", "processes": False, "workers": 2})
+LIGHT = ({"kind": "inline"}, {"kind": "local", "processes": False, "workers": 2})
+PROCESSES = ({"kind": "local", "processes": True, "workers": 2},)
+EXECUTORS = {"light": LIGHT, "processes": PROCESSES}
+LONGEST = {"light": 0.25, "processes": 1.0}  # run until a kill, in undisturbed ones; workers' start
+ORPHANS_MAY_TAKE = 120.0  # s; workers that still import torch notice afterwards
 
 
 def start(config: dict) -> int:
@@ -59,15 +66,27 @@ def wait(pid: int, seconds: float) -> int | None:
     return None
 
 
-def kill(pid: int, with_labeller: bool) -> None:
-    children = []
-    if with_labeller:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            children += [int(c) for c in (task / "children").read_text().split()]
-    for victim in (pid, *children):
-        with suppress(ProcessLookupError):
-            os.kill(victim, signal.SIGKILL)
+def kill(pid: int, with_children: bool) -> int:
+    """Kill a campaign; how many processes it had started, all of which must end."""
+    children = psutil.Process(pid).children(recursive=True)
+    os.kill(pid, signal.SIGKILL)
+    for child in children if with_children else ():
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
     os.waitpid(pid, 0)
+    deadline = time.monotonic() + ORPHANS_MAY_TAKE
+    while any(map(alive, children)):
+        assert time.monotonic() < deadline, f"outlived their campaign: {children}"
+        time.sleep(0.01)
+    return len(children)
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs; an init that reaps nobody leaves zombies, which do not."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def labels(config: dict) -> list:
@@ -115,32 +134,33 @@ def campaign(folder: Path) -> dict:
     )
 
 
-def main(folder: Path, kills: int, seed: int) -> None:
+def main(folder: Path, kills: int, seed: int, kind: str) -> None:
     torch.set_num_threads(1)
     importable()
     rng = random.Random(seed)
+    executors = EXECUTORS[kind]
     undisturbed = campaign(folder / "undisturbed")
     begun = time.monotonic()
-    assert wait(start(undisturbed), 600) == 0
+    assert wait(start({**undisturbed, "executor": executors[0]}), 600) == 0
     duration = time.monotonic() - begun
     expected = labels(undisturbed)
-    count, number, hit, repeated = 0, 0, Counter(), 0
+    count, number, hit, repeated, children = 0, 0, Counter(), 0, 0
     while count < kills:
         config, number = campaign(folder / f"killed-{number}"), number + 1
         status, brutal = None, False
         while status is None:
-            executor = EXECUTORS[count % 2]
+            executor = executors[count % len(executors)]
             stage, finished = state(config)
             before = len(calls(config))
             pid = start({**config, "executor": executor})
             if count >= kills:
                 status = wait(pid, 600)
             else:
-                status = wait(pid, rng.uniform(0.02, duration / 4))
+                status = wait(pid, rng.uniform(0.02, LONGEST[kind] * duration))
             if status is None:
-                with_labeller = count % 4 >= 2
-                kill(pid, with_labeller)
-                brutal |= with_labeller
+                with_children = count % 4 >= 2
+                children += kill(pid, with_children)
+                brutal |= with_children
                 count += 1
                 hit[state(config)[0].split()[1]] += 1
             again = finished & set(calls(config)[before:])
@@ -154,6 +174,7 @@ def main(folder: Path, kills: int, seed: int) -> None:
         "kills": count,
         "campaigns": number,
         "stages": dict(hit),
+        "children": children,
         "labels": len(expected),
         "unfinished_computed_again": repeated,
         "undisturbed_seconds": round(duration, 2),
@@ -163,4 +184,4 @@ def main(folder: Path, kills: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

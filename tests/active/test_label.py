@@ -1,5 +1,6 @@
 """Labels: the right numbers, and calculators that hang, die, raise or talk nonsense."""
 
+import sys
 import time
 
 import numpy as np
@@ -148,11 +149,15 @@ def test_pyscf_refuses_crystals():
 
 
 def test_espresso_gets_a_profile(tmp_path):
-    calculator = make_calculator(
-        "espresso",
-        {"command": "pw.x", "pseudo_dir": str(tmp_path), "pseudopotentials": {"Si": "Si.upf"}},
-    )
-    assert calculator.profile.command == "pw.x"
+    options = {"command": sys.executable, "pseudo_dir": str(tmp_path), "kpts": [2, 2, 2]}
+    calculator = make_calculator("espresso", {**options, "input_data": {"tstress": False}})
+    assert calculator.profile.command == sys.executable
+    control = calculator.parameters["input_data"]["control"]
+    assert (control["tprnfor"], control["tstress"]) == (True, False)
+    with pytest.raises(ConfigError, match=r"no-such-pw\.x.*install Quantum ESPRESSO"):
+        make_calculator("espresso", {**options, "command": "no-such-pw.x -nk 2"})
+    with pytest.raises(ConfigError, match="not the full path of a folder"):
+        make_calculator("espresso", {**options, "pseudo_dir": "."})
     with pytest.raises(ConfigError, match="do not fit"):
         make_calculator("gfn2-xtb", {"verbosity": 0, "method": "twice"})
 

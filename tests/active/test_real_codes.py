@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 from ase.build import bulk
 from campaigns import tiny_campaign
+from numpy.testing import assert_allclose
 
 from blips.active import load_campaign, run_campaign
-from blips.active.calculators import make_calculator
+from blips.active.frames import digest, to_json
+from blips.active.label import label
+from blips.active.labeller import journal_file, read_journal
 
-PSEUDOPOTENTIALS = Path("/usr/share/espresso/pseudo")
+PSEUDOPOTENTIALS = Path("/usr/share/espresso/pseudo")  # of Debian's package quantum-espresso-data
+SILICON = "Si.pz-vbc.UPF"
 
 
 def test_a_round_with_gfn2(tmp_path):
@@ -42,24 +46,80 @@ def test_a_round_with_density_functional_theory(tmp_path):
         assert np.abs(pick["atoms"].get_forces().sum(0)).max() < 1e-4
 
 
-@pytest.mark.slow
-def test_quantum_espresso_labels_silicon(tmp_path):
-    found = sorted(PSEUDOPOTENTIALS.glob("Si.*UPF")) if PSEUDOPOTENTIALS.is_dir() else []
-    if shutil.which("pw.x") is None or not found:
+@pytest.fixture
+def silicon_job(tmp_path):
+    """A job for the labeller: a cell of silicon by Quantum ESPRESSO."""
+    if shutil.which("pw.x") is None or not (PSEUDOPOTENTIALS / SILICON).is_file():
         pytest.skip("Quantum ESPRESSO (pw.x) or its pseudopotentials are not installed")
     atoms = bulk("Si")
     atoms.positions[0] += 0.05
-    atoms.calc = make_calculator(
-        "espresso",
-        {
-            "command": "pw.x",
-            "pseudo_dir": str(PSEUDOPOTENTIALS),
-            "directory": str(tmp_path),
-            "pseudopotentials": {"Si": found[0].name},
-            "input_data": {"system": {"ecutwfc": 12}, "control": {"tprnfor": True}},
-            "kpts": (2, 2, 2),
-        },
+
+    def make(name, shift=0.0, **electrons):
+        moved = atoms.copy()
+        moved.positions[0, 0] += shift
+        options = {
+            "pseudopotentials": {"Si": SILICON},
+            "input_data": {"ecutwfc": 12, "conv_thr": 1e-9, **electrons},
+            "kpts": [2, 2, 2],
+        }
+        return {
+            "name": name,
+            "structure": to_json(moved),
+            "digest": digest(moved),
+            "calculator": "espresso",
+            "options": options,
+            "trust": False,
+            "stress": True,
+            "max_force": None,
+            "timeout": 120.0,
+            "threads": 1,
+            "journal": str(tmp_path),
+        }
+
+    return make
+
+
+def results_of(job):
+    entry = read_journal(journal_file(Path(job["journal"]), job["name"]), job["digest"])
+    assert entry is not None
+    return entry["results"]
+
+
+def test_quantum_espresso_labels_silicon(silicon_job):
+    """Forces are the derivative of the energy, in one run of pw.x with the stress."""
+    jobs = [silicon_job(name, shift) for name, shift in (("0", 0.0), ("+", 0.01), ("-", -0.01))]
+    assert [label(job) for job in jobs] == [{"ok": True}] * 3
+    here, plus, minus = (results_of(job) for job in jobs)
+    forces, stress = np.array(here["forces"]), np.array(here["stress"])
+    assert here["energy"] == pytest.approx(-212.408, abs=0.05)  # eV, two atoms in LDA
+    assert_allclose(forces.sum(0), 0, atol=1e-3)
+    assert_allclose(forces[0, 0], -(plus["energy"] - minus["energy"]) / 0.02, rtol=2e-3)
+    assert_allclose(stress[:3], stress[0], rtol=1e-3)  # the atom moved along the diagonal
+    assert stress.shape == (6,)
+
+
+def test_quantum_espresso_that_does_not_converge_is_told_with_its_log(silicon_job):
+    answer = label(silicon_job("short", electron_maxstep=1))
+    assert not answer["final"]
+    assert "espresso.pwo" in answer["error"]
+    assert "convergence NOT achieved" in answer["error"]
+    assert label(silicon_job("sound")) == {"ok": True}  # and the next one is answered
+
+
+def test_a_campaign_labels_silicon_with_quantum_espresso(silicon_job, tmp_path):
+    import ase.io
+
+    label_options = {"calculator": "espresso", "options": silicon_job("0")["options"]}
+    config = tiny_campaign(
+        tmp_path,
+        initial={"count": 3},  # one of them for validation
+        select={"batch": 1},
+        explore={"walkers": 1},
+        label=label_options,
+        stop={"rounds": 1},
     )
-    forces = atoms.get_forces()
-    assert atoms.get_potential_energy() < 0
-    assert np.abs(forces).max() > 0.1
+    ase.io.write(config["initial"]["structures"], bulk("Si"))
+    summary = run_campaign(load_campaign(config), display=False)
+    assert (summary["labels"], summary["quarantined"]) == (4, 0)
+    for pick in summary["picks"]:
+        assert -213 < pick["atoms"].get_potential_energy() < -210

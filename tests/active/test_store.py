@@ -194,6 +194,17 @@ def test_a_folder_without_rights_is_named(tmp_path):
     assert all("ermission" in m and "campaign.db" in m for m in messages), messages
 
 
+def test_names_that_are_no_text_are_damage(tmp_path):
+    with CampaignStore(tmp_path) as store:
+        store.add_picks(picks(), 0, {})
+    path = tmp_path / DATABASE
+    path.write_bytes(
+        path.read_bytes().replace(b"CREATE TABLE blips_facts", b"CREATE \x92ABLE blips_facts")
+    )
+    with pytest.raises(DamagedCampaignError, match="damaged"):
+        CampaignStore(tmp_path)
+
+
 def test_a_folder_without_campaign_is_named(tmp_path):
     with pytest.raises(CampaignError, match="holds no campaign"):
         CampaignStore(tmp_path, writable=False)

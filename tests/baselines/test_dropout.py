@@ -14,12 +14,13 @@ from blips.baselines.dropout import Masks
 from blips.bayes.noise import generators
 from blips.data.dataset import ParticleData
 from blips.data.graph import ParticleGraph
-from blips.errors import ConversionError, InputError
+from blips.errors import ConversionError, InputError, TooLargeError
 from blips.testing import random_particles
 from blips.testing.compare import rotation_matrix
 from helpers import QUICK
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
+LITTLE_GB = 5e-4  # for one sample of the graph, not for many
 
 
 @given(rate=st.floats(0.01, 0.9), samples=st.integers(1, 3))
@@ -67,7 +68,9 @@ def test_samples_are_functions_of_their_generator_alone(painn, graph):
         alone = dropout.sample(graph, generators(7, 1, first=k)).outputs["forces"]
         assert_close(together[k], alone, **EXACT)
     assert not torch.allclose(together[0], together[1])
-    small = dropout.predict(graph, samples=6, memory_gb=1e-9)
+    with pytest.raises(TooLargeError, match="GB for one sample"):
+        dropout.predict(graph, samples=6, memory_gb=1e-9)
+    small = dropout.predict(graph, samples=6, memory_gb=LITTLE_GB)
     large = dropout.predict(graph, samples=6)
     assert small.details["chunk"] == 1 < large.details["chunk"]
     np.testing.assert_allclose(small.forces_std, large.forces_std, **EXACT)

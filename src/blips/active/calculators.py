@@ -1,7 +1,10 @@
 """Reference calculators by name; the only place where a campaign meets foreign codes."""
 
 import importlib
+import shlex
+import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from blips.errors import ConfigError, MissingPackageError
@@ -56,13 +59,36 @@ def _pyscf(**options: Any) -> Any:
 
 
 def _espresso(
-    command: str = "pw.x", pseudo_dir: str = ".", directory: str = "espresso", **options: Any
+    command: str = "pw.x",
+    pseudo_dir: str = "/usr/share/espresso/pseudo",
+    directory: str = "espresso",
+    input_data: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Any:
-    """Quantum ESPRESSO by ASE's profile: pseudopotentials, input_data, kpts as ASE takes them."""
-    from ase.calculators.espresso import Espresso, EspressoProfile
+    """Quantum ESPRESSO by ASE's profile: pseudopotentials, input_data, kpts as ASE takes them.
 
+    Forces and stress come with the energy, in one run of pw.x, unless `input_data` says otherwise.
+    """
+    from ase.calculators.espresso import Espresso, EspressoProfile
+    from ase.io.espresso_namelist.namelist import Namelist
+
+    program = shlex.split(command)[:1]
+    if not program or shutil.which(program[0]) is None:
+        raise ConfigError(
+            f"label.options.command: {command!r} is no program here; install Quantum ESPRESSO "
+            "(Debian: quantum-espresso), or give the path of its pw.x"
+        )
+    if not Path(pseudo_dir).is_absolute() or not Path(pseudo_dir).is_dir():
+        raise ConfigError(
+            f"label.options.pseudo_dir: {pseudo_dir!r} is not the full path of a folder with "
+            "pseudopotentials"
+        )
+    settings = Namelist(input_data)
+    settings.to_nested("pw")
+    for name in ("tprnfor", "tstress"):
+        settings["control"].setdefault(name, True)
     profile = EspressoProfile(command=command, pseudo_dir=pseudo_dir)
-    return Espresso(profile=profile, directory=directory, **options)
+    return Espresso(profile=profile, directory=directory, input_data=settings, **options)
 
 
 def _emt(**options: Any) -> Any:

@@ -23,6 +23,8 @@ def in_words(path: Path) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         raise _explained(path, error) from error
+    except UnicodeDecodeError as error:
+        raise _damaged(path, error) from error
     except OSError as error:
         raise CampaignError(
             f"{path}: {error.strerror or error}. Everything that was finished before is safe; make "
@@ -44,6 +46,10 @@ def _explained(path: Path, error: sqlite3.DatabaseError) -> CampaignError:
         )
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return CampaignError(f"{path} is in use by another program ({error}); close it, try again")
+    return _damaged(path, error)
+
+
+def _damaged(path: Path, error: Exception) -> DamagedCampaignError:
     return DamagedCampaignError(
         f"{path} is damaged or no campaign ({error}). It was left as it is: restore a copy, or "
         f"save what is readable with: sqlite3 {path.name} .recover"

@@ -25,7 +25,8 @@ from blips.active.calculators import make_calculator
 from blips.active.frames import digest, from_json
 from blips.errors import ConfigError, MissingPackageError
 
-LOG_CHARACTERS = 2000
+LOG_CHARACTERS = 4000
+LOG_FILES = 3
 
 
 def journal_file(folder: Path, name: str) -> Path:
@@ -74,6 +75,7 @@ def answer_job(job: dict[str, Any], calculators: dict[str, Any]) -> dict[str, An
     watchdog = threading.Timer(job["timeout"], _give_up)
     watchdog.daemon = True
     watchdog.start()
+    begun = time.time()
     try:
         with (folder / f"{job['name']}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -85,7 +87,8 @@ def answer_job(job: dict[str, Any], calculators: dict[str, Any]) -> dict[str, An
     except Refused as error:
         return {"error": str(error), "final": True}
     except Exception:
-        return {"error": traceback.format_exc()[-LOG_CHARACTERS:] + _newest_log(), "final": False}
+        text = traceback.format_exc()[-LOG_CHARACTERS:]
+        return {"error": text + _newest_logs(begun), "final": False}
     finally:
         watchdog.cancel()
 
@@ -137,13 +140,15 @@ def _write(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def _newest_log() -> str:
-    """End of the file that an external code wrote last."""
-    files = [path for path in Path().rglob("*") if path.is_file()]
-    if not files:
-        return ""
-    newest = max(files, key=lambda path: path.stat().st_mtime)
-    return f"\n{newest}:\n{newest.read_text(errors='replace')[-LOG_CHARACTERS:]}"
+def _newest_logs(since: float) -> str:
+    """Ends of the texts that an external code wrote last, the last first."""
+    written = [(path.stat().st_mtime, path) for path in Path().rglob("*") if path.is_file()]
+    ends = []
+    for _, path in sorted((entry for entry in written if entry[0] >= since), reverse=True):
+        content = path.read_bytes()
+        if content.strip() and b"\0" not in content[:1000]:
+            ends.append(f"\n{path}:\n{content[-LOG_CHARACTERS:].decode(errors='replace')}")
+    return "".join(ends[:LOG_FILES])
 
 
 def _give_up() -> None:

@@ -38,7 +38,7 @@ def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> dic
     result = fit(
         model,
         structures,
-        valid=config.valid,
+        valid=max(config.valid, 1.0 / len(structures)),  # one at least
         config={
             "model": config.model.model_dump(mode="json"),
             "training": config.training.model_dump(mode="json"),

@@ -27,10 +27,9 @@ from blips.bayes.linear import kind_of
 from blips.bayes.noise import generators as sample_generators
 from blips.data.graph import Graph
 from blips.errors import ConversionError, InputError
-from blips.methods import GIGABYTE
 from blips.potential import Sample
 from blips.predict import Outputs, Prediction
-from blips.sampling import MemoryGauge, monte_carlo
+from blips.sampling import MemoryBound, MemoryGauge, monte_carlo
 from blips.train.objective import plain_outputs
 from blips.train.wrapper import Stochastic
 
@@ -119,7 +118,7 @@ class MCDropout(Stochastic, Baseline):
         forces: bool = True,
         stress: bool = False,
         covariance: bool = False,
-        memory_gb: float = 2.0,
+        memory_gb: float | None = None,
     ) -> Prediction:
         """Mean and deviation of K samples; sample k is a function of (seed, k).
 
@@ -130,7 +129,8 @@ class MCDropout(Stochastic, Baseline):
             forces: also forces.
             stress: also the stress.
             covariance: also the 3x3 covariance of each atom's force.
-            memory_gb: bound for one pass; samples run in chunks that fit it.
+            memory_gb: bound for the passes; samples run in chunks that fit it. By default 2 GB, but
+                for a single sample as much as the machine has.
         """
         device = graph.positions.device
 
@@ -142,8 +142,8 @@ class MCDropout(Stochastic, Baseline):
         chunk = self._gauge.chunk(
             graph,
             samples,
-            memory_gb * GIGABYTE,
-            lambda: self.sample(graph, sample_generators(seed, 1, 0, device)),
+            MemoryBound.of(memory_gb),
+            lambda part: self.sample(part, sample_generators(seed, 1, 0, device)),
         )
         return monte_carlo(
             sampler, graph, samples, method="dropout", chunk=chunk, covariance=covariance

@@ -97,6 +97,39 @@ class Graph:
         """`replicas` copies as one batch; node, edge and structure rows are replica-major."""
         return self if replicas == 1 else type(self).batch([self] * replicas)
 
+    def neighbourhood(self, nodes: int) -> Self:
+        """About `nodes` nodes around the first, and the edges among them."""
+        receiver, sender = self.edge_index
+        chosen = torch.zeros(self.num_nodes, dtype=torch.bool, device=receiver.device)
+        chosen[0] = True
+        count = 0
+        while count < (count := int(chosen.sum())) < nodes:
+            chosen[receiver[chosen[sender]]] = True
+        if count < nodes:
+            chosen[:nodes] = True  # few have neighbours
+        return self._of_nodes(chosen)
+
+    def halves(self) -> tuple[Self, Self]:
+        """The first half of the structures, and the others."""
+        first = self.structure < (self.num_structures + 1) // 2
+        return self._of_nodes(first), self._of_nodes(~first)
+
+    def _of_nodes(self, chosen: Tensor) -> Self:
+        """The graph of chosen nodes [N] and of the edges among them; structures in order."""
+        kept = chosen[self.edge_index].all(dim=0)  # [E]
+        structures, structure = self.structure[chosen].unique(return_inverse=True)
+        number = chosen.cumsum(0) - 1  # [N], of a chosen node among them
+        changes: dict[str, Any] = {
+            "num_structures": len(structures),
+            "structure": structure,
+            "edge_index": number[self.edge_index[:, kept]],
+        }
+        for name, value in self._contents().items():
+            if name not in changes:
+                rows = {"edge_shift": kept, "cell": structures, "pbc": structures}.get(name, chosen)
+                changes[name] = value[rows]
+        return replace(self, memo={}, **changes)
+
     def sum_over_structures(self, per_node: Tensor) -> Tensor:
         """[N, ...] -> [S, ...]."""
         out = per_node.new_zeros(self.num_structures, *per_node.shape[1:])

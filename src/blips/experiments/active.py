@@ -16,7 +16,7 @@ random campaign of the same seed has at its end, and which fraction of the rando
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ase.io
@@ -54,6 +54,12 @@ TRAINING = {
 }
 
 
+# All labels in one batch, so that every model of a campaign is trained for the same number of
+# steps, however many labels it has, and for more of them. With batches of 8 and 60 epochs, models
+# with few labels get few steps, and errors fall because of more steps rather than better labels.
+CONVERGED = {"batch_size": 64, "lr": 8e-3, "clip_norm": 10.0, "checkpoint_every": 100}
+
+
 @dataclass(frozen=True)
 class Profile:
     """How large the study is."""
@@ -67,11 +73,13 @@ class Profile:
     features: int
     seeds: int
     strategies: tuple[str, ...]
+    training: Mapping[str, Any] = field(default_factory=dict)  # beside the epochs
 
 
 PROFILES: dict[str, Profile] = {
     "quick": Profile(12, 4, 10, 6, 4, 3, 8, 1, ("guided", "random")),
     "default": Profile(300, 60, 70, 20, 10, 60, 32, 5, ("guided", "random", "information")),
+    "converged": Profile(300, 60, 70, 20, 10, 400, 32, 5, ("guided", "random"), CONVERGED),
 }
 
 
@@ -99,7 +107,7 @@ def _campaign(size: Profile, name: str) -> dict[str, Any]:
                 "num_basis": 12,
             }
         },
-        "training": {**TRAINING, "epochs": size.epochs},
+        "training": {**TRAINING, "epochs": size.epochs, **size.training},
         "initial": {"count": size.initial, "displacement": 0.0},
         "explore": {"kind": "pool"},
         "select": {**SELECT[name], "batch": size.batch, "samples": 16, "chunk": 64},
