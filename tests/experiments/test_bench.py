@@ -9,7 +9,15 @@ from ase.build import molecule
 
 import blips
 from blips.backbones import PaiNN
-from blips.experiments import bench, bench_flops, bench_peers, fast
+from blips.experiments import (
+    bench,
+    bench_flops,
+    bench_peers,
+    fast,
+    fast_data,
+    fast_models,
+    fast_reference,
+)
 from blips.experiments.bench_report import bench as run_bench
 from blips.predict import Prediction
 from helpers import TINY
@@ -81,18 +89,84 @@ def test_comparison_of_deviations():
     assert found["forces_ratio"] == 0.5
 
 
-def test_the_study_compares_all_ways(tmp_path, monkeypatch):
+def tiny_study(monkeypatch) -> blips.BayesianPotential:
+    """A study of one small model of its own, on NH3."""
     torch.manual_seed(0)
     potential = blips.bayesianize(PaiNN(**TINY), initial=0.01)
-    some = [fast.displaced(molecule("NH3"), 0.1, k) for k in range(4)]
-    subject = fast.Subject(lambda _: potential, lambda _: fast.Sets(some, some[:3], some[1:]))
-    monkeypatch.setattr(fast, "SUBJECTS", {"tiny": subject})
+    some = [fast_data.displaced(molecule("NH3"), 0.1, k) for k in range(4)]
+    cases = [fast_data.Case("nh3" if k else "other", k, atoms) for k, atoms in enumerate(some)]
+    sets = fast_data.Sets(some, cases[:3], cases[1:])
+    subject = fast_models.Subject(lambda _: potential, lambda _: sets)
+    monkeypatch.setattr(fast, "SUBJECTS", {"tiny (random)": subject})
     monkeypatch.setattr(fast, "FEW", (4,))
-    found = fast.study(tmp_path, samples=8, report=lambda _: None)
-    again = fast.study(tmp_path, samples=99, report=lambda _: None)  # from its file
-    assert again["tiny"]["samples"] == found["tiny"]["samples"] == 8
-    rows = found["tiny"]["sets"]["near"]
-    assert {"onepass", "mc4", "probes3"} <= rows.keys()
+    return potential
+
+
+def test_the_study_compares_all_ways(tmp_path, monkeypatch):
+    potential = tiny_study(monkeypatch)
+    options = {"runs": tmp_path / "runs", "report": lambda _: None}
+    found = fast.study(tmp_path, samples=8, **options)
+    again = fast.study(tmp_path, samples=99, **options)  # from its file
+    assert next(iter(again.values()))["samples"] == 8
+    rows = found["tiny (random)"]["sets"]["near"]
+    assert {"onepass", "mc4", "probes3", "halves", "ceiling"} <= rows.keys()
+    assert rows["onepass"]["kinds"].keys() == {"other", "nh3"}
     assert "forces_ratio" in rows["onepass"]
-    assert "| tiny | 8 | far | onepass |" in (tmp_path / "table.md").read_text()
+    assert "| tiny (random) | 8 | near | nh3 | onepass |" in (tmp_path / "table.md").read_text()
     assert "coefficients" not in vars(potential)  # the probes' are gone again
+
+
+def test_a_study_that_was_stopped_draws_no_sample_twice(tmp_path, monkeypatch):
+    tiny_study(monkeypatch)
+    options = {"samples": 8, "runs": tmp_path / "runs", "report": lambda _: None}
+    first = fast.study(tmp_path / "a", **options)
+    drawn = sorted((tmp_path / "runs").rglob("*.npz"))
+    assert len(drawn) == 6
+    times = [path.stat().st_mtime_ns for path in drawn]
+    second = fast.study(tmp_path / "b", **options)
+    assert [path.stat().st_mtime_ns for path in drawn] == times
+    assert second["tiny (random)"]["sets"] == first["tiny (random)"]["sets"]
+    assert fast.study(tmp_path / "c", only=["other"], **options) == {}
+
+
+def test_both_halves_together_are_the_moments_of_all_samples():
+    rng = np.random.default_rng(0)
+    energy, forces = rng.normal(size=(10, 1)), rng.normal(size=(10, 4, 3))
+
+    def moments(part: slice) -> Prediction:
+        return Prediction(
+            n_atoms=np.array([4]),
+            method="mc",
+            samples=len(energy[part]),
+            energy=energy[part].mean(axis=0),
+            energy_std=energy[part].std(axis=0, ddof=1),
+            forces=forces[part].mean(axis=0),
+            forces_std=forces[part].std(axis=0, ddof=1),
+        )
+
+    whole = fast_reference.Reference.of(moments(slice(5)), moments(slice(5, None))).whole
+    expected = moments(slice(None))
+    for name in ("energy", "energy_std", "forces", "forces_std"):
+        np.testing.assert_allclose(whole.array(name), expected.array(name))
+    assert whole.samples == 10
+
+
+@pytest.mark.statistical
+def test_the_ceiling_is_what_the_truth_reaches():
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=4000)
+    halves = truth + 0.5 * rng.normal(size=(2, 4000))
+    between = fast._rho(*halves)
+    assert fast._rho(truth, halves.mean(axis=0)) == pytest.approx(
+        fast_reference.ceiling(between), abs=0.01
+    )
+    assert fast_reference.ceiling(-0.2) == 0.0
+
+
+def test_structures_of_the_study_are_distinct(monkeypatch):
+    monkeypatch.delenv("BLIPS_DATA", raising=False)
+    sets = fast_data.mixed_sets(fast_data.Counts(molecules=3, crystals=2))
+    assert [case.kind for case in sets.near] == ["nh3"] * 3 + ["quartz"] * 2
+    everything = [*sets.lessons, *(c.atoms for c in sets.near), *(c.atoms for c in sets.far)]
+    assert len({a.positions.tobytes() for a in everything}) == len(everything) == 4 + 2 + 5 + 5
+    assert all(atoms.calc is None for atoms in everything)

@@ -24,7 +24,7 @@ from blips.backbones import PaiNN
 from blips.baselines import DeepEnsemble, LastLayerRigidity, ShallowEnsemble
 from blips.baselines.llpr import Rigidity, Scale
 from blips.data.graph import AtomGraph
-from blips.experiments.fast import displaced, quartz
+from blips.experiments.fast_data import displaced, quartz
 from blips.factory import bayesianize
 from blips.spread import GROUPS, ForceSpread, feature_names
 from blips.train.objective import plain_outputs
