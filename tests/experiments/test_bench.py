@@ -1,6 +1,7 @@
 """Benchmarks and the study of fast error bars, small."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from blips.backbones import PaiNN
 from blips.experiments import (
     bench,
     bench_flops,
+    bench_memory,
     bench_peers,
+    bench_report,
     fast,
     fast_data,
     fast_models,
@@ -60,12 +63,43 @@ def test_every_way_is_measured_and_written(tmp_path, monkeypatch):
     run_bench(tmp_path, parts=["peers"], repeats=1, report=said.append)
     content = json.loads((tmp_path / "bench.json").read_text())
     rows = content["cost"]["results"]["4"]
-    assert {"base", "map", "mc loop 2", "mc batched 2", "llpr", "deep ensemble 4"} <= rows.keys()
+    assert {"base", "map", "mc loop 2", "mc batched 2", "llpr", "llpr energy"} <= rows.keys()
     assert rows["base"]["ratio"] == 1.0
     assert "blips flipout" in content["peers"]["results"]
     assert "commit" in content["cost"]["where"]
     assert (tmp_path / "bench.png").stat().st_size > 1000
     assert "onepass energy + forces" in (tmp_path / "bench.md").read_text()
+
+
+def test_slow_ways_are_measured_once(monkeypatch):
+    monkeypatch.setattr(bench, "ENOUGH_SECONDS", 0.02)
+
+    def slow() -> None:
+        start = time.process_time()
+        while time.process_time() - start < 0.03:
+            pass
+
+    measured = bench.measure({"base": lambda: None, "slow": slow}, repeats=3)
+    assert len(measured.seconds["slow"]) == 1
+    assert measured.seconds["slow"][0] >= 0.03
+    assert measured.rows()["slow"]["repeats"] == 1
+
+
+def test_samples_keep_to_the_memory_bound(monkeypatch):
+    monkeypatch.setattr(bench_memory, "LIMITS", {36: (0.15, 0.6)})
+    found = bench_memory.memory(samples=16, repeats=1)["36"]
+    tight, wide = found["0.15"], found["0.6"]
+    assert tight["samples_at_once"] < wide["samples_at_once"]
+    assert "| 36 | 16 | 150 |" in bench_memory.memory_table({"36": found})
+    if tight["peak_megabytes"] is None:
+        pytest.skip("no /proc")
+    assert tight["peak_megabytes"] < 150
+    assert wide["peak_megabytes"] < 600
+
+
+def test_no_two_lines_look_the_same():
+    styles = [tuple(bench_report.style(number).values()) for number in range(40)]
+    assert len(set(styles)) == 40
 
 
 def test_peers_have_the_same_shapes():

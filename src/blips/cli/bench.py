@@ -44,12 +44,15 @@ def bench(
         "results/benchmarks"
     ),
     part: Annotated[
-        list[str] | None, typer.Option(help="cost, flops or peers; repeatable; default: all")
+        list[str] | None,
+        typer.Option(help="cost, memory, flops or peers; repeatable; default: all"),
     ] = None,
     size: Annotated[
         list[int] | None, typer.Option(help="atoms: 4, 36, 144 or 720; repeatable; default: all")
     ] = None,
-    samples: Annotated[list[int] | None, typer.Option(help="repeatable; default: 8, 32")] = None,
+    samples: Annotated[
+        list[int] | None, typer.Option(help="repeatable; default: 8, 32, 100")
+    ] = None,
     repeats: Annotated[int, typer.Option(help="of every time")] = 7,
     model: Annotated[list[str] | None, typer.Option(help="whose operations are counted")] = None,
 ) -> None:
@@ -58,7 +61,7 @@ def bench(
     Example: blips bench --part cost --size 4 --samples 2 --repeats 2
     """
     from blips.errors import ConfigError
-    from blips.experiments.bench import SIZES
+    from blips.experiments.bench import SAMPLES, SIZES
     from blips.experiments.bench_report import PARTS
     from blips.experiments.bench_report import bench as run
 
@@ -67,7 +70,7 @@ def bench(
         raise ConfigError(f"unknown part {', '.join(unknown)}; use {', '.join(PARTS)}")
     if odd := {*sizes} - {*SIZES}:
         raise ConfigError(f"no structure of {odd} atoms; use {', '.join(map(str, SIZES))}")
-    chosen = samples or (8, 32)
+    chosen = samples or SAMPLES
     run(
         folder,
         parts=parts,

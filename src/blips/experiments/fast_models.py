@@ -43,7 +43,7 @@ def painn_of_ammonia(folder: Path) -> BayesianPotential:
 
 def painn_of_silica(folder: Path) -> BayesianPotential:
     """PaiNN of the demo, trained shortly on zeolites."""
-    sizes = {"train": 64, "valid": 8, "calibration": 0, "known": 0, "new": 0}
+    sizes = {"train": 64, "valid": 8, "calibration": 0, "known": 1, "new": 1}
     data = silica_data.load_data(sizes)
     potential = _painn()
     training = {**TRAINING, "epochs": 25, "batch_size": 4, "kl_weight": 1.0}
