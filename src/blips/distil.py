@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from blips.errors import InputError
 from blips.onepass import OnePass
 from blips.predict import Array, Prediction
-from blips.spread import ForceSpread, Ingredients
+from blips.spread import ALONE, ForceSpread, Ingredients, feature_names
 
 FOLDS = 4
 
@@ -63,7 +63,7 @@ def fit_spread(lessons: Sequence[Lesson]) -> ForceSpread:
     if not lessons:
         raise InputError("no structures to learn from; give some that the model will be used for")
     weights = _solve(lessons)
-    groups = (len(weights) - 1) // 7
+    groups = (len(weights) - ALONE) // len(feature_names(1)[:-ALONE])
     return ForceSpread(groups, tuple(map(float, weights)), _quality(lessons))
 
 

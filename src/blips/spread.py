@@ -3,7 +3,7 @@ r"""Covariance of forces in one pass, out of the energy's variance and the geome
 One backward pass gives every atom's share v_g of the energy's variance, for groups g of maps (in
 the order in which the model applies them). What noise of an atom does to forces acts along the
 bonds. With unit vectors u_ij and distances r_ij of an atom's neighbours and windows
-w(r) = exp(-r^2 / a^2), the covariance of its force is modelled as a sum of five kinds of positive
+w(r) = exp(-r^2 / a^2), the covariance of its force is modelled as a sum of six kinds of positive
 tensors,
 
     Cov_i = sum_g  A_g  v_gi 1
@@ -11,8 +11,9 @@ tensors,
                  + C_ga v_gi b_i b_i^T,  b_i = sum_j w_a(r_ij) u_ij     all bonds together
                  + D_ga v_gi sum_j w_a(r_ij)^2 u_ij u_ij^T              each bond by itself
           + E  coef_i F_i F_i^T                              noise in proportion to the force
+          + G_a coef_i sum_j w_a(r_ij) (F_i . u_ij)^2 u_ij u_ij^T     to its part along each bond
 
-with weights A ... E >= 0. They are invariant numbers of a model, found once by non-negative least
+with weights A ... G >= 0. They are invariant numbers of a model, found once by non-negative least
 squares against its own samples (`distil`), without any labels. The result is positive, turns with
 the structure, and grows with the posterior's coefficients as the true covariance does.
 
@@ -35,6 +36,7 @@ from blips.onepass import OnePass
 WINDOWS = (1.2, 2.5)  # a, A: bonds of hydrogen, and longer ones
 GROUPS = 6  # at most
 WINDOW_KINDS = ("B", "C", "D")
+ALONE = 1 + len(WINDOWS)  # tensors that belong to no group: E and G
 
 
 @dataclass(frozen=True)
@@ -72,24 +74,28 @@ class Ingredients:
             )
             parts.append(s * together)
             parts.append(s * apart)
-        return torch.cat([*parts, self._proportional()[None]])
+        return torch.cat([*parts, torch.stack(self._proportional(geometry))])
 
     def covariance(self, weights: Tensor) -> Tensor:
         """Sum of the tensors with these weights [B], [N, 3, 3]; without making each of them."""
-        groups = self.shares.shape[1]
-        *rows, last = weights.split([groups] * (1 + len(WINDOWS) * len(WINDOW_KINDS)) + [1])
+        groups, geometry = self.shares.shape[1], Geometry.of(self.graph)
+        sizes = [groups] * (1 + len(WINDOWS) * len(WINDOW_KINDS)) + [ALONE]
+        *rows, last = weights.split(sizes)
         own, *rest = (self.shares @ row for row in rows)  # [N] each
         unit = torch.eye(3, dtype=weights.dtype, device=weights.device)
-        total = own[:, None, None] * unit + last * self._proportional()
-        geometry = Geometry.of(self.graph)
+        total = own[:, None, None] * unit
+        for weight, tensor in zip(last, self._proportional(geometry), strict=True):
+            total = total + weight * tensor
         for a, (along, together, apart) in zip(WINDOWS, batched_threes(rest), strict=True):
             total = total + geometry.along_bonds(a, along)
             total = total + together[:, None, None] * geometry.together(a)
             total = total + apart[:, None, None] * geometry.apart(a)
         return total
 
-    def _proportional(self) -> Tensor:
-        return self.coef[:, None, None] * outer(self.forces)
+    def _proportional(self, geometry: "Geometry") -> list[Tensor]:
+        """Tensors of the force and of its parts along bonds, [N, 3, 3] each."""
+        tensors = [outer(self.forces), *(geometry.of_parts(a, self.forces) for a in WINDOWS)]
+        return [self.coef[:, None, None] * tensor for tensor in tensors]
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,12 @@ class Geometry:
         """Sum over neighbours of w^2 u u^T, [N, 3, 3]."""
         return self._sum(self.window(a).square()[:, None, None] * outer(self.unit))
 
+    def of_parts(self, a: float, forces: Tensor) -> Tensor:
+        """Sum over neighbours of w (F . u)^2 u u^T, [N, 3] -> [N, 3, 3]."""
+        along = (forces.index_select(0, self.receiver) * self.unit).sum(dim=1)
+        scale = self.window(a) * along.square()
+        return self._sum(scale[:, None, None] * outer(self.unit))
+
     def _sum(self, per_edge: Tensor) -> Tensor:
         zeros = per_edge.new_zeros(self.num_atoms, *per_edge.shape[1:])
         return zeros.index_add(0, self.receiver, per_edge)
@@ -135,7 +147,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class ForceSpread:
-    """Weights A ... E of one model.
+    """Weights A ... G of one model.
 
     Attributes:
         groups: number of groups of maps.
@@ -179,7 +191,7 @@ def feature_names(groups: int) -> list[str]:
     """Name of each tensor of `Ingredients.basis`, in order."""
     names = [f"A{g}" for g in range(groups)]
     names += [f"{k}{g} {a}" for a in WINDOWS for k in WINDOW_KINDS for g in range(groups)]
-    return [*names, "E"]
+    return [*names, "E", *(f"G {a}" for a in WINDOWS)]
 
 
 def outer(vectors: Tensor) -> Tensor:

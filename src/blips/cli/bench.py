@@ -14,20 +14,27 @@ def fast_uncertainty(
         "results/fast-uncertainty"
     ),
     samples: Annotated[int, typer.Option(help="of the reference")] = 1000,
-    count: Annotated[int, typer.Option(help="structures of a kind in each set")] = 4,
-    only: Annotated[list[str] | None, typer.Option(help="models; repeatable")] = None,
-    runs: Annotated[Path, typer.Option(help="for PaiNN's training")] = Path("runs/fast"),
+    molecules: Annotated[int, typer.Option(help="NH3 in each set")] = 8,
+    crystals: Annotated[int, typer.Option(help="of quartz, and of silica, in each set")] = 2,
+    only: Annotated[
+        list[str] | None, typer.Option(help="beginnings of names of models; repeatable")
+    ] = None,
+    runs: Annotated[
+        Path, typer.Option(help="for PaiNN's training, and for samples, which are kept")
+    ] = Path("runs/fast"),
 ) -> None:
     """Compare error bars without sampling with those of a thousand samples.
 
-    Example: blips fast-uncertainty --only orb --samples 50 --count 1
+    Example: blips fast-uncertainty --only chgnet --samples 20 --molecules 3 --crystals 0
     """
     import torch
 
     from blips.experiments.fast import study
+    from blips.experiments.fast_data import Counts
 
     torch.set_num_threads(1)
-    study(folder, samples=samples, count=count, only=only or (), runs=runs, report=typer.echo)
+    counts = Counts(molecules, crystals)
+    study(folder, samples=samples, counts=counts, only=only or (), runs=runs, report=typer.echo)
     typer.echo(f"table in {folder / 'table.md'}")
 
 
@@ -37,12 +44,15 @@ def bench(
         "results/benchmarks"
     ),
     part: Annotated[
-        list[str] | None, typer.Option(help="cost, flops or peers; repeatable; default: all")
+        list[str] | None,
+        typer.Option(help="cost, memory, flops or peers; repeatable; default: all"),
     ] = None,
     size: Annotated[
         list[int] | None, typer.Option(help="atoms: 4, 36, 144 or 720; repeatable; default: all")
     ] = None,
-    samples: Annotated[list[int] | None, typer.Option(help="repeatable; default: 8, 32")] = None,
+    samples: Annotated[
+        list[int] | None, typer.Option(help="repeatable; default: 8, 32, 100")
+    ] = None,
     repeats: Annotated[int, typer.Option(help="of every time")] = 7,
     model: Annotated[list[str] | None, typer.Option(help="whose operations are counted")] = None,
 ) -> None:
@@ -51,7 +61,7 @@ def bench(
     Example: blips bench --part cost --size 4 --samples 2 --repeats 2
     """
     from blips.errors import ConfigError
-    from blips.experiments.bench import SIZES
+    from blips.experiments.bench import SAMPLES, SIZES
     from blips.experiments.bench_report import PARTS
     from blips.experiments.bench_report import bench as run
 
@@ -60,7 +70,7 @@ def bench(
         raise ConfigError(f"unknown part {', '.join(unknown)}; use {', '.join(PARTS)}")
     if odd := {*sizes} - {*SIZES}:
         raise ConfigError(f"no structure of {odd} atoms; use {', '.join(map(str, SIZES))}")
-    chosen = samples or (8, 32)
+    chosen = samples or SAMPLES
     run(
         folder,
         parts=parts,

@@ -2,8 +2,11 @@
 
 The subject is PaiNN (128 features, 3 blocks) with energies and forces. Times are processor seconds
 of one thread, measured in turn; a ratio is the median over repeats of that within a repeat, so
-that all share the machine's moods. Peak memory is the growth of the resident set above what it was
-before the call (Linux only).
+that all share the machine's moods. Ways that take long are repeated less often, down to once.
+Peak memory is the growth of the resident set above what it was before the call (Linux only).
+
+LLPR needs a backward pass for each feature to get sigmas of forces, in batches whose memory is that
+of 32 passes: it is measured up to `SMALL` atoms, and for energies alone at every size.
 """
 
 import copy
@@ -22,16 +25,21 @@ from ase.build import molecule
 
 from blips.backbones import PaiNN
 from blips.baselines import DeepEnsemble, LastLayerRigidity, ShallowEnsemble
+from blips.baselines.last_layer import inputs_of, readout_of
 from blips.baselines.llpr import Rigidity, Scale
 from blips.data.graph import AtomGraph
-from blips.experiments.fast import displaced, quartz
+from blips.errors import InputError
+from blips.experiments.fast_data import displaced, quartz
 from blips.factory import bayesianize
 from blips.spread import GROUPS, ForceSpread, feature_names
 from blips.train.objective import plain_outputs
 
 Call = Callable[[], Any]
 MEMBERS = 4
-SLOW_ABOVE = 100  # atoms: fewer repeats and samples
+SMALL = 100  # atoms; beyond, only the smallest number of samples is also drawn one by one
+SAMPLES = (8, 32, 100)
+LOOPED = 32  # samples one by one, at most
+ENOUGH_SECONDS = 20.0  # for the repeats of a way
 CELLS = {36: (2, 2, 1), 144: (4, 4, 1), 720: (4, 4, 5)}  # of 9 atoms
 SIZES = (4, *CELLS)
 
@@ -45,7 +53,7 @@ class Measured:
 
     def ratio(self, way: str, base: str = "base") -> float:
         """Median over repeats of the ratio within a repeat."""
-        pairs = zip(self.seconds[way], self.seconds[base], strict=True)
+        pairs = zip(self.seconds[way], self.seconds[base], strict=False)  # the slow: fewer repeats
         return statistics.median(a / b for a, b in pairs)
 
     def shortest(self, way: str, base: str = "base") -> float:
@@ -59,6 +67,7 @@ class Measured:
                 "ratio": round(self.ratio(way), 3),
                 "ratio_of_shortest": round(self.shortest(way), 3),
                 "shortest_seconds": min(self.seconds[way]),
+                "repeats": len(self.seconds[way]),
                 "peak_megabytes": _megabytes(self.peak_bytes[way]),
             }
             for way in self.seconds
@@ -95,14 +104,20 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
         "onepass energy + forces": lambda: potential.predict(graph, method="onepass"),
     }
     for count in samples:
-        calls[f"mc loop {count}"] = lambda count=count: [
-            potential.outputs_of(graph, range(k, k + 1), 0, {"forces": True}) for k in range(count)
-        ]
+        if count <= (LOOPED if atoms <= SMALL else min(samples)):
+            calls[f"mc loop {count}"] = lambda count=count: _one_by_one(potential, graph, count)
         calls[f"mc batched {count}"] = lambda count=count: potential.predict(graph, samples=count)
     calls[f"deep ensemble {MEMBERS}"] = lambda: ensemble.predict_graph(graph)
     calls["shallow ensemble 16"] = lambda: shallow.predict_graph(graph)
-    calls["llpr"] = lambda: rigidity.predict_graph(graph)
+    calls["llpr energy"] = lambda: _rigid_energy(rigidity, graph)
+    if atoms <= SMALL:
+        calls["llpr"] = lambda: rigidity.predict_graph(graph)
     return calls
+
+
+def _one_by_one(potential: Any, graph: AtomGraph, count: int) -> None:
+    for k in range(count):
+        potential.outputs_of(graph, range(k, k + 1), 0, {"forces": True})
 
 
 def _without_spread(potential: Any, graph: AtomGraph) -> Any:
@@ -122,14 +137,35 @@ def _rigidity(plain: PaiNN) -> LastLayerRigidity:
     return found
 
 
+def _rigid_energy(rigidity: LastLayerRigidity, graph: AtomGraph) -> Any:
+    """Energy, its LLPR deviation and forces: features come with the one evaluation."""
+    with torch.no_grad(), inputs_of(readout_of(rigidity.backbone)[-1]) as seen:
+        outputs = plain_outputs(rigidity.backbone, graph)
+    summed = graph.sum_over_structures(seen[-1].detach().double())
+    if rigidity.rigidity is None:
+        raise InputError("the rigidity is not known yet")
+    return outputs, rigidity.rigidity.covariance(summed[:, None], 1.0).sqrt()
+
+
 def measure(calls: Mapping[str, Call], repeats: int) -> Measured:
-    """Times in turn; memory in a first round that is not timed."""
-    peaks = {name: peak_bytes(call) for name, call in calls.items()}
+    """Times in turn; memory in a first round, whose times count only for what is slow.
+
+    A way is repeated as often as `ENOUGH_SECONDS` allow, `repeats` times at most.
+    """
+    peaks: dict[str, int | None] = {}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
+    left: dict[str, int] = {}
+    for name, call in calls.items():
+        start = time.process_time()
+        peaks[name] = peak_bytes(call)
+        took = time.process_time() - start
+        left[name] = min(repeats, int(ENOUGH_SECONDS / max(took, 1e-6)))
+        if left[name] == 0:
+            seconds[name].append(took)
+    for repeat in range(repeats):
+        for name in (name for name in calls if repeat < left[name]):
             start = time.process_time()
-            call()
+            calls[name]()
             seconds[name].append(time.process_time() - start)
     return Measured(seconds, peaks)
 
@@ -159,21 +195,16 @@ def _megabytes(size: int | None) -> float | None:
 
 
 def cost(
-    sizes: Sequence[int] = SIZES, samples: Sequence[int] = (8, 32), repeats: int = 7
+    sizes: Sequence[int] = SIZES, samples: Sequence[int] = SAMPLES, repeats: int = 7
 ) -> dict[str, Any]:
     """Ratios to energy and forces of the base, by number of atoms.
 
     Args:
         sizes: numbers of atoms, out of `SIZES`.
-        samples: numbers of samples; for large structures only the smallest.
-        repeats: for large structures 3 at most.
+        samples: numbers of samples.
+        repeats: at most; less for what takes long.
     """
-    found: dict[str, Any] = {}
-    for atoms in sizes:
-        slow = atoms > SLOW_ABOVE
-        calls = ways(atoms, sorted(samples)[:1] if slow else samples)
-        found[str(atoms)] = measure(calls, min(3, repeats) if slow else repeats).rows()
-    return found
+    return {str(atoms): measure(ways(atoms, samples), repeats).rows() for atoms in sizes}
 
 
 def cost_table(found: Mapping[str, Any]) -> str:

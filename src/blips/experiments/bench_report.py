@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 
-from blips.experiments.bench import SIZES, cost, cost_table
+from blips.experiments.bench import SAMPLES, SIZES, cost, cost_table
 from blips.experiments.bench_flops import flops, flops_table
+from blips.experiments.bench_memory import memory, memory_table
 from blips.experiments.bench_peers import peers, peers_table
 from blips.train.run import environment
 
-PARTS = ("cost", "flops", "peers")
+PARTS = ("cost", "memory", "flops", "peers")
+LINES = ("-", "--", ":", "-.")
+MARKERS = "os^Dvpx*"
 
 
 def bench(
@@ -23,7 +26,7 @@ def bench(
     *,
     parts: Sequence[str] = PARTS,
     sizes: Sequence[int] = SIZES,
-    samples: Sequence[int] = (8, 32),
+    samples: Sequence[int] = SAMPLES,
     repeats: int = 7,
     models: Sequence[str] = (),
     report: Callable[[str], None] = print,
@@ -33,7 +36,7 @@ def bench(
     Args:
         folder: for the files.
         parts: out of `PARTS`.
-        sizes: numbers of atoms for the cost.
+        sizes: numbers of atoms for cost and memory.
         samples: numbers of samples for the cost.
         repeats: of every time.
         models: whose operations are counted; all if empty.
@@ -44,6 +47,7 @@ def bench(
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     measure: dict[str, Callable[[], Any]] = {
         "cost": lambda: cost(sizes, samples, repeats),
+        "memory": lambda: memory(sizes, repeats=min(3, repeats)),
         "flops": lambda: flops(models, report=report),
         "peers": lambda: peers(repeats=2 * repeats),
     }
@@ -83,6 +87,7 @@ def markdown(found: dict[str, Any]) -> str:
             "Time over energy and forces of the base (peak memory), PaiNN, one thread",
             cost_table,
         ),
+        "memory": ("Samples under a memory bound, PaiNN, one thread", memory_table),
         "flops": ("Parameters and operations, 36 atoms of quartz", flops_table),
         "peers": ("Stochastic layers, forward + backward over plain ones, 2000 rows", peers_table),
     }
@@ -95,19 +100,42 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Ratios against the number of atoms."""
+    """Ratios against the number of atoms, and against that of samples."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
     names: dict[str, None] = {}
     for rows in found.values():
         names.update(dict.fromkeys(rows))
-    for name in names:
-        points = [
-            (int(atoms), rows[name]["ratio"]) for atoms, rows in found.items() if name in rows
-        ]
-        axes.plot(*zip(*points, strict=True), marker="o", label=name)
-    axes.set(xscale="log", yscale="log", xlabel="atoms", ylabel="time / base energy + forces")
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    for number, name in enumerate(names):
+        points = {int(n): rows[name]["ratio"] for n, rows in found.items() if name in rows}
+        left.plot(*_sorted(points), label=name, **style(number))
+    for number, (atoms, rows) in enumerate(found.items()):
+        points = {
+            int(name.rsplit(" ", 1)[1]): row["ratio"]
+            for name, row in rows.items()
+            if name.startswith("mc batched")
+        }
+        if points:
+            right.plot(*_sorted(points), label=f"{atoms} atoms", **style(number))
+    label = "processor time / base energy + forces"
+    left.set(xscale="log", yscale="log", xlabel="atoms", ylabel=label)
+    right.set(xscale="log", xlabel="batched samples")
+    left.legend(fontsize=6, ncols=2)
+    right.legend(fontsize=7)
     figure.savefig(path, dpi=150)
+
+
+def style(number: int) -> dict[str, str]:
+    """Colour, line and marker; no two of the first forty are the same."""
+    return {
+        "color": f"C{number % 10}",
+        "linestyle": LINES[number // 10 % len(LINES)],
+        "marker": MARKERS[number % len(MARKERS)],
+    }
+
+
+def _sorted(points: dict[int, float]) -> tuple[list[int], list[float]]:
+    ordered = sorted(points.items())
+    return [x for x, _ in ordered], [y for _, y in ordered]
