@@ -58,7 +58,7 @@ def operations(step: Callable[[], None]) -> list[tuple[str, float]]:
     """Names and own microseconds of the operations of a step, in order."""
     with profile(activities=[ProfilerActivity.CPU]) as found:
         step()
-    events = sorted(found.events(), key=lambda event: event.time_range.start)
+    events = sorted(found.events() or [], key=lambda event: event.time_range.start)
     return [(event.name, float(event.self_cpu_time_total)) for event in events]
 
 
