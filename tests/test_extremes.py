@@ -100,7 +100,7 @@ def test_a_hundred_thousand_atoms_are_refused_by_the_memory_bound(crystal, metho
 def test_a_hundred_thousand_atoms_are_refused_by_the_machine(crystal, monkeypatch):
     potential, graph = crystal
     monkeypatch.setattr("blips.sampling.available_bytes", lambda: 3e8)
-    with pytest.raises(TooLargeError, match="0.3 GB may be used"):
+    with pytest.raises(TooLargeError, match=r"0\.3 GB may be used"):
         potential.predict(graph, samples=3)
 
 
