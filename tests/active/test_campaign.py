@@ -19,7 +19,7 @@ from blips.active.select import Model, screen_candidates
 from blips.active.store import CampaignStore
 from blips.active.worker import file_digest
 from blips.cli import app
-from blips.errors import ConfigError
+from blips.errors import ConfigError, InputError
 
 
 def rattled(count, seed, scale=0.1):
@@ -74,6 +74,35 @@ def test_the_summary_tells_the_story(finished):
     json.dumps({k: v for k, v in summary.items() if k != "picks"})
 
 
+def test_the_report_shows_what_was_picked_in_3d(finished, tmp_path):
+    from blips.active.worker import model_of
+    from blips.report import write_report
+
+    config, summary = finished
+    page = write_report(config["folder"], tmp_path / "report.html", baseline=config["folder"])
+    text = page.read_text()
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert [one["name"] for one in data["sets"]] == ["round 2", "round 1"]
+    shown = data["sets"][1]["structures"]
+    picks = {pick["name"]: pick for pick in summary["picks"] if pick["round"] == 1}
+    assert {entry["index"] for entry in shown} == picks.keys()
+    for entry in shown:  # the sigma that it was picked for, and the error that its label showed
+        score = picks[entry["index"]]["score"]
+        assert entry["sigma_max"] == pytest.approx(score, rel=1e-3)
+    worst = max(shown, key=lambda entry: entry["sigma_max"])
+    path = f"{config['folder']}/{summary['curve'][0]['model']}"
+    model = model_of({"model": path, "digest": file_digest(path)})
+    atoms = picks[worst["index"]]["atoms"]
+    select = load_campaign(config).select
+    found = model.predict(atoms, samples=select.samples, method=select.method)
+    error = np.linalg.norm(found.forces - atoms.get_forces(), axis=1)
+    np.testing.assert_allclose(worst["error"], error, rtol=1e-2)
+    assert "Picks in 3D" in text
+    assert "The baseline (force_std_max) ended at" in text
+    with pytest.raises(InputError, match="no campaign"):
+        write_report(tmp_path, tmp_path / "x.html", baseline=tmp_path)
+
+
 def test_a_finished_campaign_stays_as_it_is_and_goes_on_with_a_larger_budget(finished, tmp_path):
     import shutil
 
@@ -119,6 +148,21 @@ def test_a_campaign_without_any_label_stops(tmp_path):
     )
     with pytest.raises(CampaignError, match=r"(?s)none of the first structures.*not amused"):
         run_campaign(load_campaign(config), display=False)
+
+
+def test_a_target_error_ends_a_campaign(finished, tmp_path):
+    config, summary = finished
+    first, second = (point["force_mae"] for point in summary["curve"][:2])
+    config = {**config, "folder": str(tmp_path / "target")}
+    summary = run_campaign(load_campaign(config, f"stop.force_mae={1.01 * first}"), display=False)
+    assert summary["labels"] == 6
+    assert summary["ended"] == f"force MAE {first:.3g} eV/A reached the target {1.01 * first:g}"
+    target = 0.99 * min(first, second)
+    summary = run_campaign(
+        load_campaign(config, f"stop.force_mae={target}", "stop.rounds=1"), display=False
+    )
+    assert summary["labels"] == 9  # not reached: it went on
+    assert summary["ended"] == "1 rounds are done"
 
 
 def test_targets_and_budget_end_a_campaign(tmp_path):

@@ -138,6 +138,29 @@ def test_replicas_are_copies_one_after_the_other():
     assert graph.replicate(1) is graph
 
 
+def test_halves_are_the_structures_as_they_were():
+    structures = [molecule("NH3"), bulk("Cu", cubic=True), Atoms("H"), molecule("H2O"), bulk("Si")]
+    whole = AtomGraph.from_atoms(structures, 4.0)
+    for half, part in zip(whole.halves(), (structures[:3], structures[3:]), strict=True):
+        expected = AtomGraph.from_atoms(part, 4.0)
+        assert half.num_structures == expected.num_structures
+        for name, value in expected._contents().items():
+            assert torch.equal(torch.as_tensor(getattr(half, name)), torch.as_tensor(value)), name
+
+
+def test_a_neighbourhood_has_the_edges_among_its_atoms():
+    atoms = bulk("Cu", cubic=True) * (4, 4, 4)
+    graph = AtomGraph.from_atoms([atoms, molecule("NH3")], 3.0)
+    part = graph.neighbourhood(30)
+    assert 30 <= part.num_nodes < 100
+    assert part.num_structures == 1
+    assert part.num_edges > 4 * part.num_nodes  # of 12: not torn out of many places
+    assert int(part.edge_index.max()) < part.num_nodes
+    assert part.vectors().norm(dim=1).max() < 3.0
+    gas = AtomGraph.from_atoms(Atoms("H50", positions=9.0 * np.arange(150).reshape(50, 3)), 3.0)
+    assert gas.neighbourhood(20).num_nodes == 20
+
+
 def test_conversion_changes_only_floating_point_tensors():
     graph = AtomGraph.from_atoms(random_structure(0), CUTOFF, torch.float64).to(
         "cpu", torch.float32

@@ -3,6 +3,7 @@
 import pytest
 from rich.console import Console
 
+from blips.active.summary import labels_to_reach
 from blips.experiments import active
 from blips.experiments.reproduce import reproduce
 from blips.experiments.spec import Layout
@@ -13,10 +14,10 @@ def curve(*errors):
 
 
 def test_labels_to_reach_an_error():
-    assert active.labels_to_reach(curve(0.4, 0.2, 0.1), 0.3) == pytest.approx(25)
-    assert active.labels_to_reach(curve(0.4, 0.2, 0.1), 0.4) == 20
-    assert active.labels_to_reach(curve(0.4, 0.2, 0.1), 0.05) == 40  # never: all of them
-    assert active.labels_to_reach(curve(0.4, 0.1, 0.2), 0.15) == pytest.approx(20 + 250 / 30)
+    assert labels_to_reach(curve(0.4, 0.2, 0.1), 0.3) == pytest.approx(25)
+    assert labels_to_reach(curve(0.4, 0.2, 0.1), 0.4) == 20
+    assert labels_to_reach(curve(0.4, 0.2, 0.1), 0.05) == 40  # never: all of them
+    assert labels_to_reach(curve(0.4, 0.1, 0.2), 0.15) == pytest.approx(20 + 250 / 30)
 
 
 @pytest.mark.parametrize("profile", active.PROFILES)

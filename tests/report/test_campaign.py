@@ -54,3 +54,24 @@ def test_a_campaign_that_has_just_begun():
     assert "Not ended yet." in page.text
     assert len(page.scripts) == 3  # no 3D view, no viewer
     assert json.loads(page.scripts[0])["figures"] == {}
+
+
+def test_a_baseline_is_drawn_and_compared():
+    random = SUMMARY | {
+        "config": {"select": {"score": "random"}},
+        "curve": [
+            {"round": 1, "labels": 20, "force_mae": 0.4},
+            {"round": 2, "labels": 40, "force_mae": 0.3},
+        ],
+    }
+    page = Page(render_campaign("ammonia", SUMMARY, baseline=random))
+    series = json.loads(page.scripts[0])["figures"]["curve-plot"]["series"]
+    assert series[-1]["name"] == "baseline (random): force MAE (eV/Å)"
+    assert series[-1]["y"] == [0.4, 0.3]
+    said = (
+        "baseline (random) ended at 0.3 eV/Å with 40 labels; this campaign got there with 30, 75 %"
+    )
+    assert said in page.text
+    better = random | {"curve": [{"round": 1, "labels": 20, "force_mae": 0.1}]}
+    page = Page(render_campaign("ammonia", SUMMARY, baseline=better))
+    assert "did not get there with 40" in page.text

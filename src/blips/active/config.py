@@ -174,3 +174,22 @@ def load_campaign(*sources: Source) -> CampaignConfig:
 
 # Settings that may change when a campaign goes on: they leave what was decided as it is.
 CHANGEABLE = ("executor", "stop", "folder", "label.timeout", "label.retries")
+
+
+def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
+    """Names of settings that differ though they may not."""
+    return {name for name in _different(before, now) if not _may_change(name)}
+
+
+def _different(first: Any, second: Any, prefix: str = "") -> set[str]:
+    if isinstance(first, dict) and isinstance(second, dict):
+        found: set[str] = set()
+        for key in first.keys() | second.keys():
+            name = f"{prefix}.{key}" if prefix else key
+            found |= _different(first.get(key), second.get(key), name)
+        return found
+    return set() if first == second else {prefix}
+
+
+def _may_change(name: str) -> bool:
+    return any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE)

@@ -16,41 +16,21 @@ A transaction is a whole stage, trajectory, chunk or label. A label is written t
 status of its pick, so it is either there and never asked for again, or not there.
 """
 
-import fcntl
 import json
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from blips.active.config import CHANGEABLE, CampaignConfig
-from blips.active.errors import CampaignError, DamagedCampaignError, in_words
+from blips.active.config import CampaignConfig, changed_settings
+from blips.active.database import DATABASE, CampaignDatabase
+from blips.active.errors import CampaignError, in_words
 from blips.active.frames import digest, from_json, to_json
 
-FORMAT = "blips-campaign-1"
-DATABASE, LOCK = "campaign.db", "campaign.lock"
-TABLES = (
-    "CREATE TABLE blips_facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    """CREATE TABLE blips_stages (round INTEGER, stage TEXT, result TEXT NOT NULL,
-       PRIMARY KEY (round, stage))""",
-    """CREATE TABLE blips_frames (round INTEGER, walker INTEGER, number INTEGER,
-       structure TEXT NOT NULL, origin TEXT NOT NULL, PRIMARY KEY (round, walker, number))""",
-    "CREATE TABLE blips_walkers (round INTEGER, walker INTEGER, PRIMARY KEY (round, walker))",
-    """CREATE TABLE blips_chunks (round INTEGER, chunk INTEGER, best TEXT NOT NULL,
-       PRIMARY KEY (round, chunk))""",
-    """CREATE TABLE blips_picks (round INTEGER, number INTEGER, structure TEXT NOT NULL,
-       digest TEXT NOT NULL, score REAL, reason TEXT NOT NULL, status TEXT NOT NULL,
-       row INTEGER, seconds REAL, PRIMARY KEY (round, number))""",
-    """CREATE TABLE blips_attempts (round INTEGER, number INTEGER, attempt INTEGER,
-       message TEXT NOT NULL, PRIMARY KEY (round, number, attempt))""",
-)
+__all__ = ["DATABASE", "CampaignStore", "Pick"]
 
 
 @dataclass(frozen=True)
@@ -79,49 +59,13 @@ class Pick:
         return f"{self.round:04d}-{self.number:05d}"
 
 
-class CampaignStore:
-    """Reads and writes a campaign; at most one process may have it open for writing.
+class CampaignStore(CampaignDatabase):
+    """Reads and writes what a campaign has decided and found.
 
     Args:
         folder: of the campaign.
         writable: take the lock and allow changes.
     """
-
-    def __init__(self, folder: str | Path, *, writable: bool = True) -> None:
-        self.folder = Path(folder)
-        self.path = self.folder / DATABASE
-        self.writable = writable
-        self._lock: Any = None
-        with in_words(self.path):
-            if writable:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._lock = _locked(self.folder / LOCK)
-            elif not self.path.is_file():
-                raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is missing)")
-            try:
-                self.connection = self._connect()
-            except BaseException:
-                self._unlock()
-                raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file, and let another process have it."""
-        if self.writable:
-            with suppress(sqlite3.Error):  # somebody reads; then the log stays beside the file
-                self.connection.execute("PRAGMA journal_mode = DELETE")
-        self.connection.close()
-        self._unlock()
 
     # Facts and stages
 
@@ -133,7 +77,7 @@ class CampaignStore:
             with self.transaction() as cursor:
                 cursor.execute("INSERT INTO blips_facts VALUES ('config', ?)", (json.dumps(now),))
             return
-        changed = {name for name in _different(before, now) if not _may_change(name)}
+        changed = changed_settings(before, now)
         if changed:
             raise CampaignError(
                 f"{self.folder} holds a campaign with other settings: "
@@ -142,12 +86,12 @@ class CampaignStore:
 
     def fact(self, name: str) -> Any:
         """A recorded fact, or None."""
-        row = self._one("SELECT value FROM blips_facts WHERE name = ?", name)
+        row = self.row("SELECT value FROM blips_facts WHERE name = ?", name)
         return None if row is None else json.loads(row[0])
 
     def stage(self, round: int, stage: str) -> dict[str, Any] | None:
         """Result of a finished stage, or None."""
-        row = self._one(
+        row = self.row(
             "SELECT result FROM blips_stages WHERE round = ? AND stage = ?", round, stage
         )
         return None if row is None else json.loads(row[0])
@@ -159,7 +103,7 @@ class CampaignStore:
 
     def last_round(self) -> int:
         """The last round that has anything finished; -1 where there is none."""
-        rows = self._all("SELECT MAX(round) FROM blips_stages")
+        rows = self.rows("SELECT MAX(round) FROM blips_stages")
         return -1 if rows[0][0] is None else int(rows[0][0])
 
     def reopen(self, round: int, stage: str) -> None:
@@ -185,7 +129,7 @@ class CampaignStore:
 
     def finished_walkers(self, round: int) -> set[int]:
         """Trajectories that are done."""
-        return {r[0] for r in self._all("SELECT walker FROM blips_walkers WHERE round = ?", round)}
+        return {r[0] for r in self.rows("SELECT walker FROM blips_walkers WHERE round = ?", round)}
 
     def frames(self, round: int) -> Iterator[tuple[Atoms, dict[str, Any]]]:
         """Frames of a round, in an order that does not depend on who finished first."""
@@ -207,7 +151,7 @@ class CampaignStore:
 
     def chunks(self, round: int) -> dict[int, dict[str, Any]]:
         """Screened chunks by number."""
-        rows = self._all("SELECT chunk, best FROM blips_chunks WHERE round = ?", round)
+        rows = self.rows("SELECT chunk, best FROM blips_chunks WHERE round = ?", round)
         return {chunk: json.loads(best) for chunk, best in rows}
 
     # Picks and labels
@@ -234,7 +178,7 @@ class CampaignStore:
 
     def picks(self, round: int | None = None, status: str | None = None) -> list[Pick]:
         """Picks in order, of a round, with a status."""
-        rows = self._all(
+        rows = self.rows(
             "SELECT round, number, structure, score, reason, status FROM blips_picks "
             "WHERE (?1 IS NULL OR round = ?1) AND (?2 IS NULL OR status = ?2) "
             "ORDER BY round, number",
@@ -245,14 +189,14 @@ class CampaignStore:
 
     def known_digests(self) -> set[str]:
         """Names of all geometries that were ever picked."""
-        return {row[0] for row in self._all("SELECT digest FROM blips_picks")}
+        return {row[0] for row in self.rows("SELECT digest FROM blips_picks")}
 
     def add_label(self, pick: Pick, results: Mapping[str, Any], seconds: float = 0.0) -> None:
         """A label, once: the row of `ase.db` and the pick's status in one transaction."""
         atoms = pick.atoms.copy()
         atoms.calc = SinglePointCalculator(atoms, **results)
         with self.transaction() as cursor:
-            row = self._ase().write(atoms, round=pick.round, pick=pick.number)
+            row = self.ase_rows().write(atoms, round=pick.round, pick=pick.number)
             changed = cursor.execute(
                 "UPDATE blips_picks SET status = 'labelled', row = ?, seconds = ? "
                 "WHERE round = ? AND number = ? AND status = 'open'",
@@ -277,7 +221,7 @@ class CampaignStore:
 
     def attempts(self, pick: Pick) -> list[str]:
         """Logs of failed attempts."""
-        rows = self._all(
+        rows = self.rows(
             "SELECT message FROM blips_attempts WHERE round = ? AND number = ? ORDER BY attempt",
             pick.round,
             pick.number,
@@ -286,130 +230,19 @@ class CampaignStore:
 
     def labelled(self, before: int | None = None) -> list[Atoms]:
         """Labelled structures of rounds before one, in the order in which they were chosen."""
-        rows = self._all(
+        rows = self.rows(
             "SELECT row FROM blips_picks WHERE status = 'labelled' AND (?1 IS NULL OR round < ?1) "
             "ORDER BY round, number",
             before,
         )
         with in_words(self.path):
-            database = self._ase()
+            database = self.ase_rows()
             return [database.get_atoms(id=row[0]) for row in rows]
 
     def count(self, status: str) -> int:
         """Picks with a status."""
-        return self._all("SELECT COUNT(*) FROM blips_picks WHERE status = ?", status)[0][0]
-
-    # SQLite
-
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Cursor]:
-        """All or nothing, on disk when the block has ended."""
-        if not self.writable:
-            raise CampaignError(f"{self.path} was opened for reading")
-        with in_words(self.path):
-            cursor = self.connection.cursor()
-            cursor.execute("BEGIN IMMEDIATE")
-            try:
-                yield cursor
-                cursor.execute("COMMIT")
-            except BaseException:
-                if self.connection.in_transaction:
-                    cursor.execute("ROLLBACK")
-                raise
-
-    def _connect(self) -> sqlite3.Connection:
-        is_new = not self.path.exists() or self.path.stat().st_size == 0
-        if self.writable:
-            connection = sqlite3.connect(self.path, timeout=20, isolation_level=None)
-        else:
-            uri = f"{self.path.absolute().as_uri()}?mode=ro"
-            connection = sqlite3.connect(uri, uri=True, timeout=20, isolation_level=None)
-        try:
-            self.connection = connection
-            if not is_new:
-                self._check(connection)  # before anything is changed
-            if self.writable:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = FULL")
-            if is_new:
-                self._create()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _create(self) -> None:
-        from ase.db.sqlite import index_statements, init_statements
-
-        with self.transaction() as cursor:
-            for statement in (*init_statements, *index_statements, *TABLES):
-                cursor.execute(statement)
-            cursor.execute("INSERT INTO blips_facts VALUES ('format', ?)", (json.dumps(FORMAT),))
-
-    def _check(self, connection: sqlite3.Connection) -> None:
-        problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if problem != "ok":
-            raise sqlite3.DatabaseError(problem)
-        found = connection.execute("SELECT value FROM blips_facts WHERE name = 'format'").fetchone()
-        if found is None or json.loads(found[0]) != FORMAT:
-            raise DamagedCampaignError(f"{self.path} is no campaign of this version ({FORMAT})")
-
-    def _ase(self) -> Any:
-        """`ase.db` on our own connection, so that its rows are part of our transactions."""
-        from ase.db.sqlite import SQLite3Database
-
-        database = SQLite3Database(str(self.path), create_indices=True, use_lock_file=False)
-        database.connection = self.connection
-        database.change_count = 0
-        return database
-
-    def _all(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        with in_words(self.path):
-            return self.connection.execute(statement, values).fetchall()
-
-    def _one(self, statement: str, *values: Any) -> tuple[Any, ...] | None:
-        with in_words(self.path):
-            return self.connection.execute(statement, values).fetchone()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        return self.rows("SELECT COUNT(*) FROM blips_picks WHERE status = ?", status)[0][0]
 
 
 def _finish(cursor: sqlite3.Cursor, round: int, stage: str, result: Mapping[str, Any]) -> None:
     cursor.execute("INSERT INTO blips_stages VALUES (?, ?, ?)", (round, stage, json.dumps(result)))
-
-
-def _locked(path: Path) -> Any:
-    """An open file with the campaign's lock, which the system lets go when the process ends."""
-    file = path.open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
-        raise CampaignError(
-            f"the campaign in {path.parent} is running already (process {holder}); "
-            "wait for it, or use another folder"
-        ) from None
-    file.seek(0)
-    file.truncate()
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
-
-
-def _different(first: Any, second: Any, prefix: str = "") -> set[str]:
-    if isinstance(first, dict) and isinstance(second, dict):
-        found: set[str] = set()
-        for key in first.keys() | second.keys():
-            name = f"{prefix}.{key}" if prefix else key
-            found |= _different(first.get(key), second.get(key), name)
-        return found
-    return set() if first == second else {prefix}
-
-
-def _may_change(name: str) -> bool:
-    return any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE)

@@ -1,5 +1,6 @@
 """What a campaign did, for reports."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
 
     Returns:
         config: the configuration, as nested dictionaries.
-        curve: one entry for each trained model: round, labels, and its errors (energy_mae in
-            eV/atom, force_mae, force_rmse and force_std in eV/A, force_rank_correlation).
+        curve: one entry for each trained model: round, labels, model (its file), and its errors
+            (energy_mae in eV/atom, force_mae, force_rmse and force_std in eV/A,
+            force_rank_correlation).
         rounds: one entry for each selection: round, chosen, seen, excluded (by reason), largest
             (scores).
         picks: one entry for each chosen structure: name, round, status, score, reason (score,
@@ -31,7 +33,8 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
         for round in range(store.last_round() + 1):
             train, errors = store.stage(round, "train"), store.stage(round, "evaluate")
             if train is not None and errors is not None:
-                curve.append({"round": round, "labels": train["labels"], **errors})
+                row = {"round": round, "labels": train["labels"], "model": train["model"]}
+                curve.append({**row, **errors})
             selection = store.stage(round, "select")
             if selection is not None:
                 rounds.append({"round": round, **selection})
@@ -60,3 +63,20 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
             "open": store.count("open"),
             "ended": ended,
         }
+
+
+def labels_to_reach(curve: Sequence[Mapping[str, Any]], target: float) -> float:
+    """Labels at which the force MAE first falls to the target, linear between the points.
+
+    Args:
+        curve: of a campaign.
+        target: eV/A. A campaign that never reaches it counts with all its labels.
+    """
+    before = curve[0]
+    for point in curve:
+        if point["force_mae"] <= target:
+            drop = before["force_mae"] - point["force_mae"]
+            share = (before["force_mae"] - target) / drop if drop > 0 else 1.0
+            return before["labels"] + share * (point["labels"] - before["labels"])
+        before = point
+    return float(curve[-1]["labels"])

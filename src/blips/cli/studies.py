@@ -76,6 +76,9 @@ def report(
     seed: Seed = 0,
     bootstrap: Annotated[int, typer.Option(help="resamples for the intervals")] = 1000,
     shown: Annotated[int, typer.Option(help="structures of each set in the 3D view")] = 12,
+    baseline: Annotated[
+        Path | None, typer.Option(help="of a campaign: folder of a random one to compare with")
+    ] = None,
 ) -> None:
     """Write a run as one HTML file that opens offline: metrics, plots, structures in 3D.
 
@@ -91,6 +94,7 @@ def report(
         seed=seed,
         bootstrap=bootstrap,
         shown=shown,
+        baseline=baseline,
     )
     typer.echo(f"report in {path}, {path.stat().st_size / 1e6:.1f} MB")
 

@@ -30,6 +30,7 @@ from rich.console import Console
 from blips.active.calculators import make_calculator
 from blips.active.campaign import run_campaign
 from blips.active.config import load_campaign
+from blips.active.summary import labels_to_reach
 from blips.experiments.spec import Findings, Layout, Run, RunSpec
 from blips.experiments.tables import Column, Row, Table
 
@@ -229,15 +230,3 @@ def _reached(
     target, total = random["details"]["curve"][-1]["force_mae"], random["metrics"]["labels"]
     labels = labels_to_reach(result["details"]["curve"], target)
     return {"reached": _metric(labels), "fraction": _metric(labels / total["value"])}
-
-
-def labels_to_reach(curve: Sequence[Mapping[str, Any]], target: float) -> float:
-    """Labels at which the force MAE first falls to the target, linear between the points."""
-    before = curve[0]
-    for point in curve:
-        if point["force_mae"] <= target:
-            drop = before["force_mae"] - point["force_mae"]
-            share = (before["force_mae"] - target) / drop if drop > 0 else 1.0
-            return before["labels"] + share * (point["labels"] - before["labels"])
-        before = point
-    return float(curve[-1]["labels"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from blips.report.document import details, document, figures, table
+from blips.report.document import details, document, figures, table, viewer
 from blips.report.plots import Plot, numbers
 from blips.train.checkpoint import write_atomically
 
@@ -17,31 +17,104 @@ CURVE, RANKS = "curve-plot", "scores-plot"
 MAX_PICKS = 1000
 
 
-def write_campaign(folder: str | Path, output: str | Path) -> Path:
-    """Write the campaign in a folder as one HTML file."""
-    from blips.active.summary import campaign_summary
+def write_campaign(
+    folder: str | Path,
+    output: str | Path,
+    *,
+    baseline: str | Path | None = None,
+    shown: int = 12,
+) -> Path:
+    """Write the campaign in a folder as one HTML file.
 
-    output = Path(output)
-    name = Path(folder).resolve().name
-    write_atomically(output, render_campaign(name, campaign_summary(folder)).encode())
+    Args:
+        folder: of the campaign.
+        output: file to write.
+        baseline: folder of a campaign to compare with, such as one with `select.score: random`.
+        shown: structures of each round in the 3D view.
+    """
+    from blips.active.summary import campaign_summary
+    from blips.report.picked import picked_sets
+
+    output, summary = Path(output), campaign_summary(folder)
+    page = render_campaign(
+        Path(folder).resolve().name,
+        summary,
+        sets=picked_sets(folder, summary, shown),
+        baseline=None if baseline is None else campaign_summary(baseline),
+    )
+    write_atomically(output, page.encode())
     return output
 
 
-def render_campaign(name: str, summary: Mapping[str, Any]) -> str:
-    """The page of a campaign, from what `blips.active.summary.campaign_summary` returns."""
+def render_campaign(
+    name: str,
+    summary: Mapping[str, Any],
+    *,
+    sets: Sequence[Mapping[str, Any]] = (),
+    baseline: Mapping[str, Any] | None = None,
+) -> str:
+    """The page of a campaign.
+
+    Args:
+        name: of the campaign.
+        summary: what `blips.active.summary.campaign_summary` returns.
+        sets: structures for the 3D view, see `blips.report.picked`.
+        baseline: summary of a campaign to compare with.
+    """
     curve, picks = summary["curve"], summary["picks"]
-    plots = {CURVE: _curve(curve), RANKS: _scores(picks)}
+    plots = {CURVE: _curve(curve, baseline), RANKS: _scores(picks)}
     drawn = {key: plot for key, plot in plots.items() if plot is not None}
     titles = {CURVE: "Errors over labels", RANKS: "Scores of the picks"}
+    first = "".join(
+        f"<p>{escape(text)}</p>"
+        for text in (_sentence(summary), _compared(curve, baseline))
+        if text
+    )
     sections = [
-        ("summary", "Summary", f"<p>{escape(_sentence(summary))}</p>" + _curve_table(curve)),
+        ("summary", "Summary", first + _curve_table(curve)),
         ("curves", "Learning curve", figures(drawn, titles)),
         ("rounds", "Rounds", _rounds(summary["rounds"])),
         ("picks", "Picks", _picks(picks)),
+        ("structures", "Picks in 3D", _in_3d(sets)),
         ("settings", "Settings", details("Configuration", json.dumps(summary["config"], indent=1))),
     ]
     lead = f"Ended: {summary['ended']}." if summary["ended"] else "Not ended yet."
-    return document(f"Campaign {name}", lead, sections, {"sets": [], "figures": drawn})
+    return document(f"Campaign {name}", lead, sections, {"sets": list(sets), "figures": drawn})
+
+
+def _in_3d(sets: Sequence[Mapping[str, Any]]) -> str:
+    view = viewer(sets)
+    note = (
+        "Coloured by the sigma of the model that picked the structure; errors are that model's, "
+        "against the label that it asked for."
+    )
+    return f'<p class="soft">{note}</p>{view}' if view else ""
+
+
+def _compared(curve: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any] | None) -> str:
+    """How many labels of the baseline's this campaign needed for its last error."""
+    from blips.active.summary import labels_to_reach
+
+    other = [] if baseline is None else _judged(baseline["curve"])
+    own = _judged(curve)
+    if not other or not own:
+        return ""
+    target, all_labels = other[-1]["force_mae"], other[-1]["labels"]
+    text = (
+        f"The baseline ({_score(baseline)}) ended at {target:.3g} eV/Å with {all_labels} labels; "
+    )
+    if min(point["force_mae"] for point in own) > target:
+        return text + f"this campaign did not get there with {own[-1]['labels']}."
+    needed = labels_to_reach(own, target)
+    return text + f"this campaign got there with {needed:.0f}, {100 * needed / all_labels:.0f} %."
+
+
+def _judged(curve: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [point for point in curve if point.get("force_mae") is not None]
+
+
+def _score(summary: Mapping[str, Any] | None) -> str:
+    return str((summary or {}).get("config", {}).get("select", {}).get("score", "another campaign"))
 
 
 def _sentence(summary: Mapping[str, Any]) -> str:
@@ -66,28 +139,34 @@ ERRORS = {
 }
 
 
-def _curve(curve: Sequence[Mapping[str, Any]]) -> Plot | None:
-    names = ("force_mae", "force_rmse", "force_std")
-    labels = [entry["labels"] for entry in curve]
-    series = [
-        {
-            "name": ERRORS[name],
-            "kind": "line",
-            "x": numbers(labels),
-            "y": numbers([entry.get(name, np.nan) for entry in curve]),
-        }
-        for name in names
-        if any(name in entry for entry in curve)
-    ]
+def _curve(
+    curve: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any] | None = None
+) -> Plot | None:
+    names = [n for n in ("force_mae", "force_rmse", "force_std") if any(n in e for e in curve)]
+    series = [_line(ERRORS[name], curve, name) for name in names]
     if len(curve) < 2 or not series:
         return None
+    note = f"{len(curve)} models on one test set."
+    other = [] if baseline is None else _judged(baseline["curve"])
+    if other:
+        series.append(_line(f"baseline ({_score(baseline)}): force MAE (eV/Å)", other, "force_mae"))
+        note += " The baseline is another campaign."
     return {
         "kind": "curve",
-        "note": f"{len(curve)} models on one test set.",
+        "note": note,
         "summary": f"Errors of {len(curve)} models against their number of labels.",
         "x": {"label": "labels"},
         "y": {"label": "eV/Å", "log": True},
         "series": series,
+    }
+
+
+def _line(title: str, curve: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    return {
+        "name": title,
+        "kind": "line",
+        "x": numbers([entry["labels"] for entry in curve]),
+        "y": numbers([entry.get(name, np.nan) for entry in curve]),
     }
 
 

@@ -96,7 +96,7 @@ def render(
     sections = [
         ("summary", "Summary", _summary(evaluations, notes)),
         ("predictions", "Predictions", _predictions(data["sets"])),
-        ("structures", "Most uncertain structures", _viewer(data["sets"])),
+        ("structures", "Most uncertain structures", viewer(data["sets"])),
         ("training", "Training", figures(data["figures"], {TRAINING: "Loss"})),
         ("settings", "Settings", "\n".join(details(*item) for item in settings.items())),
         ("provenance", "Provenance", _rows(provenance)),
@@ -251,7 +251,8 @@ def _choice(sets: Sequence[Mapping[str, Any]], name: str) -> str:
     return f"<fieldset><legend>Structures</legend>{inputs}</fieldset>"
 
 
-def _viewer(sets: Sequence[Mapping[str, Any]]) -> str:
+def viewer(sets: Sequence[Mapping[str, Any]]) -> str:
+    """Structures in 3D, with their atoms' sigmas."""
     if not any(one["structures"] for one in sets):
         return ""
     return Template(resource("page/viewer.html")).substitute(choice=_choice(sets, "set3d"))

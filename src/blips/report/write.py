@@ -32,21 +32,25 @@ def write_report(
     seed: int = 0,
     bootstrap: int = 1000,
     shown: int = 12,
+    baseline: str | Path | None = None,
 ) -> Path:
     """Write a run as one HTML file.
 
     Args:
         folder: of a training run or of the demo, see `blips.report.sources`, or of a campaign of
-            active learning, for which the other arguments do not count.
+            active learning, for which only `output`, `shown` and `baseline` count.
         output: file to write.
         structures: files of labelled structures to predict; default: those that the folder names.
         samples: posterior samples.
         seed: of the samples and the bootstrap.
         bootstrap: resamples for the intervals.
         shown: structures of each set in the 3D view.
+        baseline: of a campaign: folder of another one to compare with.
     """
     if (Path(folder) / CAMPAIGN).is_file():
-        return write_campaign(folder, output)
+        return write_campaign(folder, output, baseline=baseline, shown=shown)
+    if baseline is not None:
+        raise InputError(f"{folder} is no campaign; a baseline is for campaigns of active learning")
     sources = find_sources(folder, structures)
     model = load(sources.model)
     evaluations: dict[str, Evaluation] = {}

@@ -1,0 +1,176 @@
+"""The SQLite file of a campaign: one writer, transactions, `ase.db` on the same connection.
+
+What is in its tables is in `blips.active.store`.
+"""
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from blips.active.errors import CampaignError, DamagedCampaignError, in_words
+
+FORMAT = "blips-campaign-1"
+DATABASE, LOCK = "campaign.db", "campaign.lock"
+TABLES = (
+    "CREATE TABLE blips_facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    """CREATE TABLE blips_stages (round INTEGER, stage TEXT, result TEXT NOT NULL,
+       PRIMARY KEY (round, stage))""",
+    """CREATE TABLE blips_frames (round INTEGER, walker INTEGER, number INTEGER,
+       structure TEXT NOT NULL, origin TEXT NOT NULL, PRIMARY KEY (round, walker, number))""",
+    "CREATE TABLE blips_walkers (round INTEGER, walker INTEGER, PRIMARY KEY (round, walker))",
+    """CREATE TABLE blips_chunks (round INTEGER, chunk INTEGER, best TEXT NOT NULL,
+       PRIMARY KEY (round, chunk))""",
+    """CREATE TABLE blips_picks (round INTEGER, number INTEGER, structure TEXT NOT NULL,
+       digest TEXT NOT NULL, score REAL, reason TEXT NOT NULL, status TEXT NOT NULL,
+       row INTEGER, seconds REAL, PRIMARY KEY (round, number))""",
+    """CREATE TABLE blips_attempts (round INTEGER, number INTEGER, attempt INTEGER,
+       message TEXT NOT NULL, PRIMARY KEY (round, number, attempt))""",
+)
+
+
+class CampaignDatabase:
+    """An open campaign; at most one process may have it open for writing.
+
+    Args:
+        folder: of the campaign.
+        writable: take the lock and allow changes.
+    """
+
+    def __init__(self, folder: str | Path, *, writable: bool = True) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / DATABASE
+        self.writable = writable
+        self._lock: Any = None
+        with in_words(self.path):
+            if writable:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock = _locked(self.folder / LOCK)
+            elif not self.path.is_file():
+                raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is missing)")
+            try:
+                self.connection = self._connect()
+            except BaseException:
+                self._unlock()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, and let another process have it."""
+        if self.writable:
+            with suppress(sqlite3.Error):  # somebody reads; then the log stays beside the file
+                self.connection.execute("PRAGMA journal_mode = DELETE")
+        self.connection.close()
+        self._unlock()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Cursor]:
+        """All or nothing, on disk when the block has ended."""
+        if not self.writable:
+            raise CampaignError(f"{self.path} was opened for reading")
+        with in_words(self.path):
+            cursor = self.connection.cursor()
+            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                yield cursor
+                cursor.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:
+                    cursor.execute("ROLLBACK")
+                raise
+
+    def ase_rows(self) -> Any:
+        """`ase.db` on our own connection, so that its rows are part of our transactions."""
+        from ase.db.sqlite import SQLite3Database
+
+        database = SQLite3Database(str(self.path), create_indices=True, use_lock_file=False)
+        database.connection = self.connection
+        database.change_count = 0
+        return database
+
+    def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """All rows that a statement finds."""
+        with in_words(self.path):
+            return self.connection.execute(statement, values).fetchall()
+
+    def row(self, statement: str, *values: Any) -> tuple[Any, ...] | None:
+        """The first row that a statement finds, or None."""
+        with in_words(self.path):
+            return self.connection.execute(statement, values).fetchone()
+
+    def _connect(self) -> sqlite3.Connection:
+        is_new = not self.path.exists() or self.path.stat().st_size == 0
+        if self.writable:
+            connection = sqlite3.connect(self.path, timeout=20, isolation_level=None)
+        else:
+            uri = f"{self.path.absolute().as_uri()}?mode=ro"
+            connection = sqlite3.connect(uri, uri=True, timeout=20, isolation_level=None)
+        try:
+            self.connection = connection
+            if not is_new:
+                self._check(connection)  # before anything is changed
+            if self.writable:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
+            if is_new:
+                self._create()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _create(self) -> None:
+        from ase.db.sqlite import index_statements, init_statements
+
+        with self.transaction() as cursor:
+            for statement in (*init_statements, *index_statements, *TABLES):
+                cursor.execute(statement)
+            cursor.execute("INSERT INTO blips_facts VALUES ('format', ?)", (json.dumps(FORMAT),))
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if problem != "ok":
+            raise sqlite3.DatabaseError(problem)
+        found = connection.execute("SELECT value FROM blips_facts WHERE name = 'format'").fetchone()
+        if found is None or json.loads(found[0]) != FORMAT:
+            raise DamagedCampaignError(f"{self.path} is no campaign of this version ({FORMAT})")
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def _locked(path: Path) -> Any:
+    """An open file with the campaign's lock, which the system lets go when the process ends."""
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise CampaignError(
+            f"the campaign in {path.parent} is running already (process {holder}); "
+            "wait for it, or use another folder"
+        ) from None
+    file.seek(0)
+    file.truncate()
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

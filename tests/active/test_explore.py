@@ -1,0 +1,117 @@
+"""Exploration by dynamics: temperatures, pressure, members or the mean; retraining either way."""
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+from ase.build import bulk, molecule
+from campaigns import tiny_campaign
+
+import blips
+from blips.active import load_campaign, run_campaign
+from blips.active.config import ExploreConfig
+from blips.active.frames import from_json, to_json
+from blips.active.worker import file_digest, walk
+from blips.backbones import PaiNN
+from blips.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def walk_of(tmp_path_factory):
+    """Frames of a short trajectory with a small model of random weights."""
+    torch.manual_seed(0)
+    model = blips.bayesianize(PaiNN(cutoff=4.0, features=8, blocks=1, num_basis=4), seed=0)
+    path = blips.save(model, tmp_path_factory.mktemp("model") / "model.safetensors")
+
+    def make(start, temperature=300.0, walker=0, seed=0, **explore):
+        settings = ExploreConfig(**{"steps": 20, "every": 10, **explore})
+        job = {
+            "model": str(path),
+            "digest": file_digest(path),
+            "start": to_json(start),
+            "temperature": temperature,
+            "seed": [seed],
+            "walker": walker,
+            "explore": settings.model_dump(mode="json"),
+        }
+        return [(from_json(text), origin) for text, origin in walk(job)]
+
+    return make
+
+
+def test_members_and_the_mean_go_different_ways(walk_of):
+    ends = {}
+    for name, potential, walker in (
+        ("mean", "mean", 0),
+        ("mean again", "mean", 1),
+        ("member 0", "frozen", 0),
+        ("member 1", "frozen", 1),
+        ("member 1 again", "frozen", 1),
+    ):
+        frames = walk_of(molecule("NH3"), potential=potential, walker=walker)
+        assert [origin["step"] for _, origin in frames] == [0, 10, 20]
+        ends[name] = frames[-1][0].positions
+    assert np.array_equal(ends["mean"], ends["mean again"])  # the walker's number names the member
+    assert np.array_equal(ends["member 1"], ends["member 1 again"])
+    for first, second in (("mean", "member 0"), ("member 0", "member 1")):
+        assert np.abs(ends[first] - ends[second]).max() > 1e-6
+
+
+def test_pressure_changes_the_cell(walk_of):
+    start = bulk("Cu", cubic=True)
+    start.rattle(0.05, seed=0)
+    volumes = {}
+    for pressure in (None, 0.0, 50.0):
+        frames = walk_of(start, pressure=pressure)
+        volumes[pressure] = frames[-1][0].get_volume()
+    assert volumes[None] == start.get_volume()  # constant volume
+    assert volumes[50.0] < volumes[0.0]
+    assert volumes[0.0] != start.get_volume()
+    with pytest.raises(InputError, match="for periodic structures"):
+        walk_of(molecule("NH3"), pressure=1.0)
+
+
+def test_temperature_spreads_the_frames(walk_of):
+    def spread(temperature):
+        moved = walk_of(molecule("NH3"), temperature=temperature)[-1][0].positions
+        return np.abs(moved - molecule("NH3").positions).max()
+
+    assert spread(2000.0) > 1.5 * spread(20.0)
+
+
+def test_a_campaign_explores_crystals_under_pressure(tmp_path):
+    config = tiny_campaign(tmp_path, explore={"pressure": 1.0}, stop={"rounds": 1})
+    config["explore"]["temperatures"] = [300.0, 600.0]
+    ase.io.write(config["initial"]["structures"], bulk("Cu", cubic=True))
+    summary = run_campaign(load_campaign(config), display=False)
+    picks = [pick for pick in summary["picks"] if pick["round"] == 1]
+    assert len(picks) == 3
+    assert {pick["reason"]["origin"]["temperature"] for pick in picks} <= {300.0, 600.0}
+    start = bulk("Cu", cubic=True).get_volume()
+    assert all(pick["atoms"].get_volume() != start for pick in picks)
+
+
+def parameters(path):
+    return torch.cat([value.flatten() for value in blips.load(path).parameters()])
+
+
+def test_fine_tuning_begins_where_the_last_round_ended(tmp_path):
+    """With a vanishing learning rate a model stays what it began as."""
+    weights = {}
+    for retrain in ("scratch", "continue"):
+        config = tiny_campaign(
+            tmp_path / retrain, training={"lr": 1e-12, "epochs": 1}, stop={"rounds": 1}
+        )
+        config |= {"retrain": retrain, "reference_energies": "none"}
+        if retrain == "continue":  # the first round's model is a trained one
+            config["training"]["lr"] = 1e-2
+        run_campaign(load_campaign(config), display=False)
+        models = tmp_path / retrain / "campaign" / "models"
+        weights[retrain] = [
+            parameters(models / name / "model.safetensors") for name in ("round-0001", "round-0002")
+        ]
+    assert torch.allclose(*weights["scratch"], atol=1e-8)
+    first, second = weights["continue"]
+    fresh = weights["scratch"][0]
+    assert not torch.allclose(first, fresh, atol=1e-4)
+    assert (second - first).norm() < (second - fresh).norm()
