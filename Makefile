@@ -36,6 +36,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/potential.py --output results/benchmarks
 	$(BIN)/python benchmarks/nbody.py --output results/benchmarks
 	$(BIN)/python benchmarks/released.py --output results/benchmarks/released
+	$(BIN)/python benchmarks/profile_step.py --output results/benchmarks/profile
 	$(BIN)/blips bench --folder results/benchmarks
 	$(BIN)/python benchmarks/batched.py --output results/benchmarks/batched
 	$(BIN)/python benchmarks/pool.py --output results/benchmarks/pool

@@ -11,10 +11,12 @@ from ase.build import bulk, molecule
 import blips
 from blips import keys
 from blips.backbones import EGNN, GNN, PaiNN, SchNet
+from blips.baselines import predict_plain
 from blips.bayes import noise
 from blips.bayes.noise import FrozenDraw
 from blips.data.graph import ParticleGraph
 from blips.errors import ConversionError, InputError
+from helpers import TINY
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 
@@ -269,3 +271,16 @@ def test_bad_requests_are_refused():
         make().predict(ethanol(), method="bootstrap")
     with pytest.raises(InputError, match="at least 2 samples"):
         make().predict(ethanol(), samples=1)
+
+
+@pytest.mark.slow
+def test_the_means_compile_into_one_graph_for_all_sizes():
+    torch.manual_seed(0)
+    potential = blips.bayesianize(PaiNN(**TINY))
+    plain, compiled = potential.to_base(), potential.to_base()
+    compiled.compile(backend="eager", fullgraph=True, dynamic=True)
+    for name in ("NH3", "CH4"):
+        expected, found = (predict_plain(m, molecule(name)) for m in (plain, compiled))
+        np.testing.assert_allclose(found.array("forces"), expected.array("forces"), atol=1e-6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()

@@ -58,7 +58,10 @@ def test_it_ranks_force_components_as_many_samples_do(taught):
     found = taught.predict(fresh, method="onepass").forces_std
     assert spearmanr(found.ravel(), sampled.ravel()).statistic > 0.9
     assert np.median(found / sampled) == pytest.approx(1.0, abs=0.15)
-    assert taught.force_spread.quality["spearman"] > 0.9
+    quality = taught.force_spread.quality
+    assert quality["spearman"] > 0.9
+    assert 0.5 < quality["far_spearman"] < 1.0
+    assert quality["far_spearman"] != quality["spearman"]
 
 
 def test_covariances_are_positive_and_turn_with_the_structure(taught):

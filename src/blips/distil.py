@@ -34,28 +34,31 @@ class Lesson(NamedTuple):
     """One structure."""
 
     origin: int  # displaced copies share the number of what they are copies of
+    displacement: float  # A
     basis: Array  # [N, 3, 3, B]
     cov: Array  # [N, 3, 3] (eV/A)^2, of samples
 
 
 def displaced_copies(
     structures: Sequence[Atoms], displacements: Sequence[float], seed: int
-) -> Iterator[tuple[int, Atoms]]:
-    """Every structure, numbered, as it is and displaced by N(0, s^2) for each s (A)."""
+) -> Iterator[tuple[int, float, Atoms]]:
+    """Number, s and structure: every one as it is and displaced by N(0, s^2) for each s (A)."""
     rng = np.random.default_rng(seed)
     for number, atoms in enumerate(structures):
-        yield number, atoms
+        yield number, 0.0, atoms
         for std in displacements:
             moved = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
             moved.positions += rng.normal(scale=std, size=moved.positions.shape)
-            yield number, moved
+            yield number, std, moved
 
 
-def lesson(teacher: Teacher, graph: Any, samples: int, seed: int, origin: int) -> Lesson:
+def lesson(
+    teacher: Teacher, graph: Any, samples: int, seed: int, origin: int, displacement: float
+) -> Lesson:
     """Tensors and sampled covariance of one structure."""
     sampled = teacher.predict(graph, samples=samples, seed=seed, covariance=True, calibrated=False)
-    basis = Ingredients.of(teacher.one_pass(graph)).basis()
-    return Lesson(origin, basis.permute(1, 2, 3, 0).cpu().numpy(), sampled.array("forces_cov"))
+    basis = Ingredients.of(teacher.one_pass(graph)).basis().permute(1, 2, 3, 0).cpu().numpy()
+    return Lesson(origin, displacement, basis, sampled.array("forces_cov"))
 
 
 def fit_spread(lessons: Sequence[Lesson]) -> ForceSpread:
@@ -82,20 +85,30 @@ def _solve(lessons: Sequence[Lesson]) -> Array:
 
 
 def _quality(lessons: Sequence[Lesson]) -> dict[str, float]:
-    """Of weights fitted to the other lessons: rank correlation and median ratio of sigma."""
+    """Of weights fitted to the other lessons: rank correlation and median ratio of sigma.
+
+    For all of them and, as `far_...`, for the copies that were displaced the most.
+    """
     if len({one.origin for one in lessons}) < FOLDS:
         return {}
-    found: list[Array] = []
-    expected: list[Array] = []
+    pairs: list[tuple[float, Array, Array]] = []  # displacement, found, sampled
     for fold in range(FOLDS):
         weights = _solve([one for one in lessons if one.origin % FOLDS != fold])
         for one in (one for one in lessons if one.origin % FOLDS == fold):
-            found.append(_diagonal(one.basis @ weights))
-            expected.append(_diagonal(one.cov))
-    sigma, sampled = np.concatenate(found), np.concatenate(expected)  # [N, 3]
-    rho = float(spearmanr(sigma.ravel(), sampled.ravel()).statistic)  # type: ignore[attr-defined]
+            pairs.append((one.displacement, _diagonal(one.basis @ weights), _diagonal(one.cov)))
+    most = max(displacement for displacement, _, _ in pairs)
+    far = [pair for pair in pairs if pair[0] == most] if most > 0 else []
+    found = {**_agreement(pairs), "atoms": float(sum(len(sigma) for _, sigma, _ in pairs))}
+    return {**found, **{f"far_{name}": value for name, value in _agreement(far).items()}}
+
+
+def _agreement(pairs: Sequence[tuple[float, Array, Array]]) -> dict[str, float]:
+    if not pairs:
+        return {}
+    sigma, sampled = (np.concatenate([pair[k] for pair in pairs]).ravel() for k in (1, 2))
+    rho = float(spearmanr(sigma, sampled).statistic)  # type: ignore[attr-defined]
     ratio = float(np.median(sigma / np.maximum(sampled, 1e-300)))
-    return {"spearman": rho, "median_ratio": ratio, "atoms": float(len(sigma))}
+    return {"spearman": rho, "median_ratio": ratio}
 
 
 def _diagonal(cov: Array) -> Array:

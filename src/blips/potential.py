@@ -249,8 +249,8 @@ class BayesianPotential(nn.Module):
             What is kept as `force_spread`; its `quality` is cross-validated.
         """
         lessons = [
-            lesson(self, graph, samples, seed, number)
-            for number, atoms in displaced_copies(structures, displacements, seed)
+            lesson(self, graph, samples, seed, number, std)
+            for number, std, atoms in displaced_copies(structures, displacements, seed)
             for graph in graph_batches(self.backbone, atoms, 1)
         ]
         self.force_spread = fit_spread(lessons)

@@ -102,7 +102,8 @@ def distil(
     if quality:
         typer.echo(
             f"on structures left out: Spearman {quality['spearman']:.3f} with samples, "
-            f"median ratio of sigma {quality['median_ratio']:.2f}"
+            f"median ratio of sigma {quality['median_ratio']:.2f}; on their copies displaced the "
+            f"most: {quality['far_spearman']:.3f}, {quality['far_median_ratio']:.2f}"
         )
     typer.echo(f"model in {output}; use it with blips predict --method auto")
 
