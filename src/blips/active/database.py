@@ -3,17 +3,16 @@
 What is in its tables is in `blips.active.store`.
 """
 
-import fcntl
 import json
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from blips.active.errors import CampaignError, DamagedCampaignError, in_words
+from blips.locks import Locked, lock
 
 FORMAT = "blips-campaign-1"
 DATABASE, LOCK = "campaign.db", "campaign.lock"
@@ -156,21 +155,12 @@ class CampaignDatabase:
             self._lock = None
 
 
-def _locked(path: Path) -> Any:
-    """An open file with the campaign's lock, which the system lets go when the process ends."""
-    file = path.open("a+")
+def _locked(path: Path) -> TextIO:
+    """An open file with the campaign's lock."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
+        return lock(path)
+    except Locked as error:
         raise CampaignError(
-            f"the campaign in {path.parent} is running already (process {holder}); "
+            f"the campaign in {path.parent} is running already (process {error.holder}); "
             "wait for it, or use another folder"
         ) from None
-    file.seek(0)
-    file.truncate()
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
