@@ -34,6 +34,7 @@ STAGES = ("select", "train", "evaluate")
 LIGHT = ({"kind": "inline"}, {"kind": "local", "processes": False, "workers": 2})
 PROCESSES = ({"kind": "local", "processes": True, "workers": 2},)
 EXECUTORS = {"light": LIGHT, "processes": PROCESSES}
+LABEL_SECONDS = {"light": 0.02, "processes": 0.5}  # so that labelling is hit, too
 LONGEST = {"light": 0.25, "processes": 1.0}  # run until a kill, in undisturbed ones; workers' start
 ORPHANS_MAY_TAKE = 120.0  # s; workers that still import torch notice afterwards
 
@@ -123,9 +124,9 @@ def calls(config: dict) -> list[str]:
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def campaign(folder: Path) -> dict:
+def campaign(folder: Path, seconds: float) -> dict:
     folder.mkdir(parents=True)
-    counting = {"file": str(folder / "calls.txt"), "seconds": 0.02}
+    counting = {"file": str(folder / "calls.txt"), "seconds": seconds}
     return tiny_campaign(
         folder,
         training={"epochs": 12},
@@ -139,14 +140,14 @@ def main(folder: Path, kills: int, seed: int, kind: str) -> None:
     importable()
     rng = random.Random(seed)
     executors = EXECUTORS[kind]
-    undisturbed = campaign(folder / "undisturbed")
+    undisturbed = campaign(folder / "undisturbed", LABEL_SECONDS[kind])
     begun = time.monotonic()
     assert wait(start({**undisturbed, "executor": executors[0]}), 600) == 0
     duration = time.monotonic() - begun
     expected = labels(undisturbed)
     count, number, hit, repeated, children = 0, 0, Counter(), 0, 0
     while count < kills:
-        config, number = campaign(folder / f"killed-{number}"), number + 1
+        config, number = campaign(folder / f"killed-{number}", LABEL_SECONDS[kind]), number + 1
         status, brutal = None, False
         while status is None:
             executor = executors[count % len(executors)]

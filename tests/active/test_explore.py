@@ -23,13 +23,14 @@ def walk_of(tmp_path_factory):
     model = blips.bayesianize(PaiNN(cutoff=4.0, features=8, blocks=1, num_basis=4), seed=0)
     path = blips.save(model, tmp_path_factory.mktemp("model") / "model.safetensors")
 
-    def make(start, temperature=300.0, walker=0, seed=0, **explore):
+    def make(start, temperature=300.0, pressure=None, walker=0, seed=0, **explore):
         settings = ExploreConfig(**{"steps": 20, "every": 10, **explore})
         job = {
             "model": str(path),
             "digest": file_digest(path),
             "start": to_json(start),
             "temperature": temperature,
+            "pressure": pressure,
             "seed": [seed],
             "walker": walker,
             "explore": settings.model_dump(mode="json"),
@@ -80,15 +81,22 @@ def test_temperature_spreads_the_frames(walk_of):
 
 
 def test_a_campaign_explores_crystals_under_pressure(tmp_path):
-    config = tiny_campaign(tmp_path, explore={"pressure": 1.0}, stop={"rounds": 1})
-    config["explore"]["temperatures"] = [300.0, 600.0]
+    config = tiny_campaign(tmp_path, explore={"pressure": [0.0, 9.0]}, stop={"rounds": 1})
+    config["explore"] |= {"temperatures": [300.0], "walkers": 2}
+    explore = load_campaign(config).explore
+    assert [explore.conditions(walker) for walker in range(3)] == [
+        (300.0, 0.0),
+        (300.0, 9.0),
+        (300.0, 0.0),
+    ]
     ase.io.write(config["initial"]["structures"], bulk("Cu", cubic=True))
     summary = run_campaign(load_campaign(config), display=False)
     picks = [pick for pick in summary["picks"] if pick["round"] == 1]
     assert len(picks) == 3
-    assert {pick["reason"]["origin"]["temperature"] for pick in picks} <= {300.0, 600.0}
+    assert {pick["reason"]["origin"]["pressure"] for pick in picks} <= {0.0, 9.0}
     start = bulk("Cu", cubic=True).get_volume()
-    assert all(pick["atoms"].get_volume() != start for pick in picks)
+    moved = [pick for pick in picks if pick["reason"]["origin"]["step"] > 0]
+    assert all(pick["atoms"].get_volume() != start for pick in moved)
 
 
 def parameters(path):

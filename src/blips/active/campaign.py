@@ -201,9 +201,11 @@ class Campaign:
             starts = read_structures(explore.structures)
         for walker in walkers:
             rng = np.random.default_rng([seed, 1, round, walker])
+            temperature, pressure = explore.conditions(walker)
             yield model.job(
                 start=to_json(starts[int(rng.integers(len(starts)))]),
-                temperature=explore.temperatures[walker % len(explore.temperatures)],
+                temperature=temperature,
+                pressure=pressure,
                 seed=[seed, 2, round, walker],
                 walker=walker,
                 explore=explore.model_dump(mode="json"),

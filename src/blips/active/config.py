@@ -40,13 +40,22 @@ class ExploreConfig(Section):
         default="mean", description="md: posterior means, or a frozen member for each trajectory"
     )
     temperatures: list[float] = Field(default=[300.0, 600.0], min_length=1, description="K")
-    pressure: float | None = Field(default=None, description="GPa, periodic structures; else NVT")
+    pressure: float | list[float] | None = Field(
+        default=None, description="GPa, one or several, for periodic structures; else NVT"
+    )
     walkers: int = Field(default=4, ge=1, description="trajectories in a round")
     steps: int = Field(default=500, ge=1)
     timestep: float = Field(default=0.5, gt=0, description="fs")
     friction: float = Field(default=0.02, gt=0, description="1/fs")
     every: int = Field(default=10, ge=1, description="steps between frames, and guards' looks")
     guard: GuardConfig = GuardConfig()
+
+    def conditions(self, walker: int) -> tuple[float, float | None]:
+        """Temperature (K) and pressure (GPa) of a trajectory: all pairs of them in turn."""
+        several = self.pressure if isinstance(self.pressure, list) else [self.pressure]
+        pressures = several or [None]
+        round, place = divmod(walker, len(self.temperatures))
+        return self.temperatures[place], pressures[round % len(pressures)]
 
 
 class BoundsConfig(Section):

@@ -55,7 +55,8 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Frames of a guarded trajectory.
 
     Args:
-        job: model, digest, start (structure), temperature (K), seed (numbers), walker, explore.
+        job: model, digest, start (structure), temperature (K), pressure (GPa, None for constant
+            volume), seed (numbers), walker, explore.
 
     Returns:
         Structures and their origins.
@@ -77,9 +78,11 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
         def keep(step: int) -> None:
             origin = {"walker": job["walker"], "temperature": job["temperature"], "step": step}
+            if job["pressure"] is not None:
+                origin["pressure"] = job["pressure"]
             frames.append((to_json(atoms), origin))
 
-        dynamics = _dynamics(atoms, explore, job["temperature"], rng)
+        dynamics = _dynamics(atoms, explore, job["temperature"], job["pressure"], rng)
         guard = Guard(**explore.guard.model_dump())
         outcome = run_guarded(dynamics, explore.steps, guard, every=explore.every, progress=keep)
         if outcome.stopped and frames:
@@ -94,10 +97,14 @@ def _set_velocities(atoms: Atoms, temperature: float, rng: np.random.Generator) 
 
 
 def _dynamics(
-    atoms: Atoms, explore: ExploreConfig, temperature: float, rng: np.random.Generator
+    atoms: Atoms,
+    explore: ExploreConfig,
+    temperature: float,
+    pressure: float | None,
+    rng: np.random.Generator,
 ) -> MolecularDynamics:
     timestep = explore.timestep * units.fs
-    if explore.pressure is None:
+    if pressure is None:
         friction = explore.friction / units.fs
         return Langevin(
             atoms, timestep, temperature_K=temperature, friction=friction, fixcm=False, rng=rng
@@ -108,7 +115,7 @@ def _dynamics(
         atoms,
         timestep,
         temperature_K=temperature,
-        pressure_au=explore.pressure * units.GPa,
+        pressure_au=pressure * units.GPa,
         taut=100 * units.fs,
         taup=500 * units.fs,
         compressibility_au=WATER_COMPRESSIBILITY / units.bar,
