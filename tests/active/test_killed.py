@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-KILLS = {"light": 30, "processes": 6}
+KILLS = {"light": 30, "processes": 3}
 STAGES = {"light": {"label", "train"}, "processes": set()}
 
 
