@@ -103,7 +103,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
     """Ratios against the number of atoms, and against that of samples."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    figure = Figure(figsize=(10, 5.5), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     names: dict[str, None] = {}
     for rows in found.values():
@@ -122,7 +122,8 @@ def plot(found: dict[str, Any], path: Path) -> None:
     label = "processor time / base energy + forces"
     left.set(xscale="log", yscale="log", xlabel="atoms", ylabel=label)
     right.set(xscale="log", xlabel="batched samples")
-    left.legend(fontsize=6, ncols=2)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=7, ncols=5, loc="outside lower center")
     right.legend(fontsize=7)
     figure.savefig(path, dpi=150)
 
