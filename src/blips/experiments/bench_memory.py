@@ -1,7 +1,7 @@
 """A hundred samples under a memory bound: what a prediction needs, and what the bound costs.
 
-`predict(memory_gb=...)` draws samples in batches that fit the bound. A bound smaller than one pass
-over the model cannot be kept: batches of one sample are the least.
+`predict(memory_gb=...)` draws samples in batches that fit the bound. A structure of which not even
+one sample fits is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,10 @@ from blips.backbones import PaiNN
 from blips.experiments.bench import measure, structure
 from blips.factory import bayesianize
 from blips.predict import Prediction
+from blips.sampling import MemoryBound
 
 SAMPLES = 100
-LIMITS = {36: (0.125, 0.25, 0.5, 2.0), 144: (0.5, 2.0), 720: (1.0, 2.0)}  # atoms -> GB
+LIMITS = {36: (0.125, 0.25, 0.5, 2.0), 144: (0.5, 2.0), 720: (2.0, 4.0)}  # atoms -> GB
 
 
 def memory(
@@ -34,7 +35,8 @@ def memory(
 
         calls: dict[str, Any] = {"base": lambda: potential.predict(graph, method="map")}  # noqa: B023
         for limit in LIMITS[atoms]:
-            chunks[str(limit)] = potential.samples_at_once(graph, samples, limit * 1e9, 0)
+            bound = MemoryBound.of(limit)
+            chunks[str(limit)] = potential.samples_at_once(graph, samples, bound, seed=0)
             calls[str(limit)] = lambda limit=limit, drawn=drawn: drawn(limit)
         rows = measure(calls, repeats).rows()
         found[str(atoms)] = {
