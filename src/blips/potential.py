@@ -12,20 +12,14 @@ from ase import Atoms
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import Backbone, graph_batches
+from blips.backbones.base import AtomisticBackbone, Backbone, edge_lengths, graph_batches
 from blips.backbones.derivatives import Derivatives, energy_and_derivatives
 from blips.bayes import noise as noise_context
 from blips.bayes.convert import ConversionReport, revert
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
-from blips.bayes.noise import (
-    FrozenDraw,
-    FrozenNoise,
-    Noise,
-    NoiseStore,
-    SampledNoise,
-    WeightNoise,
-)
+from blips.bayes.noise import FrozenNoise, Noise, SampledNoise
+from blips.bayes.weights import FrozenDraw, NoiseStore, WeightNoise
 from blips.data.graph import AtomGraph, Graph
 from blips.distil import displaced_copies, fit_spread, lesson
 from blips.errors import InputError
@@ -37,6 +31,7 @@ from blips.sampling import MemoryBound, MemoryGauge
 from blips.spread import ForceSpread
 
 Coefficients = Mapping[str, Tensor]
+CoefficientFunction = Callable[[Graph], dict[str, Tensor]]
 MakeNoise = Callable[[Coefficients], Noise]
 
 
@@ -129,10 +124,12 @@ class BayesianPotential(nn.Module):
             derivatives: forces, stress, create_graph, as for `forward`.
         """
         name = estimator or self.estimator
+        shares = weights is not None and not derivatives.get("create_graph")
         return self._evaluate(
             graph.replicate(len(generators)),
-            lambda coefficients: SampledNoise(coefficients, generators, name, weights),
+            lambda coefficients: SampledNoise(coefficients, generators, name, weights, shares),
             derivatives,
+            self._shared_coefficients(graph, len(generators)) if shares else self.coefficients,
         )
 
     def frozen(
@@ -322,8 +319,22 @@ class BayesianPotential(nn.Module):
             lambda part: self.sample(part, noise_context.generators(seed, 1, 0, device)),
         )
 
+    def _shared_coefficients(self, graph: Graph, samples: int) -> CoefficientFunction:
+        """Coefficients of so many replicas of the graph, from its own where that is possible."""
+        backbone = self.backbone
+        if not (isinstance(backbone, AtomisticBackbone) and backbone.conservative):
+            return self.coefficients
+        shared = backbone.shared_coefficients(self.encoder, graph)
+        if shared is None:
+            return self.coefficients
+        return lambda replicated: shared.at(edge_lengths(replicated.vectors()), samples)
+
     def _evaluate(
-        self, graph: Graph, make_noise: MakeNoise | None, derivatives: Derivatives
+        self,
+        graph: Graph,
+        make_noise: MakeNoise | None,
+        derivatives: Derivatives,
+        coefficients_of: CoefficientFunction | None = None,
     ) -> Sample:
         """Outputs under the noise that `make_noise` builds from this graph's coefficients.
 
@@ -334,7 +345,7 @@ class BayesianPotential(nn.Module):
 
         def outputs_of(graph: Graph) -> Outputs:
             if make_noise is not None:
-                coefficients.update(self.coefficients(graph))
+                coefficients.update((coefficients_of or self.coefficients)(graph))
             with noise_context.use(make_noise and make_noise(coefficients)):
                 return self.backbone(graph)
 

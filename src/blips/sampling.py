@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from blips import keys
-from blips.bayes.noise import SHARING
+from blips.bayes.weights import SHARING
 from blips.data.graph import Graph
 from blips.errors import InputError, TooLargeError
 from blips.memory import available_bytes

@@ -9,7 +9,8 @@ from torch import nn
 from blips.bayes import noise
 from blips.bayes.blocks import Block, BlockKind
 from blips.bayes.linear import _kinds, kind_of, make_plain, make_stochastic, register_kind
-from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise, WeightNoise
+from blips.bayes.noise import FrozenNoise, SampledNoise
+from blips.bayes.weights import FrozenDraw, WeightNoise
 from blips.errors import InputError
 
 # (channels, components, parity): scalars, vectors, pseudoscalars, more scalars

@@ -65,7 +65,7 @@ def test_smooth_clamp_is_r_over_one_minus_r_of_a_sigmoid_with_another_origin():
     r_low, r_high = low / (1 + low), high / (1 + high)
     r = r_low + (r_high - r_low) * torch.sigmoid(logits)
     origin = torch.tensor((1 - r_high) / (1 - r_low), dtype=torch.float64).log()
-    coef = network(bounds=(low, high))._coefficients(logits + origin)
+    coef = network(bounds=(low, high)).coefficients_of(logits + origin)
     torch.testing.assert_close(coef, r / (1 - r))
 
 

@@ -7,14 +7,8 @@ import torch.nn.functional as F
 
 from blips.bayes import noise
 from blips.bayes.estimators import flipout_linear
-from blips.bayes.noise import (
-    SHARING,
-    FrozenDraw,
-    FrozenNoise,
-    NoiseStore,
-    SampledNoise,
-    WeightNoise,
-)
+from blips.bayes.noise import FrozenNoise, SampledNoise
+from blips.bayes.weights import SHARING, FrozenDraw, NoiseStore, WeightNoise
 from blips.errors import InputError
 
 

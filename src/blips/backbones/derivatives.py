@@ -6,7 +6,9 @@ The energy is evaluated once; with the noise of a sample held fixed, these are t
 stress of that sample (method: F = -dE/dr of the sampled energy, posterior widths included).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import TypedDict
 
@@ -79,7 +81,8 @@ def differentiate(
     volumes = graph.volumes() if stress else None
     with torch.enable_grad():
         strained, inputs = _differentiable(graph, forces=forces, stress=stress)
-        energies = energies_of(strained)
+        with _derivatives(first_only=not create_graph):
+            energies = energies_of(strained)
         energy = graph.sum_over_structures(energies)
         gradients = torch.autograd.grad(
             energy.sum(),
@@ -96,6 +99,23 @@ def differentiate(
     if not create_graph:
         out = {name: value.detach() for name, value in out.items()}
     return out, list(gradients[len(inputs) :])
+
+
+_first_only: ContextVar[bool] = ContextVar("blips_first_derivatives_only", default=False)
+
+
+def only_first_derivatives() -> bool:
+    """Whether what is computed now will be differentiated at most once."""
+    return _first_only.get()
+
+
+@contextmanager
+def _derivatives(*, first_only: bool) -> Generator[None]:
+    token = _first_only.set(first_only)
+    try:
+        yield
+    finally:
+        _first_only.reset(token)
 
 
 def _differentiable(

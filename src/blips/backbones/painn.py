@@ -31,11 +31,11 @@ from blips.backbones.base import (
     MAX_ATOMIC_NUMBER,
     AtomisticBackbone,
     edge_lengths,
-    gather_rows,
     mlp,
+    of_lengths,
     require_positive,
-    scatter_sum,
 )
+from blips.backbones.messages import summed_messages
 from blips.backbones.radial import BesselBasis, CosineCutoff
 from blips.data.graph import Graph
 
@@ -85,8 +85,8 @@ class PaiNN(AtomisticBackbone):
         graph = self._atom_graph(graph)
         edge_vectors = graph.vectors()  # [E, 3]
         distance = edge_lengths(edge_vectors)  # [E]
-        basis = self.basis(distance) * self.envelope(distance)[:, None]  # [E, B]
-        unit = (edge_vectors / distance[:, None])[:, :, None]  # [E, 3, 1]
+        basis = of_lengths(self._radial, distance)  # [E, B]
+        unit = edge_vectors / distance[:, None]  # [E, 3]
 
         scalars = self.embedding(graph.numbers)  # [N, F]
         vectors = None  # [N, 3, F]
@@ -94,6 +94,10 @@ class PaiNN(AtomisticBackbone):
             scalars, vectors = block(scalars, vectors, basis, unit, graph.edge_index)
         energies = self.readout(scalars).squeeze(-1)  # [N]
         return {keys.ENERGIES: self.reference(energies, graph.numbers)}
+
+    def _radial(self, distance: Tensor) -> Tensor:
+        """b(r) f(r), [E] -> [E, B]."""
+        return self.basis(distance) * self.envelope(distance)[:, None]
 
 
 class PaiNNBlock(nn.Module):
@@ -124,19 +128,12 @@ class PaiNNMessage(nn.Module):
         self, scalars: Tensor, vectors: Tensor | None, basis: Tensor, unit: Tensor, edges: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Scalars [N, F] and vectors [N, 3, F] after the message."""
-        receiver, sender = edges
-        atoms, width = scalars.shape
-        sent, *gate = self.sender(scalars).split(2 * width, dim=1)  # [N, 2F], [N, F]
-        filters, *vector_filter = self.filter(basis).split(2 * width, dim=1)  # [E, 2F], [E, F]
-        to_scalars, along_unit = (filters * gather_rows(sent, sender)).split(width, dim=1)  # [E, F]
-        to_vectors = along_unit[:, None] * unit  # [E, 3, F]
-        if vectors is not None:
-            # g_v v_j = (W b f) (phi v)_j: the inner product on atoms, which are fewer than edges
-            sent_vectors = gather_rows(gate[0][:, None] * vectors, sender)  # [E, 3, F]
-            to_vectors = to_vectors + vector_filter[0][:, None] * sent_vectors
-        scalars = scalars + scatter_sum(to_scalars, receiver, atoms)
-        received = scatter_sum(to_vectors, receiver, atoms)
-        return scalars, received if vectors is None else vectors + received
+        sent, *gate = self.sender(scalars).split(2 * scalars.shape[1], dim=1)  # [N, 2F], [N, F]
+        # g_v v_j = (W b f) (phi v)_j: the inner product on atoms, which are fewer than edges
+        carried = None if vectors is None else gate[0][:, None] * vectors  # [N, 3, F]
+        filters = self.filter(basis)  # [E, 2F or 3F]
+        to_scalars, to_vectors = summed_messages(filters, sent, carried, unit, edges)
+        return scalars + to_scalars, to_vectors if vectors is None else vectors + to_vectors
 
 
 class PaiNNUpdate(nn.Module):

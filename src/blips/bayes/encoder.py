@@ -108,17 +108,22 @@ class InferenceNetwork(nn.Module):
         rows = {**features, **self._edge_and_node_rows(features)}
         coefficients: dict[str, Tensor] = {}
         for role, head in self.heads.items():
-            by_column = self._coefficients(head(rows[role])).T.contiguous()  # [maps, rows]
-            if not bool(torch.isfinite(by_column.sum())):
-                raise InputError(
-                    f"the inference network gives non-finite coefficients on {role} rows; "
-                    "check the positions, or lower the learning rate if this is a training run"
-                )
+            by_column = self.coefficients_of(head(rows[role])).T.contiguous()  # [maps, rows]
+            self.check_finite(role, by_column)
             maps = by_column.unbind()  # one stack backwards, where indexing would be many
             coefficients |= {name: maps[column] for name, column in self.columns[role].items()}
         return coefficients
 
-    def _coefficients(self, logits: Tensor) -> Tensor:
+    def check_finite(self, role: str, coefficients: Tensor) -> None:
+        """Refuse coefficients that no weights can be drawn with."""
+        if not bool(torch.isfinite(coefficients.sum())):
+            raise InputError(
+                f"the inference network gives non-finite coefficients on {role} rows; "
+                "check the positions, or lower the learning rate if this is a training run"
+            )
+
+    def coefficients_of(self, logits: Tensor) -> Tensor:
+        """What the last map of a head gives -> coefficients, element by element."""
         low, high = self.bounds
         if self.clamp == "hard":
             return torch.exp(logits).clamp(low, high)  # sigmoid(x) / (1 - sigmoid(x)) = exp(x)
@@ -138,19 +143,25 @@ class InferenceNetwork(nn.Module):
 
     def _edge_and_node_rows(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Inputs of the edge and the node head."""
-        node = self._node_features(features)  # [N, D]
+        node = self.node_features(features)  # [N, D]
         if self.pair_layer is None and "edge" not in self.columns:
             return {"node": node}
-        pairs = self._pairs(features, node)  # [E, ...]
+        pairs = self.pair_inputs(features, node)  # [E, ...]
         if self.pair_layer is None:
             return {"edge": pairs, "node": node}
-        pairs = self.pair_layer(pairs)  # [E, hidden]
+        return self.rows_of_pairs(features, node, self.pair_layer(pairs))
+
+    def rows_of_pairs(
+        self, features: Mapping[str, Tensor], node: Tensor, pairs: Tensor
+    ) -> dict[str, Tensor]:
+        """Inputs of the heads from nodes [N, D] and the layer on pairs [E, hidden]."""
         weighted = pairs * features["edge_weight"][:, None]
         seen = pairs.new_zeros(node.shape[0], pairs.shape[1])  # [N, hidden]
         seen = seen.index_add(0, features["edge_index"][0], weighted)
         return {"edge": pairs, "node": torch.cat([node, seen], dim=-1)}
 
-    def _node_features(self, features: Mapping[str, Tensor]) -> Tensor:
+    def node_features(self, features: Mapping[str, Tensor]) -> Tensor:
+        """What is told of a node by itself, [N, D]."""
         parts: list[Tensor] = []
         if self.embedding is not None:
             parts.append(self.embedding(features["node_type"]))
@@ -162,7 +173,8 @@ class InferenceNetwork(nn.Module):
         size_of = {"edge": edge_size, "ends": 2 * node_size, "squared_distance": 1, "direction": 3}
         return sum(size_of[part] for part in _PAIR_INPUTS[self.variant])
 
-    def _pairs(self, features: Mapping[str, Tensor], node: Tensor) -> Tensor:
+    def pair_inputs(self, features: Mapping[str, Tensor], node: Tensor) -> Tensor:
+        """What is told of every pair, [E, ...]; the features of the edge come first."""
         receiver, sender = features["edge_index"]
         parts: list[Tensor] = []
         for part in _PAIR_INPUTS[self.variant]:

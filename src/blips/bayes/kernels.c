@@ -119,6 +119,61 @@ VECTORISED void blips_row_dot(const float *restrict x, const float *restrict y,
     }
 }
 
+/* Samples k of rows e that all share: z[k, e] = mean[e] + scale[k, e] * sign * noise[group[k], e] */
+VECTORISED void blips_shared_noise(const float *restrict mean, const float *restrict noise,
+                                   const int64_t *restrict group, const uint32_t *restrict words,
+                                   const float *restrict scale, float *restrict z,
+                                   ptrdiff_t samples, ptrdiff_t rows, ptrdiff_t channels) {
+    ptrdiff_t words_per_row = (channels + 31) / 32;
+    for (ptrdiff_t k = 0; k < samples; k++) {
+        const float *m = mean, *u = noise + group[k] * rows * channels;
+        for (ptrdiff_t row = 0; row < rows; row++, words += words_per_row, scale++)
+            for (ptrdiff_t first = 0; first < channels; first += 32) {
+                uint32_t word = words[first / 32];
+                int count = channels - first < 32 ? (int)(channels - first) : 32;
+                for (int j = 0; j < count; j++) z[j] = m[j] + *scale * flipped(u[j], word, j);
+                z += count;
+                m += count;
+                u += count;
+            }
+    }
+}
+
+/* The sums over a row of grad * dz/dx, with x what mean and noise depend on, and x the scale:
+ * by_x = <grad, mean_slope + scale * sign * noise_slope>, by_scale = <grad, sign * noise> */
+VECTORISED void blips_shared_slopes(const float *restrict grad, const float *restrict mean_slope,
+                                    const float *restrict noise, const float *restrict noise_slope,
+                                    const int64_t *restrict group, const uint32_t *restrict words,
+                                    const float *restrict scale, float *restrict by_x,
+                                    float *restrict by_scale, ptrdiff_t samples, ptrdiff_t rows,
+                                    ptrdiff_t channels) {
+    ptrdiff_t words_per_row = (channels + 31) / 32;
+    for (ptrdiff_t k = 0; k < samples; k++) {
+        const float *m = mean_slope;
+        const float *u = noise + group[k] * rows * channels;
+        const float *v = noise_slope + group[k] * rows * channels;
+        for (ptrdiff_t row = 0; row < rows; row++, words += words_per_row, scale++) {
+            float of_mean = 0.0f, of_noise = 0.0f, of_slope = 0.0f;
+            for (ptrdiff_t first = 0; first < channels; first += 32) {
+                uint32_t word = words[first / 32];
+                int count = channels - first < 32 ? (int)(channels - first) : 32;
+                for (int j = 0; j < count; j++) {
+                    float signed_grad = flipped(grad[j], word, j);
+                    of_mean += grad[j] * m[j];
+                    of_noise += signed_grad * u[j];
+                    of_slope += signed_grad * v[j];
+                }
+                grad += count;
+                m += count;
+                u += count;
+                v += count;
+            }
+            *by_x++ = of_mean + *scale * of_slope;
+            *by_scale++ = of_noise;
+        }
+    }
+}
+
 /* Word `number` of the stream of a seed: Steele, Lea, Flood's SplitMix64 (2014). */
 static inline uint64_t random_word(uint64_t seed, uint64_t number) {
     uint64_t word = seed + number * 0x9e3779b97f4a7c15u;

@@ -12,14 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from blips.bayes.compiled import address, is_for_compiled, load_library
+
 SIGNS = 32
 """Signs in one int32 word."""
-
-MANY_THREADS = 4
-"""With more, torch's passes over a large tensor beat one pass on one thread."""
-
-LARGE = 2**17
-"""Elements of a tensor that torch spreads over threads with profit."""
 
 
 def flip(x: Tensor, bits: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -33,9 +29,9 @@ def flip(x: Tensor, bits: Tensor, scale: Tensor | None = None) -> Tensor:
     if (library := _library_for(x)) is None:
         flipped = _flipped(x, bits)
         return flipped if scale is None else flipped.mul_(per_row(scale, x))
-    x = x.contiguous()
+    x, bits = x.contiguous(), bits.contiguous()
     out = torch.empty_like(x)
-    library.blips_flip(_at(x), _at(bits.contiguous()), _at(scale), _at(out), *_sizes(x))
+    library.blips_flip(address(x), address(bits), address(scale), address(out), *_sizes(x))
     return out
 
 
@@ -43,7 +39,8 @@ def flip_(x: Tensor, bits: Tensor) -> Tensor:
     """``x * signs`` in the memory of x, which is contiguous."""
     if (library := _library_for(x)) is None:
         return x.copy_(_flipped(x, bits))
-    library.blips_flip(_at(x), _at(bits.contiguous()), None, _at(x), *_sizes(x))
+    bits = bits.contiguous()
+    library.blips_flip(address(x), address(bits), None, address(x), *_sizes(x))
     return x
 
 
@@ -51,7 +48,8 @@ def add_flipped_(z: Tensor, x: Tensor, bits: Tensor, scale: Tensor) -> Tensor:
     """``z + scale * x * signs`` in the memory of z; both contiguous."""
     if (library := _library_for(x)) is None:
         return z.addcmul_(_flipped(x, bits), per_row(scale, x))
-    library.blips_add_flipped(_at(x), _at(bits.contiguous()), _at(scale), _at(z), *_sizes(x))
+    bits = bits.contiguous()
+    library.blips_add_flipped(address(x), address(bits), address(scale), address(z), *_sizes(x))
     return z
 
 
@@ -65,7 +63,9 @@ def add_local_(z: Tensor, noise: Tensor, var: Tensor, floor: float, scale: Tenso
         var = var + floor
         slope = noise.mul_(per_row(scale, z)).mul_(var.rsqrt())
         return z.addcmul_(slope, var)
-    library.blips_add_local(_at(noise), _at(var), _at(scale), _at(z), floor, *z.shape)
+    library.blips_add_local(
+        address(noise), address(var), address(scale), address(z), floor, *z.shape
+    )
     return z
 
 
@@ -74,7 +74,7 @@ def multiply_and_dot(x: Tensor, y: Tensor) -> Tensor:
     if (library := _library_for(x)) is None:
         return row_dot(x.mul_(y), y)
     y, out = y.contiguous(), x.new_empty(x.shape[0])
-    library.blips_multiply_and_dot(_at(x), _at(y), _at(out), x.shape[0], _width(x))
+    library.blips_multiply_and_dot(address(x), address(y), address(out), x.shape[0], _width(x))
     return out
 
 
@@ -83,8 +83,60 @@ def flip_and_dot(x: Tensor, bits: Tensor, y: Tensor) -> Tensor:
     if (library := _library_for(x)) is None:
         return row_dot(flip_(x, bits), y)
     bits, y, out = bits.contiguous(), y.contiguous(), x.new_empty(x.shape[0])
-    library.blips_flip_and_dot(_at(x), _at(bits), _at(y), _at(out), *_sizes(x))
+    library.blips_flip_and_dot(address(x), address(bits), address(y), address(out), *_sizes(x))
     return out
+
+
+def shared_noise(mean: Tensor, noise: Tensor, group: Tensor, bits: Tensor, scale: Tensor) -> Tensor:
+    """``mean + scale * signs * noise`` for K samples of R rows, ``[K * R, channels]``.
+
+    Args:
+        mean: of all samples, ``[R, channels]``.
+        noise: of G groups of samples, ``[G * R, channels]``.
+        group: of each sample, ``[K]`` of int64.
+        bits: the signs, packed, of ``[K * R, channels]``.
+        scale: ``[K * R]``.
+    """
+    if (library := _library_for(mean)) is None:
+        z = mean.repeat(len(group), 1)
+        return z.addcmul_(_flipped(_of_samples(noise, group, len(mean)), bits), per_row(scale, z))
+    given = [x.contiguous() for x in (mean, noise, group, bits, scale)]
+    out = mean.new_empty((len(scale), mean.shape[1]))
+    library.blips_shared_noise(*map(address, given), address(out), len(group), *mean.shape)
+    return out
+
+
+def shared_slopes(
+    grad: Tensor,
+    mean_slope: Tensor,
+    noise: Tensor,
+    noise_slope: Tensor,
+    group: Tensor,
+    bits: Tensor,
+    scale: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `shared_noise` by what mean and noise depend on, and by scale, ``[K * R]``.
+
+    Args:
+        grad: of the result, ``[K * R, channels]``.
+        mean_slope: derivative of the mean, ``[R, channels]``.
+        noise: see `shared_noise`, as for the others.
+        noise_slope: derivative of the noise, ``[G * R, channels]``.
+        group: of each sample.
+        bits: the signs.
+        scale: of each row.
+    """
+    if (library := _library_for(mean_slope)) is None:
+        flipped = _flipped(grad, bits)
+        by_scale = row_dot(flipped, _of_samples(noise, group, len(mean_slope)))
+        of_noise = row_dot(flipped, _of_samples(noise_slope, group, len(mean_slope)))
+        return row_dot(grad, mean_slope.repeat(len(group), 1)) + scale * of_noise, by_scale
+    tensors = (grad, mean_slope, noise, noise_slope, group, bits, scale)
+    given = [x.contiguous() for x in tensors]
+    found = by_x, by_scale = torch.empty_like(scale), torch.empty_like(scale)
+    sizes = (len(group), *mean_slope.shape)
+    library.blips_shared_slopes(*map(address, given), *map(address, found), *sizes)
+    return by_x, by_scale
 
 
 def random_words(seeds: Tensor, first: int, count: int) -> Tensor:
@@ -94,7 +146,7 @@ def random_words(seeds: Tensor, first: int, count: int) -> Tensor:
     """
     if seeds.is_cpu and (found := library()) is not None:
         out = seeds.new_empty((len(seeds), count))
-        found.blips_random_words(_at(seeds), _at(out), first, *out.shape)
+        found.blips_random_words(address(seeds), address(out), first, *out.shape)
         return out
     number = torch.arange(first, first + count, device=seeds.device)
     word = seeds[:, None] + number * _signed(0x9E3779B97F4A7C15)
@@ -114,7 +166,7 @@ def random_values(seeds: Tensor, first: int, count: int, table: Tensor) -> Tenso
     """
     if (library := _library_for(table)) is not None:
         out = table.new_empty((len(seeds), count))
-        library.blips_random_values(_at(seeds), _at(table), _at(out), first, *out.shape)
+        library.blips_random_values(address(seeds), address(table), address(out), first, *out.shape)
         return out
     index = random_words(seeds, first, -(-count // 4)).view(torch.uint16)[:, :count]
     return table.index_select(0, index.to(torch.int32).flatten()).view(index.shape)
@@ -126,7 +178,7 @@ def row_dot(x: Tensor, y: Tensor) -> Tensor:
         return (x * y).flatten(1).sum(1)
     x, y = x.contiguous(), y.contiguous()
     out = x.new_empty(x.shape[0])
-    library.blips_row_dot(_at(x), _at(y), _at(out), x.shape[0], _width(x))
+    library.blips_row_dot(address(x), address(y), address(out), x.shape[0], _width(x))
     return out
 
 
@@ -167,26 +219,17 @@ def _flipped(x: Tensor, bits: Tensor) -> Tensor:
 
 def _library_for(x: Tensor) -> ctypes.CDLL | None:
     """The compiled code, where it is the best way to handle x."""
-    if x.dtype is not torch.float32 or not x.is_cpu:
-        return None
-    if x.numel() > LARGE and torch.get_num_threads() > MANY_THREADS:
-        return None
-    return library()
+    return library() if is_for_compiled(x) else None
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled ``kernels.c``; None where it was not built."""
-    for path in Path(__file__).parent.glob("_kernels*.so"):
-        try:
-            return _declared(ctypes.CDLL(str(path)))
-        except (OSError, AttributeError):  # of another machine, of another version
-            continue
-    return None
+    return load_library(Path(__file__).parent, "_kernels", _declare)
 
 
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """With the types of arguments; ``ptrdiff_t`` has the size of ``c_ssize_t``."""
+def _declare(library: ctypes.CDLL) -> None:
+    """``ptrdiff_t`` has the size of ``c_ssize_t``."""
     pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
     library.blips_flip.argtypes = [pointer] * 4 + [size] * 3
     library.blips_add_flipped.argtypes = [pointer] * 4 + [size] * 3
@@ -195,12 +238,14 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.blips_flip_and_dot.argtypes = [pointer] * 4 + [size] * 3
     library.blips_random_values.argtypes = [pointer] * 3 + [ctypes.c_uint64] + [size] * 2
     library.blips_random_words.argtypes = [pointer] * 2 + [ctypes.c_uint64] + [size] * 2
+    library.blips_shared_noise.argtypes = [pointer] * 6 + [size] * 3
+    library.blips_shared_slopes.argtypes = [pointer] * 9 + [size] * 3
     library.blips_row_dot.argtypes = [pointer] * 3 + [size] * 2
-    return library
 
 
-def _at(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+def _of_samples(rows: Tensor, group: Tensor, count: int) -> Tensor:
+    """The ``count`` rows of each sample's group, ``[G * R, channels] -> [K * R, channels]``."""
+    return rows.view(-1, count, rows.shape[1]).index_select(0, group).flatten(0, 1)
 
 
 def _width(x: Tensor) -> int:

@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
 from blips.bayes.moments import Analytic
 from blips.bayes.noise import FrozenNoise, Noise, SampledNoise, active
+from blips.bayes.random import sign_bits
+from blips.bayes.shared import EdgeRows, shared_flipout
+from blips.bayes.weights import WeightNoise
 from blips.errors import ConversionError, InputError
 
 WeightAndBias = tuple[Tensor, Tensor | None]
@@ -81,7 +84,7 @@ class MapKind(Kind):
 def sampled_linear(
     layer: nn.Module,
     name: str,
-    h: Tensor,
+    h: Tensor | EdgeRows,
     weight: Tensor,
     bias: Tensor | None,
     coef: Tensor,
@@ -101,6 +104,10 @@ def sampled_linear(
     Returns:
         [rows, *irrep, out].
     """
+    if isinstance(h, EdgeRows):
+        if isinstance(noise, SampledNoise) and noise.estimator == "flipout" and noise.weights:
+            return _of_shared_rows(layer, name, h, weight, bias, coef, noise, noise.weights)
+        h = h.rows()
     if isinstance(noise, FrozenNoise):
         return frozen_linear(h, weight, bias, coef, noise.normal_like(name, weight))
     if isinstance(noise, Analytic):
@@ -121,6 +128,25 @@ def sampled_linear(
         deviation = None if kept is None else kept.deviation(name, weight, layer.parameters())
         return flipout_linear(h, weight, bias, coef, noise.generators, deviation, noise.bits)
     return local_linear(h, weight, bias, coef, noise.generators)
+
+
+def _of_shared_rows(
+    layer: nn.Module,
+    name: str,
+    h: EdgeRows,
+    weight: Tensor,
+    bias: Tensor | None,
+    coef: Tensor,
+    noise: SampledNoise,
+    kept: WeightNoise,
+) -> Tensor:
+    """As `sampled_linear`, for rows that all samples of a prediction share."""
+    deviation = kept.of_groups(kept.deviation(name, weight, layer.parameters()))
+    rows = len(h.value)
+    bits_in = kept.input_signs(name, rows, weight.shape[1], weight.device)
+    (bits_out,) = sign_bits(noise.bits, rows, weight.shape[0])
+    group = kept.group_of_sample.to(weight.device)
+    return shared_flipout(h, weight, bias, coef, deviation, group, bits_in, bits_out)
 
 
 _kinds: list[Kind] = [MapKind(nn.Linear)]

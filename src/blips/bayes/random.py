@@ -4,6 +4,7 @@ Block k of every draw depends on generator k alone: the numbers are the same how
 are drawn at once, and however many threads draw them.
 """
 
+import hashlib
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -46,6 +47,14 @@ def normals(
     else:
         _fill(blocks)
     return noise.view(len(generators), *shape)
+
+
+def seeded_generator(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """Generator whose stream is a function of the key, the same on every machine."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    generator = torch.Generator(device=device)
+    generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+    return generator
 
 
 class BitSource:

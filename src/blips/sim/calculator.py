@@ -22,7 +22,7 @@ from ase.calculators.calculator import all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from blips import keys
-from blips.bayes.noise import FrozenDraw
+from blips.bayes.weights import FrozenDraw
 from blips.errors import InputError
 from blips.methods import Samples
 from blips.potential import BayesianPotential, FrozenMember

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.foreign import require
-from blips.bayes.noise import FrozenDraw
+from blips.bayes.weights import FrozenDraw
 from blips.errors import InputError
 from blips.potential import BayesianPotential, FrozenMember
 from blips.predict import Prediction
