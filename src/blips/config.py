@@ -178,6 +178,17 @@ def dump_config(config: BaseModel) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
+def different_settings(first: Any, second: Any, prefix: str = "") -> set[str]:
+    """Names, such as "training.lr", of the values in which two nested settings differ."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        found: set[str] = set()
+        for key in first.keys() | second.keys():
+            name = f"{prefix}.{key}" if prefix else key
+            found |= different_settings(first.get(key), second.get(key), name)
+        return found
+    return set() if first == second else {prefix}
+
+
 def _read(source: Source) -> dict[str, Any]:
     if isinstance(source, BaseModel):
         return source.model_dump(mode="json", exclude_unset=True)

@@ -4,7 +4,14 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from blips.config import ModelConfig, Section, Source, TrainingConfig, load_as
+from blips.config import (
+    ModelConfig,
+    Section,
+    Source,
+    TrainingConfig,
+    different_settings,
+    load_as,
+)
 
 Score = Literal["energy_std", "force_std_max", "force_std_mean", "information", "random"]
 
@@ -187,17 +194,7 @@ CHANGEABLE = ("executor", "stop", "folder", "label.timeout", "label.retries")
 
 def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     """Names of settings that differ though they may not."""
-    return {name for name in _different(before, now) if not _may_change(name)}
-
-
-def _different(first: Any, second: Any, prefix: str = "") -> set[str]:
-    if isinstance(first, dict) and isinstance(second, dict):
-        found: set[str] = set()
-        for key in first.keys() | second.keys():
-            name = f"{prefix}.{key}" if prefix else key
-            found |= _different(first.get(key), second.get(key), name)
-        return found
-    return set() if first == second else {prefix}
+    return {name for name in different_settings(before, now) if not _may_change(name)}
 
 
 def _may_change(name: str) -> bool:

@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from blips.config import RunConfig, dump_config, load_config
+from blips.config import RunConfig, different_settings, dump_config, load_config
 from blips.errors import ConfigError
 from blips.factory import FROM_SCRATCH
 from blips.train.checkpoint import write_atomically
@@ -41,7 +41,7 @@ class RunFolder:
         resolved = _with_defaults(config)
         if resume and self.config_file.exists():
             before = _with_defaults(load_config(self.config_file))
-            changed = _differences(before, resolved)
+            changed = different_settings(before, resolved)
             places = {"accelerator", "devices", "nodes", "strategy", "tensorboard"}
             allowed = {"folder", "training.epochs", *(f"training.{name}" for name in places)}
             if changed - allowed:
@@ -98,13 +98,3 @@ def _with_defaults(config: RunConfig) -> dict[str, Any]:
     for name, value in (("prior_dropout", FROM_SCRATCH[0]), ("bounds", list(FROM_SCRATCH[1]))):
         posterior[name] = value if posterior[name] is None else posterior[name]
     return resolved
-
-
-def _differences(first: Any, second: Any, prefix: str = "") -> set[str]:
-    if isinstance(first, dict) and isinstance(second, dict):
-        found: set[str] = set()
-        for key in first.keys() | second.keys():
-            name = f"{prefix}.{key}" if prefix else key
-            found |= _differences(first.get(key), second.get(key), name)
-        return found
-    return set() if first == second else {prefix}
