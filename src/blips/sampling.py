@@ -26,7 +26,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 Sampler = Callable[[Graph, range], Outputs]  # (graph, sample numbers) -> [K * rows, ...]
 
-ROWS_AT_ONCE = 8192  # larger passes fall out of the processor's cache and get slower per row
+ROWS_AT_ONCE = 16384  # larger passes fall out of the processor's cache and get slower per row
+FEW_SAMPLES = 2  # at once whatever their rows: they share what is worked out once
 ROWS_FOR_A_THREAD = 2048  # smaller passes side by side wait for Python more than they compute
 LARGE_ROWS = 65536  # operations on so many use all cores by themselves
 PROBE_NODES = 200  # of a large graph, to measure what a row needs
@@ -239,7 +240,7 @@ class MemoryGauge:
         threads = passes_side_by_side(rows)
         fits = int(bound.wished / threads / needed)
         busy = max(1, min(threads, samples * rows // ROWS_FOR_A_THREAD))  # threads side by side
-        most = max(1, min(-(-samples // busy), fits, ROWS_AT_ONCE // rows))
+        most = max(1, min(-(-samples // busy), fits, max(FEW_SAMPLES, ROWS_AT_ONCE // rows)))
         return most - most % SHARING or most  # whole groups of samples, where they fit
 
     def _per_row(self, graph: Graph, run: Callable[[Graph], Any]) -> float:

@@ -52,7 +52,9 @@ def test_to_torch_shared_rows_are_the_tensor_with_its_gradient():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_map_of_shared_rows_is_flipout_with_signs_in_common(dtype):
+@pytest.mark.parametrize("piece", [2**17, 3 * OUT])
+def test_a_map_of_shared_rows_is_flipout_with_signs_in_common(dtype, piece, monkeypatch):
+    monkeypatch.setattr("blips.bayes.shared.PIECE", piece)
     samples, groups = 5, 2
     group = torch.tensor([0, 0, 1, 1, 1])
     generator = torch.Generator().manual_seed(0)
@@ -201,15 +203,26 @@ def test_compiled_code_and_torch_give_the_same_numbers(channels):
     def normal(count: int) -> Tensor:
         return torch.randn(count, channels, generator=generator)
 
-    mean, slope, grad = normal(rows), normal(rows), normal(samples * rows)
+    mean, slope, grad = normal(rows), normal(rows), normal(samples * 6)
     u, v = normal(groups * rows), normal(groups * rows)
-    group, scale = torch.tensor([0, 1, 1, 0]), torch.rand(samples * rows, generator=generator)
-    (bits,) = sign_bits(BitSource(noise.generators(0, samples)), rows, channels)
-    by_torch = kernels.shared_noise(mean.double(), u.double(), group, bits, scale.double())
-    compiled = kernels.shared_noise(mean, u, group, bits, scale)
-    torch.testing.assert_close(compiled.double(), by_torch, rtol=1e-5, atol=1e-5)
-    inputs = [x.double() for x in (grad, slope, u, v)]
-    expected = kernels.shared_slopes(*inputs, group, bits, scale.double())
-    found = kernels.shared_slopes(grad, slope, u, v, group, bits, scale)
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+    group, scale = torch.tensor([0, 1, 1, 0]), torch.rand(samples * 6, generator=generator)
+    (bits,) = sign_bits(BitSource(noise.generators(0, samples)), 6, channels)
+    places = {"first": 2, "all": 6}
+
+    def noise_by(dtype: torch.dtype) -> Tensor:
+        z = torch.zeros(samples * places["all"], channels, dtype=dtype)
+        inputs = (mean.to(dtype), u.to(dtype), group, bits, scale.to(dtype))
+        kernels.shared_noise_(z, places["first"], *inputs)
+        return z.double()
+
+    def slopes_by(dtype: torch.dtype) -> list[Tensor]:
+        found = [torch.zeros(samples * places["all"], dtype=dtype) for _ in range(2)]
+        inputs = [x.to(dtype) for x in (grad, slope, u, v)]
+        kernels.shared_slopes_(*found, places["first"], *inputs, group, bits, scale.to(dtype))
+        return [x.double() for x in found]
+
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(noise_by(torch.float32), noise_by(torch.float64), **close)
+    assert (noise_by(torch.float32).view(samples, 6, -1)[:, [0, 1, 5]] == 0).all()
+    for a, b in zip(slopes_by(torch.float32), slopes_by(torch.float64), strict=True):
+        torch.testing.assert_close(a, b, **close)

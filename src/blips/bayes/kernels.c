@@ -119,57 +119,63 @@ VECTORISED void blips_row_dot(const float *restrict x, const float *restrict y,
     }
 }
 
-/* Samples k of rows e that all share: z[k, e] = mean[e] + scale[k, e] * sign * noise[group[k], e] */
+/* Samples k of rows e that all share: z[k, e] = mean[e] + scale[k, e] * sign * noise[group[k], e],
+ * for `rows` rows from `first` on; in z, scale and words a sample has `all_rows`. */
 VECTORISED void blips_shared_noise(const float *restrict mean, const float *restrict noise,
                                    const int64_t *restrict group, const uint32_t *restrict words,
-                                   const float *restrict scale, float *restrict z,
-                                   ptrdiff_t samples, ptrdiff_t rows, ptrdiff_t channels) {
+                                   const float *restrict scale, float *restrict z, ptrdiff_t first,
+                                   ptrdiff_t all_rows, ptrdiff_t samples, ptrdiff_t rows,
+                                   ptrdiff_t channels) {
     ptrdiff_t words_per_row = (channels + 31) / 32;
     for (ptrdiff_t k = 0; k < samples; k++) {
+        ptrdiff_t start = k * all_rows + first;
         const float *m = mean, *u = noise + group[k] * rows * channels;
-        for (ptrdiff_t row = 0; row < rows; row++, words += words_per_row, scale++)
-            for (ptrdiff_t first = 0; first < channels; first += 32) {
-                uint32_t word = words[first / 32];
-                int count = channels - first < 32 ? (int)(channels - first) : 32;
-                for (int j = 0; j < count; j++) z[j] = m[j] + *scale * flipped(u[j], word, j);
-                z += count;
+        const uint32_t *word = words + start * words_per_row;
+        float *out = z + start * channels;
+        for (ptrdiff_t row = 0; row < rows; row++)
+            for (ptrdiff_t channel = 0; channel < channels; channel += 32, word++) {
+                int count = channels - channel < 32 ? (int)(channels - channel) : 32;
+                float factor = scale[start + row];
+                for (int j = 0; j < count; j++) out[j] = m[j] + factor * flipped(u[j], *word, j);
+                out += count;
                 m += count;
                 u += count;
             }
     }
 }
 
-/* The sums over a row of grad * dz/dx, with x what mean and noise depend on, and x the scale:
+/* The sums over a row of grad * dz/dx, with x what mean and noise depend on, and of grad * dz/dscale:
  * by_x = <grad, mean_slope + scale * sign * noise_slope>, by_scale = <grad, sign * noise> */
 VECTORISED void blips_shared_slopes(const float *restrict grad, const float *restrict mean_slope,
                                     const float *restrict noise, const float *restrict noise_slope,
                                     const int64_t *restrict group, const uint32_t *restrict words,
                                     const float *restrict scale, float *restrict by_x,
-                                    float *restrict by_scale, ptrdiff_t samples, ptrdiff_t rows,
-                                    ptrdiff_t channels) {
+                                    float *restrict by_scale, ptrdiff_t first, ptrdiff_t all_rows,
+                                    ptrdiff_t samples, ptrdiff_t rows, ptrdiff_t channels) {
     ptrdiff_t words_per_row = (channels + 31) / 32;
     for (ptrdiff_t k = 0; k < samples; k++) {
-        const float *m = mean_slope;
+        ptrdiff_t start = k * all_rows + first;
+        const float *g = grad + start * channels, *m = mean_slope;
         const float *u = noise + group[k] * rows * channels;
         const float *v = noise_slope + group[k] * rows * channels;
-        for (ptrdiff_t row = 0; row < rows; row++, words += words_per_row, scale++) {
+        const uint32_t *word = words + start * words_per_row;
+        for (ptrdiff_t row = start; row < start + rows; row++) {
             float of_mean = 0.0f, of_noise = 0.0f, of_slope = 0.0f;
-            for (ptrdiff_t first = 0; first < channels; first += 32) {
-                uint32_t word = words[first / 32];
-                int count = channels - first < 32 ? (int)(channels - first) : 32;
+            for (ptrdiff_t channel = 0; channel < channels; channel += 32, word++) {
+                int count = channels - channel < 32 ? (int)(channels - channel) : 32;
                 for (int j = 0; j < count; j++) {
-                    float signed_grad = flipped(grad[j], word, j);
-                    of_mean += grad[j] * m[j];
+                    float signed_grad = flipped(g[j], *word, j);
+                    of_mean += g[j] * m[j];
                     of_noise += signed_grad * u[j];
                     of_slope += signed_grad * v[j];
                 }
-                grad += count;
+                g += count;
                 m += count;
                 u += count;
                 v += count;
             }
-            *by_x++ = of_mean + *scale * of_slope;
-            *by_scale++ = of_noise;
+            by_x[row] = of_mean + scale[row] * of_slope;
+            by_scale[row] = of_noise;
         }
     }
 }

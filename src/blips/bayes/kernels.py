@@ -87,26 +87,41 @@ def flip_and_dot(x: Tensor, bits: Tensor, y: Tensor) -> Tensor:
     return out
 
 
-def shared_noise(mean: Tensor, noise: Tensor, group: Tensor, bits: Tensor, scale: Tensor) -> Tensor:
-    """``mean + scale * signs * noise`` for K samples of R rows, ``[K * R, channels]``.
+def shared_noise_(
+    z: Tensor,
+    first: int,
+    mean: Tensor,
+    noise: Tensor,
+    group: Tensor,
+    bits: Tensor,
+    scale: Tensor,
+) -> None:
+    """Write ``mean + scale * signs * noise`` to R rows of each of K samples.
 
     Args:
+        z: of all rows, ``[K * E, channels]``, contiguous.
+        first: of the R rows.
         mean: of all samples, ``[R, channels]``.
         noise: of G groups of samples, ``[G * R, channels]``.
         group: of each sample, ``[K]`` of int64.
-        bits: the signs, packed, of ``[K * R, channels]``.
-        scale: ``[K * R]``.
+        bits: the signs, packed, of ``[K * E, channels]``.
+        scale: ``[K * E]``.
     """
+    rows = slice(first, first + len(mean))
     if (library := _library_for(mean)) is None:
-        z = mean.repeat(len(group), 1)
-        return z.addcmul_(_flipped(_of_samples(noise, group, len(mean)), bits), per_row(scale, z))
+        flipped = _flipped(_of_samples(noise, group, mean), _part(bits, group, rows))
+        flipped *= per_row(_part(scale, group, rows), flipped)
+        z.view(len(group), -1, z.shape[1])[:, rows] = flipped.view(len(group), *mean.shape) + mean
+        return
     given = [x.contiguous() for x in (mean, noise, group, bits, scale)]
-    out = mean.new_empty((len(scale), mean.shape[1]))
-    library.blips_shared_noise(*map(address, given), address(out), len(group), *mean.shape)
-    return out
+    sizes = (first, len(z) // len(group), len(group), *mean.shape)
+    library.blips_shared_noise(*map(address, given), address(z), *sizes)
 
 
-def shared_slopes(
+def shared_slopes_(
+    by_x: Tensor,
+    by_scale: Tensor,
+    first: int,
     grad: Tensor,
     mean_slope: Tensor,
     noise: Tensor,
@@ -114,29 +129,35 @@ def shared_slopes(
     group: Tensor,
     bits: Tensor,
     scale: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of `shared_noise` by what mean and noise depend on, and by scale, ``[K * R]``.
+) -> None:
+    """Write gradients of `shared_noise_` for R rows of each sample.
 
     Args:
-        grad: of the result, ``[K * R, channels]``.
+        by_x: by what mean and noise depend on, ``[K * E]``, contiguous.
+        by_scale: by the scale, ``[K * E]``, contiguous.
+        first: see `shared_noise_`, as for all that is not said here.
+        grad: of z.
         mean_slope: derivative of the mean, ``[R, channels]``.
-        noise: see `shared_noise`, as for the others.
-        noise_slope: derivative of the noise, ``[G * R, channels]``.
+        noise: of the groups.
+        noise_slope: its derivative.
         group: of each sample.
         bits: the signs.
         scale: of each row.
     """
+    rows = slice(first, first + len(mean_slope))
     if (library := _library_for(mean_slope)) is None:
-        flipped = _flipped(grad, bits)
-        by_scale = row_dot(flipped, _of_samples(noise, group, len(mean_slope)))
-        of_noise = row_dot(flipped, _of_samples(noise_slope, group, len(mean_slope)))
-        return row_dot(grad, mean_slope.repeat(len(group), 1)) + scale * of_noise, by_scale
-    tensors = (grad, mean_slope, noise, noise_slope, group, bits, scale)
+        grad, scale = _part(grad, group, rows), _part(scale, group, rows)
+        flipped = _flipped(grad, _part(bits, group, rows))
+        of_mean = row_dot(grad, mean_slope.repeat(len(group), 1))
+        of_noise = row_dot(flipped, _of_samples(noise_slope, group, mean_slope))
+        by_noise = row_dot(flipped, _of_samples(noise, group, mean_slope))
+        for whole, part in ((by_x, of_mean + scale * of_noise), (by_scale, by_noise)):
+            whole.view(len(group), -1)[:, rows] = part.view(len(group), -1)
+        return
+    tensors = (grad, mean_slope, noise, noise_slope, group, bits, scale, by_x, by_scale)
     given = [x.contiguous() for x in tensors]
-    found = by_x, by_scale = torch.empty_like(scale), torch.empty_like(scale)
-    sizes = (len(group), *mean_slope.shape)
-    library.blips_shared_slopes(*map(address, given), *map(address, found), *sizes)
-    return by_x, by_scale
+    sizes = (first, len(by_x) // len(group), len(group), *mean_slope.shape)
+    library.blips_shared_slopes(*map(address, given), *sizes)
 
 
 def random_words(seeds: Tensor, first: int, count: int) -> Tensor:
@@ -238,14 +259,19 @@ def _declare(library: ctypes.CDLL) -> None:
     library.blips_flip_and_dot.argtypes = [pointer] * 4 + [size] * 3
     library.blips_random_values.argtypes = [pointer] * 3 + [ctypes.c_uint64] + [size] * 2
     library.blips_random_words.argtypes = [pointer] * 2 + [ctypes.c_uint64] + [size] * 2
-    library.blips_shared_noise.argtypes = [pointer] * 6 + [size] * 3
-    library.blips_shared_slopes.argtypes = [pointer] * 9 + [size] * 3
+    library.blips_shared_noise.argtypes = [pointer] * 6 + [size] * 5
+    library.blips_shared_slopes.argtypes = [pointer] * 9 + [size] * 5
     library.blips_row_dot.argtypes = [pointer] * 3 + [size] * 2
 
 
-def _of_samples(rows: Tensor, group: Tensor, count: int) -> Tensor:
-    """The ``count`` rows of each sample's group, ``[G * R, channels] -> [K * R, channels]``."""
-    return rows.view(-1, count, rows.shape[1]).index_select(0, group).flatten(0, 1)
+def _of_samples(rows: Tensor, group: Tensor, like: Tensor) -> Tensor:
+    """The rows of each sample's group, ``[G * R, channels] -> [K * R, channels]``."""
+    return rows.view(-1, *like.shape).index_select(0, group).flatten(0, 1)
+
+
+def _part(x: Tensor, group: Tensor, rows: slice) -> Tensor:
+    """Some rows of each sample, ``[K * E, ...] -> [K * R, ...]``."""
+    return x.view(len(group), len(x) // len(group), *x.shape[1:])[:, rows].flatten(0, 1)
 
 
 def _width(x: Tensor) -> int:

@@ -27,7 +27,10 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from blips.bayes.algebra import times_transposed
-from blips.bayes.kernels import flip, shared_noise, shared_slopes
+from blips.bayes.kernels import flip, shared_noise_, shared_slopes_
+
+PIECE = 2**19
+"""Elements of a product that is made at once (2 MB in single precision)."""
 
 
 def with_slope(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,14 +117,9 @@ def shared_flipout(
         bits_in: signs s of each group, packed, [G * E, words, 1].
         bits_out: signs r of each sample, packed, [K * E, words, 1].
     """
-    value, slope, weight = h.value, h.slope, weight.detach()
-    mean = F.linear(value, weight, None if bias is None else bias.detach())  # [E, out]
-    groups = len(deviation)
-    flipped = [flip(x.repeat(groups, 1), bits_in) for x in (value, slope)]  # [G * E, in]
-    noise, noise_slope = (times_transposed(x, deviation) for x in flipped)  # [G * E, out]
-    return _SharedFlipout.apply(  # pyright: ignore
-        h.length, coef, mean, F.linear(slope, weight), noise, noise_slope, group, bits_out
-    )
+    weights = (weight.detach(), None if bias is None else bias.detach(), deviation)
+    inputs = (h.length, coef, h.value, h.slope, *weights, group, bits_in, bits_out)
+    return _SharedFlipout.apply(*inputs)  # pyright: ignore
 
 
 class _Rows(Function):
@@ -143,31 +141,62 @@ class _Rows(Function):
 
 
 class _SharedFlipout(Function):
-    """``z = m + sqrt(coef) r u`` with m and u functions of the lengths, given with their slopes."""
+    """``z = m + sqrt(coef) r u`` with ``m = f W^T + b`` and ``u = (s f) D^T``.
+
+    Products are made for some rows at a time, which stay in the processor's cache, and are made
+    again for the backward pass instead of kept.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         length: Tensor,
         coef: Tensor,
-        mean: Tensor,
-        mean_slope: Tensor,
-        noise: Tensor,
-        noise_slope: Tensor,
+        value: Tensor,
+        slope: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        deviation: Tensor,
         group: Tensor,
-        bits: Tensor,
+        bits_in: Tensor,
+        bits_out: Tensor,
     ) -> Tensor:
         root = coef.sqrt()
-        ctx.save_for_backward(root, mean_slope, noise, noise_slope, group, bits)
-        return shared_noise(mean, noise, group, bits, root)
+        ctx.save_for_backward(root, value, slope, weight, deviation, group, bits_in, bits_out)
+        z = value.new_empty(len(length), weight.shape[0])
+        for rows in _pieces(len(value), weight.shape[0]):
+            mean = F.linear(value[rows], weight, bias)  # [R, out]
+            noise = _noise(value, rows, deviation, bits_in)  # [G * R, out]
+            shared_noise_(z, rows.start, mean, noise, group, bits_out, root)
+        return z
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
-        root, mean_slope, noise, noise_slope, group, bits = ctx.saved_tensors
-        by_length, by_root = shared_slopes(
-            grads[0], mean_slope, noise, noise_slope, group, bits, root
+        root, value, slope, weight, deviation, group, bits_in, bits_out = ctx.saved_tensors
+        grad, by_length, by_root = (
+            grads[0].contiguous(),
+            torch.empty_like(root),
+            torch.empty_like(root),
         )
-        return by_length, by_root.div_(root + root), *(None,) * 6
+        for rows in _pieces(len(value), weight.shape[0]):
+            mean_slope = F.linear(slope[rows], weight)
+            noise, noise_slope = (_noise(x, rows, deviation, bits_in) for x in (value, slope))
+            slopes = (mean_slope, noise, noise_slope)
+            shared_slopes_(by_length, by_root, rows.start, grad, *slopes, group, bits_out, root)
+        return by_length, by_root.div_(root + root), *(None,) * 8
+
+
+def _pieces(rows: int, width: int) -> list[slice]:
+    """Parts of so many rows whose products have at most `PIECE` elements."""
+    most = max(1, PIECE // width)
+    return [slice(first, min(first + most, rows)) for first in range(0, rows, most)]
+
+
+def _noise(x: Tensor, rows: slice, deviation: Tensor, bits_in: Tensor) -> Tensor:
+    """``(s x) D^T`` of some rows for each of G deviations, [G * R, out]."""
+    groups = len(deviation)
+    bits = bits_in.view(groups, len(x), *bits_in.shape[1:])[:, rows].flatten(0, 1)
+    return times_transposed(flip(x[rows].repeat(groups, 1), bits), deviation)
