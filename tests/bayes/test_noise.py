@@ -104,29 +104,30 @@ def test_frozen_noise_stacks_its_members():
 
 def test_weight_noise_is_kept_until_the_weights_change_and_never_depends_on_that():
     weight = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    kept, fresh = WeightNoise(1, range(2, 5)), WeightNoise(1, range(2, 5), keep=False)
+    kept, fresh = WeightNoise(1, range(2, 5), {}), WeightNoise(1, range(2, 5))
     first = kept.deviation("a", weight)
-    assert first.shape == (3, 3, 4)
+    assert first.shape == (1, 3, 4)  # three samples of one group
     assert kept.deviation("a", weight) is first
     assert torch.equal(fresh.deviation("a", weight), first)
     assert fresh.deviation("a", weight) is not first
-    assert torch.equal(WeightNoise(1, range(4, 5)).deviation("a", weight)[0], first[2])
+    assert torch.equal(WeightNoise(1, range(4, 5)).deviation("a", weight), first)
     weight.mul_(2.0)
     torch.testing.assert_close(kept.deviation("a", weight), 2.0 * first)
 
 
 def test_the_store_keeps_the_newest_within_its_bound_and_does_not_travel():
-    store = NoiseStore(weight_bytes=10, most_bytes=100)  # ten samples
-    oldest, newer = store.get(0, range(6)), store.get(0, range(6, 10))
-    assert store.get(0, range(6)) is oldest
-    newest = store.get(1, range(5))  # the oldest has to go
-    assert store.get(0, range(6, 10)) is newer
-    assert store.get(1, range(5)) is newest
-    assert store.get(0, range(6)) is not oldest
-    assert not store.get(2, range(11)).keep
+    store = NoiseStore(weight_bytes=10, most_bytes=30)  # three groups of samples
+    oldest, newer = store.get(0, range(2 * SHARING)).kept, store.get(0, range(16, 18)).kept
+    assert store.get(0, range(3, 12)).kept is oldest  # the same groups
+    assert store.get(0, range(18, 20)).kept is newer
+    newest = store.get(1, range(5)).kept  # the oldest has to go
+    assert store.get(0, range(16, 24)).kept is newer
+    assert store.get(1, range(5)).kept is newest
+    assert store.get(0, range(2 * SHARING)).kept is not oldest
+    assert store.get(2, range(3 * SHARING + 1)).kept is None
     drawn = store.draw(0, 0)
     assert store.draw(0, 0) is drawn
-    for member in range(1, 11):
+    for member in range(1, 4):
         store.draw(0, member)
     assert store.draw(0, 0) is not drawn
     copy = pickle.loads(pickle.dumps(store))

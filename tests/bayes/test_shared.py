@@ -83,7 +83,7 @@ def test_samples_of_shared_rows_have_the_variance_of_the_posterior_and_no_correl
     torch.manual_seed(0)
     weight, h = torch.randn(3, WIDTH, dtype=torch.float64), waves(torch.tensor([0.7, 1.9]).double())
     kept, rows = WeightNoise(0, range(samples)), EdgeRows(h, h, torch.zeros(2 * samples))
-    deviation = kept.of_groups(kept.deviation("map", weight))
+    deviation = kept.of_groups("map", weight)
     bits_in = kept.input_signs("map", 2, WIDTH, weight.device)
     (bits_out,) = sign_bits(BitSource(noise.generators(0, samples)), 2, 3)
     coef = torch.full((2 * samples,), 0.3, dtype=torch.float64)

@@ -141,7 +141,7 @@ def _of_shared_rows(
     kept: WeightNoise,
 ) -> Tensor:
     """As `sampled_linear`, for rows that all samples of a prediction share."""
-    deviation = kept.of_groups(kept.deviation(name, weight, layer.parameters()))
+    deviation = kept.of_groups(name, weight, layer.parameters())
     rows = len(h.value)
     bits_in = kept.input_signs(name, rows, weight.shape[1], weight.device)
     (bits_out,) = sign_bits(noise.bits, rows, weight.shape[0])

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from blips.bayes.random import BitSource, normals, seeded_generator, sign_bits
 
+Kept = dict[str, tuple[tuple[tuple[int, int], ...], Tensor]]
+"""Deviations by name, each with what tells whether its weights are still the same."""
+
 SHARING = 8
 """Consecutive samples of a prediction that share flipout's weight noise."""
 
@@ -45,17 +48,19 @@ class WeightNoise:
     Args:
         seed: of the prediction.
         numbers: of the samples.
-        keep: False makes them anew at every call, with the same result.
+        kept: where the noise of these groups is kept; None makes it anew at every call, with the
+            same result.
     """
 
-    def __init__(self, seed: int, numbers: range, *, keep: bool = True) -> None:
-        self.seed, self.numbers, self.keep = seed, numbers, keep
-        self._kept: dict[str, tuple[tuple[tuple[int, int], ...], Tensor]] = {}
+    def __init__(self, seed: int, numbers: range, kept: Kept | None = None) -> None:
+        self.seed, self.numbers, self.kept = seed, numbers, kept
 
     def deviation(
         self, name: str, weight: Tensor, parameters: Iterable[Tensor] | None = None
     ) -> Tensor:
         """Theta * eps, [G, *weight.shape], for K / G consecutive samples each.
+
+        One for each sample where they are of several groups, not all of which are complete.
 
         Args:
             name: of the weight.
@@ -63,17 +68,24 @@ class WeightNoise:
             parameters: that theta is computed from, where it is none itself; they tell whether
                 it is still the same.
         """
+        deviation = self.of_groups(name, weight, parameters)
+        if len(deviation) in (1, len(self.numbers) / SHARING):
+            return deviation
+        return deviation[self.group_of_sample]
+
+    def of_groups(
+        self, name: str, weight: Tensor, parameters: Iterable[Tensor] | None = None
+    ) -> Tensor:
+        """Theta * eps of each group, [groups, *weight.shape]; arguments as for `deviation`."""
         sources = [weight] if parameters is None else parameters
         stamp = tuple((source.data_ptr(), source._version) for source in sources)
-        kept_stamp, kept = self._kept.get(name, (None, weight))
+        kept_stamp, deviation = (self.kept or {}).get(name, (None, weight))
         if kept_stamp == stamp:
-            return kept
+            return deviation
         streams = self._streams("weights", name, weight.device)
         deviation = weight.detach() * normals(weight.shape, streams, weight.dtype)
-        if len(self.numbers) != SHARING * len(streams):  # some group is incomplete
-            deviation = deviation[self.group_of_sample]
-        if self.keep:
-            self._kept[name] = (stamp, deviation)
+        if self.kept is not None:
+            self.kept[name] = (stamp, deviation)
         return deviation
 
     @cached_property
@@ -82,14 +94,6 @@ class WeightNoise:
         groups = torch.tensor([number // SHARING for number in self.numbers])
         return groups - groups[0]
 
-    def of_groups(self, deviation: Tensor) -> Tensor:
-        """One of each group's equal deviations, [groups, ...], out of those of `deviation`."""
-        group = self.group_of_sample
-        if len(deviation) != len(group):
-            return deviation  # whole groups
-        firsts = torch.searchsorted(group, torch.arange(int(group[-1]) + 1))
-        return deviation[firsts]
-
     def input_signs(self, name: str, rows: int, channels: int, device: torch.device) -> Tensor:
         """Signs that the samples of a group have in common, packed, [groups * rows, words, 1]."""
         (bits,) = sign_bits(BitSource(self._streams("signs", name, device)), rows, channels)
@@ -97,8 +101,15 @@ class WeightNoise:
 
     def _streams(self, kind: str, name: str, device: torch.device) -> list[torch.Generator]:
         """A generator for each group."""
-        groups = dict.fromkeys(number // SHARING for number in self.numbers)
-        return [seeded_generator(kind, self.seed, group, name, device=device) for group in groups]
+        return [
+            seeded_generator(kind, self.seed, group, name, device=device)
+            for group in groups_of(self.numbers)
+        ]
+
+
+def groups_of(numbers: range) -> range:
+    """Groups that samples with these numbers belong to."""
+    return range(numbers[0] // SHARING, numbers[-1] // SHARING + 1)
 
 
 class NoiseStore:
@@ -112,32 +123,31 @@ class NoiseStore:
     """
 
     def __init__(self, weight_bytes: int, most_bytes: float = 2e8) -> None:
-        self.most_samples = int(most_bytes // max(1, weight_bytes))
-        self._kept: dict[tuple[int, range], WeightNoise] = {}
+        self.most = int(most_bytes // max(1, weight_bytes))  # draws of all weights
+        self._kept: dict[tuple[int, range], Kept] = {}  # by seed and groups
         self._draws: dict[tuple[int, int], FrozenDraw] = {}
 
     def draw(self, seed: int, member: int) -> FrozenDraw:
         """A frozen member's draw, from the store where it is there."""
         draw = self._draws.get((seed, member))
         if draw is None:
-            while len(self._draws) >= max(1, self.most_samples):
+            while len(self._draws) >= max(1, self.most):
                 self._draws.pop(next(iter(self._draws)), None)
             draw = self._draws[(seed, member)] = FrozenDraw(seed, member)
         return draw
 
     def get(self, seed: int, numbers: range) -> WeightNoise:
         """Noise of these samples, from the store where it is there."""
-        key = (seed, numbers)
-        kept = self._kept.get(key)
-        if kept is not None:
-            return kept
-        noise = WeightNoise(seed, numbers, keep=len(numbers) <= self.most_samples)
-        if noise.keep:
+        groups = groups_of(numbers)
+        if len(groups) > self.most:
+            return WeightNoise(seed, numbers)
+        kept = self._kept.get((seed, groups))
+        if kept is None:
             keys = list(self._kept)
-            while keys and len(numbers) + sum(len(n) for _, n in keys) > self.most_samples:
+            while keys and len(groups) + sum(len(found) for _, found in keys) > self.most:
                 self._kept.pop(keys.pop(0), None)
-            self._kept[key] = noise
-        return noise
+            kept = self._kept[seed, groups] = {}
+        return WeightNoise(seed, numbers, kept)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_kept": {}, "_draws": {}}
