@@ -254,7 +254,7 @@ def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
             ("forces", "force MAE, meV/Å"),
             ("atom_energy", "energy MAE, meV/atom"),
         ):
-            panel = panels.setdefault(f"{label}, {test} topologies", [])
+            panel = panels.setdefault(f"{test} topologies\n{label}", [])
             for name, suffix, title in rows:
                 metric = f"{test}_{quantity}_mae{suffix}"
                 points = []
