@@ -241,13 +241,20 @@ class MemoryGauge:
         fits = int(bound.wished / threads / needed)
         busy = max(1, min(threads, samples * rows // ROWS_FOR_A_THREAD))  # threads side by side
         most = max(1, min(-(-samples // busy), fits, max(FEW_SAMPLES, ROWS_AT_ONCE // rows)))
-        return most - most % SHARING or most  # whole groups of samples, where they fit
+        return most if most == samples <= SHARING else _in_step_with_groups(most)
 
     def _per_row(self, graph: Graph, run: Callable[[Graph], Any]) -> float:
         if self._bytes_per_row is None:
             probe = graph if not is_large(graph) else graph.neighbourhood(PROBE_NODES)
             self._bytes_per_row = SAVED_TO_PEAK * saved_bytes(lambda: run(probe)) / rows_of(probe)
         return self._bytes_per_row
+
+
+def _in_step_with_groups(most: int) -> int:
+    """Whole groups of samples that share weight noise, or equal parts of one; at most so many."""
+    if most >= SHARING:
+        return most - most % SHARING
+    return max(size for size in range(1, most + 1) if SHARING % size == 0)
 
 
 def rows_of(graph: Graph) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from blips.bayes import estimators, functions, pieces
+from blips.bayes import estimators, pieces
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
 from blips.bayes.kernels import sign_mask
 from blips.bayes.random import BitSource, normals, quick_normals, sign_bits
@@ -232,17 +232,6 @@ def test_single_precision_flips_the_same_signs(replicas: int, irrep: tuple[int, 
     single, double = values_and_gradients(torch.float32), values_and_gradients(torch.float64)
     for value, expected in zip(single, double, strict=True):
         torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_first_derivatives_of_local_do_not_depend_on_halves(monkeypatch: pytest.MonkeyPatch):
-    def gradients() -> tuple[Tensor, ...]:
-        inputs = problem(7)
-        z = local_linear(*inputs, seeded(1))
-        return torch.autograd.grad(z.sin().sum(), [x for x in inputs if x is not None])
-
-    whole = gradients()
-    monkeypatch.setattr(functions, "MANY_ROWS", 0)
-    torch.testing.assert_close(gradients(), whole)
 
 
 @ALL

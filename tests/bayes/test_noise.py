@@ -117,13 +117,14 @@ def test_weight_noise_is_kept_until_the_weights_change_and_never_depends_on_that
 
 def test_the_store_keeps_the_newest_within_its_bound_and_does_not_travel():
     store = NoiseStore(weight_bytes=10, most_bytes=30)  # three groups of samples
-    oldest, newer = store.get(0, range(2 * SHARING)).kept, store.get(0, range(16, 18)).kept
-    assert store.get(0, range(3, 12)).kept is oldest  # the same groups
-    assert store.get(0, range(18, 20)).kept is newer
+    two, third = range(2 * SHARING), range(2 * SHARING, 3 * SHARING)  # groups
+    oldest, newer = store.get(0, two).kept, store.get(0, third[:2]).kept
+    assert store.get(0, two[3 : SHARING + 1]).kept is oldest  # the same groups
+    assert store.get(0, third[2:4]).kept is newer
     newest = store.get(1, range(5)).kept  # the oldest has to go
-    assert store.get(0, range(16, 24)).kept is newer
+    assert store.get(0, third).kept is newer
     assert store.get(1, range(5)).kept is newest
-    assert store.get(0, range(2 * SHARING)).kept is not oldest
+    assert store.get(0, two).kept is not oldest
     assert store.get(2, range(3 * SHARING + 1)).kept is None
     drawn = store.draw(0, 0)
     assert store.draw(0, 0) is drawn

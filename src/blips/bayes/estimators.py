@@ -36,6 +36,7 @@ def local_linear(
     bias: Tensor | None,
     coef: Tensor,
     generators: Sequence[torch.Generator],
+    bits: BitSource | None = None,
 ) -> Tensor:
     """Sample the outputs of the map (local reparametrisation).
 
@@ -47,18 +48,17 @@ def local_linear(
         bias: b, ``[out]`` or None.
         coef: relative variances, ``[K*R]``.
         generators: K generators on the device of ``h``.
+        bits: where the noise comes from, if maps share it; None draws it from the generators.
 
     Returns:
         z, ``[K*R, out]``.
     """
     plan = Plan(h, weight, len(generators))
-    sources = plan.replicas(lambda k: BitSource(generators[k]))
-    outputs: list[Tensor] = []
-    for x, c, source in zip(plan.rows(h), plan.rows(coef), sources, strict=True):
-        rows = x.shape[0] // len(source.generators)  # of a replica in this piece
-        eps = quick_normals(source, rows, weight.shape[0], h.dtype)  # [k*r, out]
-        outputs.append(local(x, weight, bias, c, eps))
-    return plan.join(outputs)
+    bits = bits or BitSource(generators)
+    eps = quick_normals(bits, plan.rows_per_replica, weight.shape[0], h.dtype)  # [K*R, out]
+    pieces = zip(plan.rows(h), plan.rows(coef), plan.rows(eps), strict=True)
+    # .data: every piece is written to, which is no change of the others
+    return plan.join([local(x, weight, bias, c, e.data) for x, c, e in pieces])
 
 
 def flipout_linear(
@@ -93,10 +93,12 @@ def flipout_linear(
     if deviation is None:
         eps = normals(weight.shape, generators, weight.dtype)  # [K, out, in]
         deviation = weight.detach() * eps
-    plan = Plan(h, weight, len(deviation))
-    noises = plan.replicas(lambda k: (deviation[k], None if eps is None else eps[k]))
     bits = bits or BitSource(generators)
     bits_out, bits_in = sign_bits(bits, h.shape[0] // len(generators), *weight.shape)
+    plan = Plan(h, weight, len(deviation))
+    if plan.is_whole:
+        return flipout(h, weight, bias, coef, deviation, eps, bits_in, bits_out)
+    noises = plan.replicas(lambda k: (deviation[k], None if eps is None else eps[k]))
     outputs: list[Tensor] = []
     for x, c, s, r, noise in zip(
         plan.rows(h),

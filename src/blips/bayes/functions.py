@@ -32,9 +32,6 @@ from blips.bayes.kernels import (
 VAR_FLOOR = 1e-12
 """Added to the variance of unit coefficient: its root is smooth where the input vanishes."""
 
-MANY_ROWS = 1024
-"""From here on a pass in two halves costs no more than one over all."""
-
 Tensors = Sequence[Tensor | None]
 Grads = tuple[Tensor | None, ...]
 
@@ -56,29 +53,18 @@ class _Local(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Grads:
         h, weight, _, coef, slope = saved = ctx.saved_tensors
-        needs = _needs(ctx, saved)
         if torch.is_grad_enabled():
-            return _by_autograd(_local_again, saved, needs, grads)
+            return _by_autograd(_local_again, saved, _needs(ctx, saved), grads)
+        _, needs_weight, needs_bias = _needs(ctx, saved[:3])
         grad_z = grads[0]
-        grad_h = torch.empty_like(h)
-        grad_weight = torch.zeros_like(weight) if needs[1] else None
-        for rows in _halves(h.shape[0]):  # the gradient of v, twice, is never there as a whole
-            grad_var = grad_z[rows] * slope[rows]
-            if grad_weight is not None:
-                grad_weight.addmm_(grad_var.t(), h[rows].square())
-            torch.mm(grad_var, weight * weight, out=grad_h[rows])
-        if grad_weight is not None:
-            grad_weight.mul_(weight).addmm_(grad_z.t(), h)
+        grad_var = grad_z * slope  # twice the gradient of v
+        grad_h = torch.mm(grad_var, weight * weight)
+        grad_weight = None
+        if needs_weight:
+            grad_weight = torch.mm(grad_var.t(), h * h).mul_(weight).addmm_(grad_z.t(), h)
         grad_coef = multiply_and_dot(grad_h, h).div_(coef + coef)
-        grad_bias = grad_z.sum(0) if needs[2] else None
+        grad_bias = grad_z.sum(0) if needs_bias else None
         return grad_h.addmm_(grad_z, weight), grad_weight, grad_bias, grad_coef, None
-
-
-def _halves(rows: int) -> list[slice]:
-    """All rows where they are few, else two halves of them."""
-    if rows < MANY_ROWS:
-        return [slice(rows)]
-    return [slice(rows // 2), slice(rows // 2, rows)]
 
 
 def _local_again(
@@ -116,22 +102,22 @@ class _Flipout(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Grads:
         h, weight, _, coef, deviation, eps, bits_in, bits_out = saved = ctx.saved_tensors
-        needs = _needs(ctx, saved)
+        _, needs_weight, needs_bias = _needs(ctx, saved[:3])
         grad_z = grads[0]
         if torch.is_grad_enabled():
-            if needs[1] or needs[2]:
-                return _by_autograd(_flipout_again, saved, needs, grads)
+            if needs_weight or needs_bias:
+                return _by_autograd(_flipout_again, saved, _needs(ctx, saved), grads)
             grad_h, grad_coef = _flipout_grads(grad_z, h, weight, *saved[3:])
             return grad_h, None, None, grad_coef, None, None, None, None
         noise = flip(grad_z, bits_out, coef.sqrt())
         grad_weight = grad_bias = None
-        if needs[1]:
+        if needs_weight:
             grad_weight = _weight_grad(grad_z, h, noise, flip(h, bits_in), eps)
         grad_h = times(noise, deviation)
         del noise
         grad_coef = flip_and_dot(grad_h, bits_in, h).div_(coef + coef)
         as_rows(grad_h).addmm_(as_rows(grad_z), weight)
-        if needs[2]:
+        if needs_bias:
             grad_bias = as_rows(grad_z).sum(0)
         return grad_h, grad_weight, grad_bias, grad_coef, None, None, None, None
 

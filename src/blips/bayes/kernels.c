@@ -26,6 +26,35 @@ static inline float flipped(float x, uint32_t word, int channel) {
     return x;
 }
 
+/* What is done for the channels of one word. A constant count is much faster, and 32 the common one:
+ * BY_WORD makes two versions. */
+#define INLINED static inline __attribute__((always_inline))
+#define BY_WORD(step, count, ...) ((count) == 32 ? step(__VA_ARGS__, 32) : step(__VA_ARGS__, count))
+
+INLINED void flip_word(const float *x, float *out, float factor, uint32_t word, int count) {
+#pragma GCC ivdep
+    for (int j = 0; j < count; j++) out[j] = factor * flipped(x[j], word, j);
+}
+
+INLINED void add_flipped_word(const float *restrict x, float *restrict z, float factor,
+                              uint32_t word, int count) {
+    for (int j = 0; j < count; j++) z[j] += factor * flipped(x[j], word, j);
+}
+
+INLINED float flip_and_dot_word(float *restrict x, const float *restrict y, uint32_t word,
+                                int count) {
+    float sum = 0.0f;
+    for (int j = 0; j < count; j++) {
+        x[j] = flipped(x[j], word, j);
+        sum += x[j] * y[j];
+    }
+    return sum;
+}
+
+static inline int count_of(ptrdiff_t first, ptrdiff_t channels) {
+    return channels - first < 32 ? (int)(channels - first) : 32;
+}
+
 /* out = scale * sign * x; out may be x. */
 VECTORISED void blips_flip(const float *x, const uint32_t *words, const float *scale, float *out,
                            ptrdiff_t rows, ptrdiff_t irrep, ptrdiff_t channels) {
@@ -35,9 +64,8 @@ VECTORISED void blips_flip(const float *x, const uint32_t *words, const float *s
         for (ptrdiff_t i = 0; i < irrep; i++)
             for (ptrdiff_t first = 0; first < channels; first += 32) {
                 uint32_t word = words[first / 32];
-                int count = channels - first < 32 ? (int)(channels - first) : 32;
-#pragma GCC ivdep
-                for (int j = 0; j < count; j++) out[j] = factor * flipped(x[j], word, j);
+                int count = count_of(first, channels);
+                BY_WORD(flip_word, count, x, out, factor, word);
                 x += count;
                 out += count;
             }
@@ -53,8 +81,8 @@ VECTORISED void blips_add_flipped(const float *restrict x, const uint32_t *restr
         for (ptrdiff_t i = 0; i < irrep; i++)
             for (ptrdiff_t first = 0; first < channels; first += 32) {
                 uint32_t word = words[first / 32];
-                int count = channels - first < 32 ? (int)(channels - first) : 32;
-                for (int j = 0; j < count; j++) z[j] += scale[row] * flipped(x[j], word, j);
+                int count = count_of(first, channels);
+                BY_WORD(add_flipped_word, count, x, z, scale[row], word);
                 x += count;
                 z += count;
             }
@@ -97,11 +125,8 @@ VECTORISED void blips_flip_and_dot(float *restrict x, const uint32_t *restrict w
         for (ptrdiff_t i = 0; i < irrep; i++)
             for (ptrdiff_t first = 0; first < channels; first += 32) {
                 uint32_t word = words[first / 32];
-                int count = channels - first < 32 ? (int)(channels - first) : 32;
-                for (int j = 0; j < count; j++) {
-                    x[j] = flipped(x[j], word, j);
-                    sum += x[j] * y[j];
-                }
+                int count = count_of(first, channels);
+                sum += BY_WORD(flip_and_dot_word, count, x, y, word);
                 x += count;
                 y += count;
             }
@@ -134,7 +159,7 @@ VECTORISED void blips_shared_noise(const float *restrict mean, const float *rest
         float *out = z + start * channels;
         for (ptrdiff_t row = 0; row < rows; row++)
             for (ptrdiff_t channel = 0; channel < channels; channel += 32, word++) {
-                int count = channels - channel < 32 ? (int)(channels - channel) : 32;
+                int count = count_of(channel, channels);
                 float factor = scale[start + row];
                 for (int j = 0; j < count; j++) out[j] = m[j] + factor * flipped(u[j], *word, j);
                 out += count;
@@ -162,7 +187,7 @@ VECTORISED void blips_shared_slopes(const float *restrict grad, const float *res
         for (ptrdiff_t row = start; row < start + rows; row++) {
             float of_mean = 0.0f, of_noise = 0.0f, of_slope = 0.0f;
             for (ptrdiff_t channel = 0; channel < channels; channel += 32, word++) {
-                int count = channels - channel < 32 ? (int)(channels - channel) : 32;
+                int count = count_of(channel, channels);
                 for (int j = 0; j < count; j++) {
                     float signed_grad = flipped(g[j], *word, j);
                     of_mean += g[j] * m[j];

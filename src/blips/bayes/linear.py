@@ -127,7 +127,7 @@ def sampled_linear(
         kept = noise.weights
         deviation = None if kept is None else kept.deviation(name, weight, layer.parameters())
         return flipout_linear(h, weight, bias, coef, noise.generators, deviation, noise.bits)
-    return local_linear(h, weight, bias, coef, noise.generators)
+    return local_linear(h, weight, bias, coef, noise.generators, noise.bits)
 
 
 def _of_shared_rows(

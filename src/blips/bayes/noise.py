@@ -107,7 +107,7 @@ class SampledNoise(Noise):
 
     @cached_property
     def bits(self) -> BitSource:
-        """Random signs for all maps of the pass."""
+        """Random bits for all maps of the pass."""
         return BitSource(self.generators)
 
 

@@ -38,9 +38,14 @@ class Plan:
         self._parts = _cut(self.rows_per_replica, most)
         self._sizes = [k * rows for k in self._groups for rows in self._parts]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows are one piece."""
+        return len(self._sizes) == 1
+
     def rows(self, x: Tensor) -> Sequence[Tensor]:
         """Cut ``[K*R, ...]`` into the rows of each piece."""
-        return x.split_with_sizes(self._sizes) if len(self._sizes) > 1 else (x,)
+        return (x,) if self.is_whole else x.split_with_sizes(self._sizes)
 
     def replicas(self, take: Callable[[slice], T]) -> Sequence[T]:
         """Take for each piece what belongs to its replicas; pieces of one replica share it."""
@@ -50,7 +55,7 @@ class Plan:
 
     def join(self, pieces: Sequence[Tensor]) -> Tensor:
         """Put the rows of all pieces together."""
-        return _join(self._sizes, pieces) if len(pieces) > 1 else pieces[0]
+        return pieces[0] if self.is_whole else _join(self._sizes, pieces)
 
 
 def _cut(total: int, most: int) -> list[int]:

@@ -12,7 +12,7 @@ from blips.bayes.random import BitSource, normals, seeded_generator, sign_bits
 Kept = dict[str, tuple[tuple[tuple[int, int], ...], Tensor]]
 """Deviations by name, each with what tells whether its weights are still the same."""
 
-SHARING = 8
+SHARING = 16
 """Consecutive samples of a prediction that share flipout's weight noise."""
 
 
