@@ -4,11 +4,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from ase.build import molecule
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+import blips
 from blips.active.acquisition import (
     best,
     greedy_diverse,
@@ -17,7 +19,12 @@ from blips.active.acquisition import (
     structure_scores,
 )
 from blips.active.features import structure_features
+from blips.active.frames import to_json
+from blips.active.worker import file_digest, member_deviations
+from blips.backbones import PaiNN
 from blips.errors import InputError
+from blips.train.checkpoint import save
+from helpers import TINY
 
 
 def test_scores_of_two_structures():
@@ -68,18 +75,35 @@ def test_information_adds_up_to_the_joint_determinant(seed, members, count):
     for _ in range(6):
         samples = rng.normal(size=(members, rng.integers(1, 9)))
         deviations.append(samples - samples.mean(0))
-    chosen = greedy_information(deviations, 0.3, count)
+    chosen = greedy_information(deviations, count)
     joint = np.concatenate([deviations[c.index] for c in chosen], axis=1)
     covariance = joint.T @ joint / (members - 1)  # of all outputs of the batch
-    expected = 0.5 * np.linalg.slogdet(np.eye(len(covariance)) + covariance / 0.3**2)[1]
+    expected = 0.5 * np.linalg.slogdet(np.eye(len(covariance)) + covariance)[1]
     assert_allclose(sum(c.gain for c in chosen), expected, rtol=1e-9)
     gains = [c.gain for c in chosen]
     assert all(a >= b - 1e-12 for a, b in pairwise(gains))  # submodular
 
 
+def test_information_is_of_energies_and_forces_in_units_of_their_noise(tmp_path):
+    torch.manual_seed(0)
+    potential = blips.bayesianize(PaiNN(**TINY))
+    path = tmp_path / "model.safetensors"
+    save(potential, path)
+    structures = [molecule("NH3"), molecule("H2O")]
+    job = {"model": str(path), "digest": file_digest(path), "samples": 3, "seed": 1}
+    job |= {"structures": [to_json(a) for a in structures], "energy_noise": 0.1, "force_noise": 2.0}
+    found = member_deviations(job)
+    assert [a.shape for a in found] == [(3, 1 + 12), (3, 1 + 9)]
+    members = potential.draw(3, seed=1)
+    energies = np.array([m.predict(structures).array("energy")[1] / 3 for m in members])
+    forces = np.array([m.predict(structures).array("forces")[4:] for m in members]).reshape(3, -1)
+    expected = np.column_stack([energies / 0.1, forces / 2.0])
+    assert_allclose(found[1], expected - expected.mean(0), rtol=1e-4, atol=1e-6)
+
+
 def test_information_needs_two_members():
     with pytest.raises(InputError, match="at least 2 members"):
-        greedy_information([np.zeros((1, 3))], 0.1, 1)
+        greedy_information([np.zeros((1, 3))], 1)
 
 
 @given(st.integers(0, 100))

@@ -21,7 +21,7 @@ SIZES = {"initial": 4, "pool": 6, "test": 3, "max_atoms": 4}
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Ammonia in place of the crystals."""
-    path = tmp_path / "data" / matpes_data.DEFAULT
+    path = tmp_path / "data" / matpes_data.MPTRJ
     path.parent.mkdir(parents=True)
     write(path, morse_ammonia(16, seed=0), format="extxyz")
     monkeypatch.setenv("BLIPS_DATA", str(tmp_path / "data"))
@@ -34,7 +34,7 @@ def tiny(name: str, seed: int = 0) -> RunSpec:
     settings = {
         **spec.settings,
         "model": {"backbone": "painn", "hyperparameters": TINY},
-        "data": {"file": None, **SIZES},
+        "data": {"name": "mptrj", **SIZES},
         "bootstrap": 5,
     }
     return replace(spec, settings=settings, seed=seed)
@@ -55,7 +55,7 @@ def test_parts_are_apart_and_the_test_set_stays(data: Path, tmp_path: Path):
     for folder in folders:
         folder.mkdir()
     first, second = (
-        matpes_data.write_parts({"file": None, **SIZES}, seed, folder)
+        matpes_data.write_parts({"name": "mptrj", **SIZES}, seed, folder)
         for seed, folder in enumerate(folders)
     )
     known, pool = (read_structures(path) for path in (first.initial, first.pool))
@@ -65,7 +65,22 @@ def test_parts_are_apart_and_the_test_set_stays(data: Path, tmp_path: Path):
         np.testing.assert_array_equal(a.positions, b.positions)
     assert first.pool.read_text() != second.pool.read_text()
     with pytest.raises(InputError, match="16 structures of at most 4 atoms; 113 are needed"):
-        matpes_data.write_parts({"file": None, **SIZES, "test": 103}, 0, tmp_path)
+        matpes_data.write_parts({"name": "mptrj", **SIZES, "test": 103}, 0, tmp_path)
+
+
+def test_a_quarter_of_the_hot_set_is_hot_and_tested_on_its_own(data: Path, make_run: MakeRun):
+    hot = morse_ammonia(20, seed=1)
+    write(data.parents[1] / matpes_data.HOT, hot, format="extxyz")
+    every = matpes_data.read_all("hot", max_atoms=4)
+    kinds = [matpes_data.kind_of(atoms) for atoms in every]
+    assert (kinds.count("mptrj"), kinds.count("hot")) == (16, 5)
+    spec = tiny("blip_force")
+    spec = replace(spec, settings={**spec.settings, "data": {"name": "hot", **SIZES, "test": 8}})
+    found = matpes_run.execute(make_run(spec))
+    errors = [found.metrics[f"round1_{kind}forces_mae"]["value"] for kind in ("", "hot_", "mptrj_")]
+    assert min(errors[1:]) < errors[0] < max(errors[1:])
+    assert sum(found.details["picked_kinds"][0].values()) == 2
+    assert {c.metric for c in matpes._columns(1, ("mptrj", "hot"))} <= found.metrics.keys()
 
 
 def test_labels_are_looked_up(data: Path):
@@ -83,9 +98,9 @@ def test_labels_are_looked_up(data: Path):
 def test_a_file_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("BLIPS_DATA", raising=False)
     with pytest.raises(InputError, match="data=FILE"):
-        matpes_data.data_file()
+        matpes_data.data_files("hot")
     with pytest.raises(InputError, match=r"no file MatPES\.json"):
-        matpes_data.data_file("MatPES.json")
+        matpes_data.data_files("MatPES.json")
 
 
 @pytest.mark.parametrize("profile", matpes.PROFILES)
@@ -94,7 +109,7 @@ def test_the_plain_model_follows_the_random_campaign(profile: str):
     _check(specs)
     assert {spec.name for spec in specs} == set(matpes.METHODS)
     for spec in specs:
-        assert spec.settings["data"]["file"] == "MatPES-PBE.json.gz"
+        assert spec.settings["data"]["name"] == "MatPES-PBE.json.gz"
         expected = (f"blip_random-seed{spec.seed}",) if spec.name == "no_blip" else ()
         assert spec.needs == expected
 

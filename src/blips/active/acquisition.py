@@ -102,21 +102,20 @@ def greedy_diverse(scores: np.ndarray, features: np.ndarray, count: int) -> list
     return chosen
 
 
-def greedy_information(deviations: list[np.ndarray], noise: float, count: int) -> list[Choice]:
+def greedy_information(deviations: list[np.ndarray], count: int) -> list[Choice]:
     """Greedy batch with the largest joint information about the posterior (BALD).
 
-    With K members whose predictions of candidate i deviate from their mean by A_i [K, D_i], and
-    labels with noise of deviation n, the information of a batch B about the member is, for
-    Gaussians,
+    With K members whose predictions of candidate i (energy and forces) deviate from their mean by
+    A_i [K, D_i], in units of the noise that the labels have, the information of a batch B about the
+    member is, for Gaussians,
 
-        I(B) = 1/2 log det( 1 + sum_{i in B} A_i A_i^T / ((K - 1) n^2) )
+        I(B) = 1/2 log det( 1 + sum_{i in B} A_i A_i^T / (K - 1) )
 
     a K x K determinant, whatever the number of force components. Each step takes the candidate
     that adds most.
 
     Args:
         deviations: A_i of the candidates.
-        noise: n, in the unit of A.
         count: of choices.
     """
     if not deviations:
@@ -124,8 +123,7 @@ def greedy_information(deviations: list[np.ndarray], noise: float, count: int) -
     members = deviations[0].shape[0]
     if members < 2:
         raise InputError(f"information needs at least 2 members, got {members}")
-    scale = 1.0 / ((members - 1) * noise**2)
-    grams = np.stack([scale * a @ a.T for a in deviations])  # [C, K, K]
+    grams = np.stack([a @ a.T / (members - 1) for a in deviations])  # [C, K, K]
     total = np.eye(members)
     log_det = 0.0
     open_ = np.ones(len(grams), dtype=bool)

@@ -86,6 +86,9 @@ class SelectConfig(Section):
     keep: int = Field(default=10, ge=1, description="best candidates kept, in batches")
     chunk: int = Field(default=64, ge=1, description="candidates screened in one job")
     noise: float = Field(default=0.05, gt=0, description="information: of a force label, eV/A")
+    energy_noise: float = Field(
+        default=0.005, gt=0, description="information: of an energy label, eV/atom"
+    )
     bounds: BoundsConfig = BoundsConfig()
 
 

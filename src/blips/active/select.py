@@ -165,8 +165,10 @@ def choose(
             structures=[to_json(atoms) for _, atoms, _ in kept],
             samples=select.samples,
             seed=config.seed,
+            energy_noise=select.energy_noise,
+            force_noise=select.noise,
         )
-        chosen = greedy_information(member_deviations(job), select.noise, count)
+        chosen = greedy_information(member_deviations(job), count)
     elif select.diversity and select.score != "random":
         chosen = greedy_diverse(scores, structure_features([atoms for _, atoms, _ in kept]), count)
     else:

@@ -192,16 +192,26 @@ def _beyond(row: Mapping[str, float], bounds: BoundsConfig) -> str | None:
 
 
 def member_deviations(job: dict[str, Any]) -> list[np.ndarray]:
-    """Deviations of frozen members' forces from their mean, [K, 3 N] eV/A for each structure.
+    """Deviations of frozen members from their mean, in units of the noise of labels.
 
     Args:
-        job: model, digest, structures, samples, seed.
+        job: model, digest, structures, samples, seed, energy_noise (eV/atom), force_noise (eV/A).
+
+    Returns:
+        Of each structure the energy per atom and all forces, [K, 1 + 3 N].
     """
     with kept_num_threads():
         torch.set_num_threads(1)
         structures = [from_json(text) for text in job["structures"]]
         members = model_of(job).draw(job["samples"], seed=job["seed"])
-        forces = np.stack([m.predict(structures).array("forces") for m in members])  # [K, N, 3]
-        forces = forces - forces.mean(0)
-        ends = np.cumsum([len(atoms) for atoms in structures])[:-1]
-        return [part.reshape(len(members), -1) for part in np.split(forces, ends, axis=1)]
+        predictions = [member.predict(structures) for member in members]
+        num_atoms = np.array([len(atoms) for atoms in structures])
+        energies = np.stack([p.array("energy") / num_atoms for p in predictions])  # [K, S]
+        energies = (energies - energies.mean(0)) / job["energy_noise"]
+        forces = np.stack([p.array("forces") for p in predictions])  # [K, N, 3]
+        forces = (forces - forces.mean(0)) / job["force_noise"]
+        parts = np.split(forces, np.cumsum(num_atoms)[:-1], axis=1)
+        return [
+            np.concatenate([energy[:, None], part.reshape(len(members), -1)], axis=1)
+            for energy, part in zip(energies.T, parts, strict=True)
+        ]

@@ -13,6 +13,7 @@ snapshots of the same five and on five others.
 | blip | fine-tuned with posterior |
 | blip_frozen | the same model as a committee of frozen draws (noise shared by all rows) |
 | blip_afterwards | a plain run, then a posterior around its weights, which stay |
+| blip_afterwards_frozen | the same model as a committee of frozen draws |
 
 Settings were chosen on validation structures. All seeds have the same training structures: what
 differs is the order of batches, the noise and the inference network's start.
@@ -82,11 +83,16 @@ METHODS: dict[str, Method] = {
     "blip_afterwards": Method(
         "fine-tuned, then BLIP around it", {"kind": "blip_afterwards"}, AFTERWARDS, "plain"
     ),
+    "blip_afterwards_frozen": Method(
+        "the same, frozen draws", {"kind": "frozen"}, built_on="blip_afterwards"
+    ),
     "deep_ensemble": Method(
         "deep ensemble of 4", {"kind": "deep_ensemble"}, {}, "plain", "deep_ensemble_4"
     ),
 }
-UNTRAINED = ("pretrained", "deep_ensemble", "blip_frozen")
+OF_MEANS = {"blip": "BLIP, MAP", "blip_afterwards": "fine-tuned, then BLIP around it, MAP"}
+AFTERWARDS_RUNS = ("blip_afterwards", "blip_afterwards_frozen")
+UNTRAINED = ("pretrained", "deep_ensemble", "blip_frozen", "blip_afterwards_frozen")
 
 
 @dataclass(frozen=True)
@@ -161,10 +167,9 @@ def specs(profile: str, model: str = MODEL, weights: str | None = None) -> list[
         found += [run("pretrained", 0), run("plain", 0), run("blip", 0), run("blip_frozen", 0)]
         found += [run("plain", seed) for seed in range(1, max(MEMBERS, seeds))]
         found.append(run("deep_ensemble", 0))
-        found += [run("blip_afterwards", 0)] if afterwards else []
-        for seed in range(1, seeds):
-            found += [run("blip", seed), run("blip_frozen", seed)]
-            found += [run("blip_afterwards", seed)] if afterwards else []
+        for seed in range(seeds):
+            found += [run("blip", seed), run("blip_frozen", seed)] if seed else []
+            found += [run(name, seed) for name in AFTERWARDS_RUNS] if afterwards else []
     return found
 
 
@@ -231,8 +236,8 @@ def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
                 if not any(spec.name == f"{count}-{name}" for spec in specs):
                     continue
                 labels = (test, str(count))
-                if name == "blip":
-                    rows.append(Row((*labels, "BLIP, MAP"), [_of_means(r) for r in results]))
+                if name in OF_MEANS:
+                    rows.append(Row((*labels, OF_MEANS[name]), [_of_means(r) for r in results]))
                 rows.append(Row((*labels, method.label), results, published.get(method.paper, ())))
     size = specs[0].settings
     title = (
@@ -263,7 +268,7 @@ def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
                     values = [1e3 * metrics[metric]["value"] for metrics in found]
                     if (number := mean_and_spread(values)) is not None:
                         points.append((float(count), *number))
-                if points and name not in ("blip_afterwards", "blip_frozen"):
+                if points and name not in (*AFTERWARDS_RUNS, "blip_frozen"):
                     panel.append(Curve(title, points))
     if any(panels.values()):
         figure = plot_curves(panels, x_label="training structures", logarithmic=True)
