@@ -21,7 +21,7 @@ SIZES = {"initial": 4, "pool": 6, "test": 3, "max_atoms": 4}
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Ammonia in place of the crystals."""
-    path = tmp_path / "data" / matpes_data.MPTRJ
+    path = tmp_path / "data" / matpes_data.SETS["mptrj"]
     path.parent.mkdir(parents=True)
     write(path, morse_ammonia(16, seed=0), format="extxyz")
     monkeypatch.setenv("BLIPS_DATA", str(tmp_path / "data"))
@@ -64,23 +64,24 @@ def test_parts_are_apart_and_the_test_set_stays(data: Path, tmp_path: Path):
     for a, b in zip(first.test, second.test, strict=True):
         np.testing.assert_array_equal(a.positions, b.positions)
     assert first.pool.read_text() != second.pool.read_text()
-    with pytest.raises(InputError, match="16 structures of at most 4 atoms; 113 are needed"):
+    with pytest.raises(InputError, match="atoms to test and 0 others; 103 and 10 are"):
         matpes_data.write_parts({"name": "mptrj", **SIZES, "test": 103}, 0, tmp_path)
 
 
-def test_a_quarter_of_the_hot_set_is_hot_and_tested_on_its_own(data: Path, make_run: MakeRun):
-    hot = morse_ammonia(20, seed=1)
-    write(data.parents[1] / matpes_data.HOT, hot, format="extxyz")
-    every = matpes_data.read_all("hot", max_atoms=4)
-    kinds = [matpes_data.kind_of(atoms) for atoms in every]
-    assert (kinds.count("mptrj"), kinds.count("hot")) == (16, 5)
-    spec = tiny("blip_force")
-    spec = replace(spec, settings={**spec.settings, "data": {"name": "hot", **SIZES, "test": 8}})
-    found = matpes_run.execute(make_run(spec))
-    errors = [found.metrics[f"round1_{kind}forces_mae"]["value"] for kind in ("", "hot_", "mptrj_")]
-    assert min(errors[1:]) < errors[0] < max(errors[1:])
-    assert sum(found.details["picked_kinds"][0].values()) == 2
-    assert {c.metric for c in matpes._columns(1, ("mptrj", "hot"))} <= found.metrics.keys()
+def test_hot_parts_are_of_the_same_compounds(data: Path, tmp_path: Path):
+    made = [morse_ammonia(4, seed=0), [atoms[:3] for atoms in morse_ammonia(4, seed=1)]]
+    made += [[atoms[:2] for atoms in morse_ammonia(1, seed=2)]]  # once, so of no use
+    path = data.parents[1] / matpes_data.SETS["hot"]
+    write(path, [frame for frames in made for frame in frames], format="extxyz")
+    sizes = {"name": "hot", "max_atoms": 4, "initial": 2, "pool": 4, "test": 2}
+    parts = matpes_data.write_parts(sizes, 0, tmp_path)
+    assert sorted(len(atoms) for atoms in parts.test) == [3, 4]
+    others = read_structures(parts.initial) + read_structures(parts.pool)
+    assert sorted(len(atoms) for atoms in others) == [3, 3, 3, 4, 4, 4]
+    tested = {atoms.positions.round(8).tobytes() for atoms in parts.test}
+    assert tested.isdisjoint(atoms.positions.round(8).tobytes() for atoms in others)
+    with pytest.raises(InputError, match="2 structures of at most 4 atoms to test and 6 others"):
+        matpes_data.write_parts({**sizes, "test": 3}, 0, tmp_path)
 
 
 def test_labels_are_looked_up(data: Path):
@@ -98,9 +99,9 @@ def test_labels_are_looked_up(data: Path):
 def test_a_file_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("BLIPS_DATA", raising=False)
     with pytest.raises(InputError, match="data=FILE"):
-        matpes_data.data_files("hot")
+        matpes_data.data_file("hot")
     with pytest.raises(InputError, match=r"no file MatPES\.json"):
-        matpes_data.data_files("MatPES.json")
+        matpes_data.data_file("MatPES.json")
 
 
 @pytest.mark.parametrize("profile", matpes.PROFILES)

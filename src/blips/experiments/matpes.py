@@ -2,8 +2,8 @@
 
 From a few known structures, a potential is fine-tuned in rounds; before each it may choose a tenth
 of the pool to have labelled. The paper does it with ORB v3 on 0.1 % (known), 2.5 % (pool) and 79 %
-(test) of MatPES. By default it is CHGNet here, which knows relaxations, and a quarter of all
-structures are hot ones, which it does not know (`matpes_data`); `data=mptrj` is relaxations alone,
+(test) of MatPES. By default it is CHGNet here, which knows relaxations, on compounds at high
+temperature and pressure, which it does not know (`matpes_data`); `data=mptrj` is relaxations,
 `data=FILE` a MatPES release, `model=` another model.
 
 | method | what it is |
@@ -25,7 +25,6 @@ from rich.console import Console
 
 from blips.backbones import RELEASED
 from blips.errors import ConfigError
-from blips.experiments.matpes_data import SETS
 from blips.experiments.matpes_run import execute
 from blips.experiments.spec import Layout, RunSpec
 from blips.experiments.tables import Column, Row, Table, mean_and_spread, paper_results
@@ -169,23 +168,17 @@ NOTE = """\
 E MAE: meV/atom. F MAE: meV/A, of force components. Both of the posterior means, on test structures
 that no run trains on or chooses; "at first": trained on the known structures alone. ECE and rho
 (Spearman, variance against squared error of atoms) are of frozen draws of the last model, not
-calibrated. "hot" are structures at high temperature and pressure, "mptrj" those of relaxations.
-Spreads are over seeds, which differ in known structures, pool, batches and noise; of one seed, all
-methods have the same ones. The paper has another model (ORB v3) and other data (MatPES, thousands
-of structures): its numbers are not to be compared with these."""
+calibrated. Spreads are over seeds, which differ in known structures, pool, batches and noise; of
+one seed, all methods have the same ones. The paper has another model (ORB v3) and other data
+(MatPES, thousands of structures): its numbers are not to be compared with these."""
 
 
-def _columns(last: int, kinds: Sequence[str] = ()) -> tuple[Column, ...]:
-    of_kinds = [
-        Column(f"F MAE {kind}", f"round{last}_{kind}_forces_mae", factor=1e3, digits=1)
-        for kind in kinds
-    ]
+def _columns(last: int) -> tuple[Column, ...]:
     return (
         Column("E MAE at first", "round0_atom_energy_mae", factor=1e3, digits=1),
         Column("E MAE", f"round{last}_atom_energy_mae", factor=1e3, digits=1, paper=0),
         Column("F MAE at first", "round0_forces_mae", factor=1e3, digits=1),
         Column("F MAE", f"round{last}_forces_mae", factor=1e3, digits=1, paper=1),
-        *of_kinds,
         Column("F RMSE", f"round{last}_forces_rmse", factor=1e3, digits=0),
         Column("F ECE", "final_forces_ece"),
         Column("rho atom", "final_atom_spearman"),
@@ -206,13 +199,7 @@ def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
         f"{size['data']['pool']}; {size['training']['epochs']} epochs a round; "
         "mean ± standard deviation over seeds"
     )
-    return Table(("method",), _columns(size["rounds"], _kinds(size)), rows, title, NOTE)
-
-
-def _kinds(settings: Mapping[str, Any]) -> Sequence[str]:
-    """What the structures of a set are called, where they are of several kinds."""
-    kinds = tuple(SETS.get(settings["data"]["name"], ()))
-    return kinds if len(kinds) > 1 else ()
+    return Table(("method",), _columns(size["rounds"]), rows, title, NOTE)
 
 
 def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
@@ -222,7 +209,6 @@ def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
     size = specs[0].settings
     panels: dict[str, list[Curve]] = {}
     metrics = {"forces_mae": "force MAE, meV/Å", "atom_energy_mae": "energy MAE, meV/atom"}
-    metrics |= {f"{kind}_forces_mae": f"force MAE, {kind}, meV/Å" for kind in _kinds(size)}
     for metric, y_label in metrics.items():
         panel = panels.setdefault(y_label, [])
         for name, (label, _, _) in METHODS.items():

@@ -1,16 +1,19 @@
 """Structures of the MatPES study: what is known at first, the pool, and the test set.
 
 The structures are a MatPES release (JSON, see `blips.data.matpes`) where the user has one, any
-labelled file that ASE reads, or one of two sets made of files in $BLIPS_DATA/mptrj:
+labelled file that ASE reads, or one of two sets of $BLIPS_DATA/mptrj:
 
 | name | what it is |
 |---|---|
-| mptrj | `mptrj-random-1k.xyz`, random structures of the Materials Project's relaxations |
-| hot | these, and a third as many of `mpf-TP.xyz`: high temperature and pressure |
+| hot | `mpf-TP.xyz`: compounds at high temperature and pressure, some snapshots of each |
+| mptrj | `mptrj-random-1k.xyz`: random structures of the Materials Project's relaxations |
+
+Of hot compounds all parts have the same ones, and the test set one snapshot of each: what is
+labelled can teach what is tested. In the other sets hardly any compound is there twice.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,56 +29,41 @@ from blips.data.matpes import iter_matpes
 from blips.data.structures import iter_structures, read_structures, replacing
 from blips.errors import InputError
 
-MPTRJ, HOT = "mptrj/mptrj-random-1k.xyz", "mptrj/mpf-TP.xyz"
-SETS: dict[str, dict[str, str]] = {"mptrj": {"mptrj": MPTRJ}, "hot": {"mptrj": MPTRJ, "hot": HOT}}
-"""Files of each set by what their structures are called."""
-
-HOT_SHARE = 1 / 3  # hot structures for each of the others
+SETS = {"hot": "mptrj/mpf-TP.xyz", "mptrj": "mptrj/mptrj-random-1k.xyz"}
+BY_COMPOUND = ("hot",)
 TEST_SEED = 0
 PARTS = ("initial", "pool", "test")
-KIND = "blips_kind"  # in atoms.info: what a structure of a set is called
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Files of one run, and the structures to test on: all, and by kind where there are several."""
+    """Files of one run, and the structures to test on."""
 
     initial: Path
     pool: Path
     test: list[Atoms]
 
-    @property
-    def kinds(self) -> dict[str, list[Atoms]]:
-        """Test structures of each kind, of a set of several."""
-        names = sorted({kind_of(atoms) for atoms in self.test})
-        if len(names) < 2:
-            return {}
-        return {name: [a for a in self.test if kind_of(a) == name] for name in names}
 
-
-def kind_of(atoms: Atoms) -> str:
-    """What a structure of a set is called; of a file of its own: "structure"."""
-    return atoms.info.get(KIND, "structure")
-
-
-def data_files(data: str) -> dict[str, Path]:
-    """The files of a set in $BLIPS_DATA by kind, or the one file that is given."""
-    files = {"structure": Path(data)}
+def data_file(data: str) -> Path:
+    """The file of a set in $BLIPS_DATA, or the one that is given."""
+    path = Path(data)
     if data in SETS:
         root = os.environ.get("BLIPS_DATA")
         if root is None:
             raise InputError(
                 "the MatPES study needs structures; give data=FILE, a MatPES release (JSON) or any "
-                f"labelled file that ASE reads, or set BLIPS_DATA to the folder that has {MPTRJ}"
+                "labelled file that ASE reads, or set BLIPS_DATA to the folder that has "
+                f"{SETS[data]}"
             )
-        files = {kind: Path(root) / path for kind, path in SETS[data].items()}
-    for path in files.values():
-        if not path.is_file():
-            raise InputError(
-                f"there is no file {path}; give data=FILE, data={' or data='.join(SETS)}, "
-                "or set BLIPS_DATA"
-            )
-    return files
+        path = Path(root) / SETS[data]
+    if not path.is_file():
+        raise InputError(
+            f"there is no file {path}; give data=FILE, data={' or data='.join(SETS)}, "
+            "or set BLIPS_DATA"
+        )
+    return path
 
 
 def write_parts(settings: Mapping[str, Any], seed: int, folder: Path) -> Parts:
@@ -89,15 +77,15 @@ def write_parts(settings: Mapping[str, Any], seed: int, folder: Path) -> Parts:
         seed: of known structures and pool.
         folder: for the files.
     """
-    sizes = [settings[part] for part in PARTS]
-    structures = read_all(settings["name"], settings["max_atoms"])
-    if len(structures) < sum(sizes):
+    structures = _read(data_file(settings["name"]), settings["max_atoms"])
+    split = _one_of_each_compound if settings["name"] in BY_COMPOUND else _at_random
+    test, rest = split(structures, settings["test"])
+    needed = settings["initial"] + settings["pool"]
+    if len(test) < settings["test"] or len(rest) < needed:
         raise InputError(
-            f"{len(structures)} structures of at most {settings['max_atoms']} atoms; "
-            f"{sum(sizes)} are needed"
+            f"{len(test)} structures of at most {settings['max_atoms']} atoms to test and "
+            f"{len(rest)} others; {settings['test']} and {needed} are needed"
         )
-    order = np.random.default_rng(TEST_SEED).permutation(len(structures))
-    test, rest = order[: settings["test"]], order[settings["test"] :]
     rest = np.random.default_rng([seed, 1]).permutation(rest)
     paths = {part: folder / f"{part}.extxyz" for part in PARTS[:2]}
     first = settings["initial"]
@@ -109,20 +97,28 @@ def write_parts(settings: Mapping[str, Any], seed: int, folder: Path) -> Parts:
     return Parts(paths["initial"], paths["pool"], [structures[i] for i in test])
 
 
-def read_all(data: str, max_atoms: int) -> list[Atoms]:
-    """All structures of at most so many atoms; of hot ones a share, the same for all seeds."""
-    found: dict[str, list[Atoms]] = {}
-    for kind, path in data_files(data).items():
-        names = "".join(path.suffixes).lower()
-        read = iter_matpes(path) if ".json" in names else iter_structures(path)
-        found[kind] = [atoms for atoms in read if len(atoms) <= max_atoms]
-        for atoms in found[kind]:
-            atoms.info[KIND] = kind
-    if "hot" in found:
-        order = np.random.default_rng(TEST_SEED).permutation(len(found["hot"]))
-        count = int(HOT_SHARE * len(found["mptrj"]))
-        found["hot"] = [found["hot"][i] for i in order[:count]]
-    return [atoms for structures in found.values() for atoms in structures]
+def _read(path: Path, max_atoms: int) -> list[Atoms]:
+    names = "".join(path.suffixes).lower()
+    found = iter_matpes(path) if ".json" in names else iter_structures(path)
+    return [atoms for atoms in found if len(atoms) <= max_atoms]
+
+
+def _at_random(structures: Sequence[Atoms], count: int) -> tuple[Indices, Indices]:
+    """So many structures, and all others."""
+    order = np.random.default_rng(TEST_SEED).permutation(len(structures))
+    return order[:count], order[count:]
+
+
+def _one_of_each_compound(structures: Sequence[Atoms], count: int) -> tuple[Indices, Indices]:
+    """A structure of each of so many compounds, and the other structures of these compounds."""
+    compounds: dict[str, list[int]] = {}
+    for i, atoms in enumerate(structures):
+        compounds.setdefault(atoms.get_chemical_formula(empirical=True), []).append(i)
+    several = [found for _, found in sorted(compounds.items()) if len(found) > 1]
+    order = np.random.default_rng(TEST_SEED).permutation(len(several))[:count]
+    chosen = [several[k] for k in order]
+    rest = [i for _, *others in chosen for i in others]
+    return np.array([first for first, *_ in chosen], int), np.array(rest, int)
 
 
 class KnownLabels(Calculator):

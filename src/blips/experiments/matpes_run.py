@@ -2,11 +2,9 @@
 
 Every round trains on all labels so far, from the weights of the round before, and then chooses the
 next batch from the pool. Tested is what the posterior means predict, after every round; the last
-model is also sampled. Metrics: `round<n>_<level>_<metric>` of the means, `final_...` of samples;
-where structures are of several kinds, also `round<n>_<kind>_<level>_<metric>`.
+model is also sampled. Metrics: `round<n>_<level>_<metric>` of the means, `final_...` of samples.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from blips.config import ModelConfig
 from blips.data.structures import read_structures
 from blips.errors import ConfigError
 from blips.experiments.finetune_run import BATCH_SIZE, Metrics, measure
-from blips.experiments.matpes_data import Parts, kind_of, write_parts
+from blips.experiments.matpes_data import Parts, write_parts
 from blips.experiments.spec import Findings, Run
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import load
@@ -39,18 +37,15 @@ def execute(run: Run) -> Findings:
     torch.set_num_threads(1)
     settings = run.spec.settings
     parts = write_parts(settings["data"], run.spec.seed, run.folder)
-    tests = {"": parts.test} | {f"{kind}_": of_kind for kind, of_kind in parts.kinds.items()}
-    references = {name: References.of(structures) for name, structures in tests.items()}
+    references = References.of(parts.test)
     metrics: Metrics = {}
     details: dict[str, Any] = {"labels": []}
     models = _plain_rounds(run) if run.needs else _campaign_rounds(run, parts, details)
     model: Backbone | BayesianPotential | None = None
     for number, (labels, model) in enumerate(models):
         details["labels"].append(labels)
-        for kind, structures in tests.items():
-            means = _means(model, structures)
-            found = measure(means, references[kind], settings["bootstrap"])
-            metrics |= {f"round{number}_{kind}{name}": found[name] for name in KEPT}
+        found = measure(_means(model, parts.test), references, settings["bootstrap"])
+        metrics |= {f"round{number}_{name}": found[name] for name in KEPT}
     if isinstance(model, BayesianPotential):
         sampled = model.predict(
             parts.test,
@@ -59,7 +54,7 @@ def execute(run: Run) -> Findings:
             seed=run.spec.seed,
             batch_size=BATCH_SIZE,
         )
-        found = measure(sampled, references[""], settings["bootstrap"])
+        found = measure(sampled, references, settings["bootstrap"])
         metrics |= {f"final_{name}": value for name, value in found.items()}
     return Findings(metrics, details)
 
@@ -110,8 +105,8 @@ def _campaign_rounds(
         [pick["reason"]["origin"]["frame"] for pick in summary["picks"] if pick["round"] == number]
         for number in range(1, run.spec.settings["rounds"] + 1)
     ]
-    kinds = [kind_of(atoms) for atoms in read_structures(parts.pool)]
-    details["picked_kinds"] = [Counter(kinds[i] for i in picks) for picks in details["picks"]]
+    compounds = [a.get_chemical_formula(empirical=True) for a in read_structures(parts.pool)]
+    details["compounds"] = len({compounds[i] for picks in details["picks"] for i in picks})
     with CampaignStore(run.folder / "campaign", writable=False) as store:
         found = [store.stage(number, "train") for number in range(1, store.last_round() + 1)]
     for stage in found:
