@@ -119,7 +119,14 @@ PROFILES: dict[str, Profile] = {
         epochs=25,
         seeds=3,
         samples=32,
-        training={"batch_size": 128, "schedule": {"kind": "constant"}, "lr": 1e-5, "threads": None},
+        training={
+            "weights": {"energy": 1.0, "forces": 1.0},
+            "batch_size": 128,
+            "schedule": {"kind": "constant"},
+            "lr": 1e-5,
+            "kl_weight": 3e-5,
+            "threads": None,
+        },
     ),
 }
 
