@@ -184,3 +184,9 @@ def write_result(layout: Layout, spec: RunSpec, metrics: dict) -> None:
     content = {"hash": spec.hash, "metrics": metrics}
     layout.result_file(spec).write_text(json.dumps(content))
     assert _sort_out([spec], layout)[0].reused == [spec.id]
+
+
+def test_a_posterior_around_a_model_of_many_structures_is_trained_on_some_of_them():
+    sizes = {spec.id: spec.settings["data"] for spec in silica.specs("default")}
+    assert sizes["1024-blip_afterwards-seed0"]["afterwards"] == silica.AFTERWARDS_STRUCTURES
+    assert "afterwards" not in sizes["128-blip_afterwards-seed0"] | sizes["1024-plain-seed0"]

@@ -86,7 +86,7 @@ def finetuned(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any
         return model, {}
     result = fit(
         model,
-        data.train,
+        data.train[: settings["data"].get("afterwards")],
         valid=data.valid,
         config={"training": settings["training"], "seed": seed},
         folder=run.folder,

@@ -53,6 +53,7 @@ TRAINING: dict[str, Any] = {
 }
 BLIP_TRAINING = {"kl_weight": 3e-5, "encoder_lr": 1e-3}
 AFTERWARDS = {"loss": "crps", "samples": 2, "kl_weight": 1e-5, "freeze_backbone": True, "lr": 1e-3}
+AFTERWARDS_STRUCTURES = 256  # the first of a larger training set, to save time
 BLIP = {"kind": "blip", "initial": 1e-4}
 
 
@@ -128,9 +129,9 @@ PROFILES: dict[str, Profile] = {
         bootstrap=20,
     ),
     "default": Profile(
-        epochs={32: 30, 128: 12, 1024: 3},
+        epochs={32: 30, 128: 12, 1024: 1},  # 480, 768, 512 steps
         seeds={32: 3, 128: 2, 1024: 1},
-        afterwards_epochs={32: 6, 128: 2},
+        afterwards_epochs={32: 6, 128: 2, 1024: 1},
         data={"valid": 16, "calibration": 32, "known": 50, "new": 50},
         samples=24,
     ),
@@ -179,11 +180,14 @@ def _spec(size: Profile, released: Mapping[str, str], name: str, count: int, see
     needs = tuple(f"{count}-{method.built_on}-seed{k}" for k in seeds) if method.built_on else ()
     epochs = size.afterwards_epochs if name == "blip_afterwards" else size.epochs
     training = {**TRAINING, "epochs": epochs[count], **size.training, **method.training}
+    data = {"train": count, **size.data}
+    if name == "blip_afterwards" and count > AFTERWARDS_STRUCTURES:
+        data["afterwards"] = AFTERWARDS_STRUCTURES
     settings = {
         "model": dict(released),
         "method": dict(method.model),
         "training": {} if name in UNTRAINED else training,
-        "data": {"train": count, **size.data},
+        "data": data,
         "samples": size.samples,
         "bootstrap": size.bootstrap,
     }
