@@ -4,6 +4,7 @@ import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, Unpack
 
 import numpy as np
@@ -93,7 +94,7 @@ class BayesianPotential(nn.Module):
         self.estimator: str = settings["estimator"]
         self.calibration: dict[str, Calibrator] = {}
         self.force_spread: ForceSpread | None = None
-        weights = sum(self._num_weights(name) for name in conversion.roles)
+        weights = sum(self._num_weights.values())
         weight_bytes = weights * next(encoder.parameters()).element_size()
         self._gauge = MemoryGauge(weight_bytes)
         self._noise_store = NoiseStore(weight_bytes)
@@ -270,7 +271,7 @@ class BayesianPotential(nn.Module):
             self.conversion.roles,
             self.rho,
             reduction=reduction,
-            num_weights={name: self._num_weights(name) for name in self.conversion.roles},
+            num_weights=self._num_weights,
             num_data=num_data,
         )
 
@@ -284,9 +285,14 @@ class BayesianPotential(nn.Module):
         revert(base)
         return base
 
-    def _num_weights(self, name: str) -> int:
-        layer = self.backbone.get_submodule(name)
-        return sum(p.numel() for key, p in layer.named_parameters(recurse=False) if key != "bias")
+    @cached_property
+    def _num_weights(self) -> dict[str, int]:
+        """Random weights of each Bayesian map."""
+        layers = {name: self.backbone.get_submodule(name) for name in self.conversion.roles}
+        return {
+            name: sum(p.numel() for key, p in own.named_parameters(recurse=False) if key != "bias")
+            for name, own in layers.items()
+        }
 
     def outputs_of(
         self,
