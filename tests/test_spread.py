@@ -1,5 +1,7 @@
 """Covariance of forces in one pass."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from scipy.stats import spearmanr
 
 import blips
 from blips.backbones import PaiNN
+from blips.distil import Lesson, fit_spread
 from blips.errors import InputError
 from blips.spread import ForceSpread, Ingredients, feature_names
 
@@ -39,9 +42,27 @@ def test_the_weighted_sum_is_that_of_the_basis(potential):
     found = Ingredients.of(potential.one_pass(rattled(3)))
     basis = found.basis()
     assert len(basis) == len(feature_names(found.shares.shape[1]))
-    weights = torch.rand(len(basis), dtype=torch.float64, generator=torch.manual_seed(1))
-    expected = torch.einsum("b,bnij->nij", weights, basis)
+    shape = basis.shape[1], len(basis)
+    weights = torch.rand(shape, dtype=torch.float64, generator=torch.manual_seed(1))  # of each atom
+    expected = torch.einsum("nb,bnij->nij", weights, basis)
     torch.testing.assert_close(found.covariance(weights), expected)
+
+
+def test_weights_of_each_element_are_found_again():
+    rng = np.random.default_rng(0)
+    numbers = np.array([1, 8] * 40)
+    roots = rng.normal(size=(80, len(feature_names(1)), 3, 3))
+    basis = np.moveaxis(roots @ roots.swapaxes(-1, -2), 1, -1)  # [N, 3, 3, B], positive
+    true = {z: rng.uniform(0.5, 2.0, size=basis.shape[-1]) for z in (1, 8)}
+    cov = np.stack([tensors @ true[z] for tensors, z in zip(basis, numbers, strict=True)])
+    spread = fit_spread([Lesson(0, 0.0, numbers, basis, cov)])
+    for z in (1, 8):
+        np.testing.assert_allclose(spread.of_elements[z], true[z], rtol=0.2)
+    assert spread.weights not in spread.of_elements.values()
+    rows = spread.of_atoms(torch.tensor([8, 1, 14]))  # no lesson had the last one
+    expected = [spread.of_elements[8], spread.of_elements[1], spread.weights]
+    np.testing.assert_array_equal(rows, expected)
+    assert ForceSpread.from_dict(json.loads(json.dumps(spread.to_dict()))) == spread
 
 
 def test_shares_add_up_to_the_variance_of_the_energy(potential):

@@ -1,9 +1,11 @@
 """Fit the weights of `blips.spread` to a model's own samples: no labels needed."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from ase import Atoms
 from scipy.optimize import nnls
 from scipy.stats import spearmanr
@@ -14,6 +16,7 @@ from blips.predict import Array, Prediction
 from blips.spread import ALONE, ForceSpread, Ingredients, feature_names
 
 FOLDS = 4
+LEANING = 0.01  # of an element's weights on those of all atoms
 
 
 class Teacher(Protocol):
@@ -35,6 +38,7 @@ class Lesson(NamedTuple):
 
     origin: int  # displaced copies share the number of what they are copies of
     displacement: float  # A
+    numbers: Array  # atomic, [N]
     basis: Array  # [N, 3, 3, B]
     cov: Array  # [N, 3, 3] (eV/A)^2, of samples
 
@@ -58,29 +62,55 @@ def lesson(
     """Tensors and sampled covariance of one structure."""
     sampled = teacher.predict(graph, samples=samples, seed=seed, covariance=True, calibrated=False)
     basis = Ingredients.of(teacher.one_pass(graph)).basis().permute(1, 2, 3, 0).cpu().numpy()
-    return Lesson(origin, displacement, basis, sampled.array("forces_cov"))
+    numbers = graph.numbers.cpu().numpy()
+    return Lesson(origin, displacement, numbers, basis, sampled.array("forces_cov"))
 
 
 def fit_spread(lessons: Sequence[Lesson]) -> ForceSpread:
     """Non-negative least squares; with four structures or more also their cross-validation."""
     if not lessons:
         raise InputError("no structures to learn from; give some that the model will be used for")
-    weights = _solve(lessons)
-    groups = (len(weights) - ALONE) // len(feature_names(1)[:-ALONE])
-    return ForceSpread(groups, tuple(map(float, weights)), _quality(lessons))
+    return replace(_solve(lessons), quality=_quality(lessons))
 
 
-def _solve(lessons: Sequence[Lesson]) -> Array:
-    """Weights >= 0 that minimise sum_i |Cov_i - model|^2 / (trace Cov_i)^2."""
+def _solve(lessons: Sequence[Lesson]) -> ForceSpread:
+    """Weights of all atoms, and of each element, which lean on those."""
+    numbers = np.concatenate([one.numbers for one in lessons])  # [N]
     basis = np.concatenate([one.basis for one in lessons])  # [N, 3, 3, B]
     cov = np.concatenate([one.cov for one in lessons])  # [N, 3, 3]
+    weights = _least_squares(basis, cov)
+    groups = (len(weights) - ALONE) // len(feature_names(1)[:-ALONE])
+    of_elements = {
+        int(z): _least_squares(basis[numbers == z], cov[numbers == z], weights)
+        for z in np.unique(numbers)
+    }
+    return ForceSpread(
+        groups,
+        tuple(map(float, weights)),
+        {},
+        {z: tuple(map(float, row)) for z, row in of_elements.items()},
+    )
+
+
+def _least_squares(basis: Array, cov: Array, near: Array | None = None) -> Array:
+    """Weights >= 0 that minimise the mean of |Cov_i - model|^2 / (trace Cov_i)^2.
+
+    With `near`, their squared distance from those weights is added, in units of the tensors' sizes:
+    an element with few atoms stays close to all of them.
+    """
     trace = np.trace(cov, axis1=1, axis2=2)
     moving = trace > 0
     scale = 1.0 / trace[moving, None, None]
     matrix = (basis[moving] * scale[..., None]).reshape(-1, basis.shape[-1])
-    size = np.sqrt(np.square(matrix).mean(axis=0))
+    aim = (cov[moving] * scale).ravel()
+    size = np.sqrt(np.square(matrix).mean(axis=0)) if len(matrix) else np.zeros(basis.shape[-1])
     size[size == 0] = 1.0
-    found, _ = nnls(matrix / size, (cov[moving] * scale).ravel(), maxiter=100 * matrix.shape[1])
+    matrix = matrix / size
+    if near is not None:
+        pull = np.sqrt(LEANING * len(matrix))
+        matrix = np.concatenate([matrix, pull * np.eye(len(size))])
+        aim = np.concatenate([aim, pull * near * size])
+    found, _ = nnls(matrix, aim, maxiter=100 * matrix.shape[1])
     return found / size
 
 
@@ -93,9 +123,11 @@ def _quality(lessons: Sequence[Lesson]) -> dict[str, float]:
         return {}
     pairs: list[tuple[float, Array, Array]] = []  # displacement, found, sampled
     for fold in range(FOLDS):
-        weights = _solve([one for one in lessons if one.origin % FOLDS != fold])
+        spread = _solve([one for one in lessons if one.origin % FOLDS != fold])
         for one in (one for one in lessons if one.origin % FOLDS == fold):
-            pairs.append((one.displacement, _diagonal(one.basis @ weights), _diagonal(one.cov)))
+            weights = spread.of_atoms(torch.as_tensor(one.numbers)).numpy()
+            cov = np.einsum("nijb,nb->nij", one.basis, weights)
+            pairs.append((one.displacement, _diagonal(cov), _diagonal(one.cov)))
     most = max(displacement for displacement, _, _ in pairs)
     far = [pair for pair in pairs if pair[0] == most] if most > 0 else []
     found = {**_agreement(pairs), "atoms": float(sum(len(sigma) for _, sigma, _ in pairs))}

@@ -13,19 +13,21 @@ tensors,
           + E  coef_i F_i F_i^T                              noise in proportion to the force
           + G_a coef_i sum_j w_a(r_ij) (F_i . u_ij)^2 u_ij u_ij^T     to its part along each bond
 
-with weights A ... G >= 0. They are invariant numbers of a model, found once by non-negative least
-squares against its own samples (`distil`), without any labels. The result is positive, turns with
-the structure, and grows with the posterior's coefficients as the true covariance does.
+with weights A ... G >= 0 for each element that atom i may be. They are invariant numbers of a
+model, found once by non-negative least squares against its own samples (`distil`), without any
+labels. The result is positive, turns with the structure, and grows with the posterior's
+coefficients as the true covariance does.
 
 The alternative, derivatives of forces by the noise along random directions, costs as much as a
 Monte Carlo sample for each direction and is as noisy as that (see the study fast-uncertainty).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
+from ase.data import atomic_numbers, chemical_symbols
 from torch import Tensor
 
 from blips import keys
@@ -37,6 +39,8 @@ WINDOWS = (1.2, 2.5)  # a, A: bonds of hydrogen, and longer ones
 GROUPS = 6  # at most
 WINDOW_KINDS = ("B", "C", "D")
 ALONE = 1 + len(WINDOWS)  # tensors that belong to no group: E and G
+
+Weights = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -69,28 +73,32 @@ class Ingredients:
         geometry = Geometry.of(self.graph)
         for a in WINDOWS:
             together, apart = geometry.together(a), geometry.apart(a)
-            parts.append(
-                torch.stack([geometry.along_bonds(a, share) for share in self.shares.unbind(1)])
-            )
+            of_senders = self.shares.index_select(0, geometry.sender).unbind(1)  # [E] each
+            parts.append(torch.stack([geometry.along_bonds(a, share) for share in of_senders]))
             parts.append(s * together)
             parts.append(s * apart)
         return torch.cat([*parts, torch.stack(self._proportional(geometry))])
 
     def covariance(self, weights: Tensor) -> Tensor:
-        """Sum of the tensors with these weights [B], [N, 3, 3]; without making each of them."""
+        """Sum of the tensors with weights of each atom, [N, B] -> [N, 3, 3]; none is made alone."""
         groups, geometry = self.shares.shape[1], Geometry.of(self.graph)
         sizes = [groups] * (1 + len(WINDOWS) * len(WINDOW_KINDS)) + [ALONE]
-        *rows, last = weights.split(sizes)
-        own, *rest = (self.shares @ row for row in rows)  # [N] each
+        own, *rest, last = weights.split(sizes, dim=1)  # [N, G] or [N, ALONE]
         unit = torch.eye(3, dtype=weights.dtype, device=weights.device)
-        total = own[:, None, None] * unit
-        for weight, tensor in zip(last, self._proportional(geometry), strict=True):
-            total = total + weight * tensor
+        total = self._of_atoms(own) * unit
+        for weight, tensor in zip(last.unbind(1), self._proportional(geometry), strict=True):
+            total = total + weight[:, None, None] * tensor
+        of_senders = self.shares.index_select(0, geometry.sender)  # [E, G]
         for a, (along, together, apart) in zip(WINDOWS, batched_threes(rest), strict=True):
-            total = total + geometry.along_bonds(a, along)
-            total = total + together[:, None, None] * geometry.together(a)
-            total = total + apart[:, None, None] * geometry.apart(a)
+            scale = (along.index_select(0, geometry.receiver) * of_senders).sum(dim=1)  # [E]
+            total = total + geometry.along_bonds(a, scale)
+            total = total + self._of_atoms(together) * geometry.together(a)
+            total = total + self._of_atoms(apart) * geometry.apart(a)
         return total
+
+    def _of_atoms(self, weights: Tensor) -> Tensor:
+        """Sum over groups of weight times share, [N, G] -> [N, 1, 1]."""
+        return (weights * self.shares).sum(dim=1)[:, None, None]
 
     def _proportional(self, geometry: "Geometry") -> list[Tensor]:
         """Tensors of the force and of its parts along bonds, [N, 3, 3] each."""
@@ -122,8 +130,8 @@ class Geometry:
         return torch.exp(-((self.distance / a) ** 2))
 
     def along_bonds(self, a: float, share: Tensor) -> Tensor:
-        """Sum over neighbours of w v_j u u^T, [N] -> [N, 3, 3]."""
-        scale = self.window(a) * share.index_select(0, self.sender)
+        """Sum over neighbours of w v_j u u^T, with v_j of each edge, [E] -> [N, 3, 3]."""
+        scale = self.window(a) * share
         return self._sum(scale[:, None, None] * outer(self.unit))
 
     def together(self, a: float) -> Tensor:
@@ -151,27 +159,39 @@ class ForceSpread:
 
     Attributes:
         groups: number of groups of maps.
-        weights: [B], non-negative; see `feature_names`.
+        weights: of all atoms together, [B], non-negative; see `feature_names`. They count for
+            elements without weights of their own.
         quality: how well they did on structures that they were not fitted to, where measured.
+        of_elements: weights of each atomic number.
     """
 
     groups: int
-    weights: tuple[float, ...]
+    weights: Weights
     quality: Mapping[str, float]
+    of_elements: Mapping[int, tuple[float, ...]] = field(
+        default_factory=dict[int, tuple[float, ...]]
+    )
 
     def __post_init__(self) -> None:
         """Refuse weights that belong to other groups."""
-        if len(self.weights) != len(feature_names(self.groups)):
-            raise InputError(
-                f"{len(self.weights)} weights for {len(feature_names(self.groups))} tensors of "
-                f"{self.groups} groups; were they made by another version?"
-            )
+        expected = len(feature_names(self.groups))
+        for weights in (self.weights, *self.of_elements.values()):
+            if len(weights) != expected:
+                raise InputError(
+                    f"{len(weights)} weights for {expected} tensors of {self.groups} groups; "
+                    "were they made by another version?"
+                )
 
     def covariance(self, found: OnePass) -> Tensor:
         """Of every force, [N, 3, 3] (eV/A)^2."""
-        ingredients = Ingredients.of(found, self.groups)
-        weights = torch.tensor(self.weights, dtype=torch.float64, device=found.graph.cell.device)
-        return ingredients.covariance(weights)
+        return Ingredients.of(found, self.groups).covariance(self.of_atoms(found.graph.numbers))
+
+    def of_atoms(self, numbers: Tensor) -> Tensor:
+        """Weights of atoms with these atomic numbers, [N] -> [N, B]."""
+        elements, row = torch.unique(numbers, return_inverse=True)
+        rows = [self.of_elements.get(int(z), self.weights) for z in elements]
+        table = torch.tensor(rows, dtype=torch.float64, device=numbers.device)
+        return table.view(-1, len(self.weights)).index_select(0, row)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able description."""
@@ -179,12 +199,15 @@ class ForceSpread:
             "groups": self.groups,
             "weights": list(self.weights),
             "quality": dict(self.quality),
+            "elements": {chemical_symbols[z]: list(row) for z, row in self.of_elements.items()},
         }
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:
         """What `to_dict` described."""
-        return cls(saved["groups"], tuple(saved["weights"]), saved["quality"])
+        elements = saved.get("elements", {})  # earlier versions had none
+        of_elements = {atomic_numbers[z]: tuple(row) for z, row in elements.items()}
+        return cls(saved["groups"], tuple(saved["weights"]), saved["quality"], of_elements)
 
 
 def feature_names(groups: int) -> list[str]:
