@@ -247,7 +247,7 @@ def test_ctrl_c_leaves_a_run_that_resumes(folder, monkeypatch):
     arguments = ["train", "config.yaml", "folder=runs/long", "training.epochs=100000"]
     process = in_process(folder, *arguments)
     run = folder / "runs" / "long"
-    wait_for(run / "last.safetensors", process)
+    wait_for(run / "metrics.csv", process)  # written after the checkpoint
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
