@@ -168,9 +168,7 @@ class ForceSpread:
     groups: int
     weights: Weights
     quality: Mapping[str, float]
-    of_elements: Mapping[int, tuple[float, ...]] = field(
-        default_factory=dict[int, tuple[float, ...]]
-    )
+    of_elements: Mapping[int, Weights] = field(default_factory=dict[int, Weights])
 
     def __post_init__(self) -> None:
         """Refuse weights that belong to other groups."""

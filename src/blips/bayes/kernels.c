@@ -26,8 +26,8 @@ static inline float flipped(float x, uint32_t word, int channel) {
     return x;
 }
 
-/* What is done for the channels of one word. A constant count is much faster, and 32 the common one:
- * BY_WORD makes two versions. */
+/* What is done for the channels of one word. A constant count is faster, and 32 the common one: BY_WORD
+ * makes two versions. */
 #define INLINED static inline __attribute__((always_inline))
 #define BY_WORD(step, count, ...) ((count) == 32 ? step(__VA_ARGS__, 32) : step(__VA_ARGS__, count))
 
