@@ -18,7 +18,7 @@ LAYERS = [
     {"predict"},
     {"sampling", "onepass"},
     {"adaptive", "spread"},
-    {"methods", "distil"},
+    {"methods"},
     {"potential"},
     {"factory", "testing"},
     {"uq"},

@@ -12,6 +12,7 @@ from blips.cli import app
 from blips.data.graph import ParticleGraph
 from blips.data.structures import read_structures
 from blips.errors import InputError
+from blips.spread.training import Schedule, fit_refinement
 
 
 def rattled(count):
@@ -72,7 +73,7 @@ def test_the_calculator_has_these_modes(potential, mode):
     np.testing.assert_allclose(atoms.calc.results["forces_uncertainty"], expected.forces_std)
 
 
-def test_commands_distil_and_predict(potential, tmp_path):
+def test_commands_distil_and_predict(potential, tmp_path, monkeypatch):
     from ase.io import write
 
     model, taught = tmp_path / "m.safetensors", tmp_path / "taught.safetensors"
@@ -87,6 +88,10 @@ def test_commands_distil_and_predict(potential, tmp_path):
     words = ["distil", model, structures, "-o", taught, "--samples", "16"]
     result = run.invoke(app, list(map(str, words)))
     assert "Spearman" in result.output
+    monkeypatch.setattr(fit_refinement, "__defaults__", (Schedule(steps=2), 0))
+    result = run.invoke(app, [*map(str, words), "--refine"])
+    kept = blips.load(taught).force_spread.refinement is not None
+    assert kept != ("not kept" in result.output)
     words = ["predict", taught, structures, "-o", output, "--method", "auto"]
     result = run.invoke(app, list(map(str, words)))
     assert "method onepass" in result.output

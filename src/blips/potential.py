@@ -22,14 +22,20 @@ from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
 from blips.bayes.noise import FrozenNoise, Noise, SampledNoise
 from blips.bayes.weights import FrozenDraw, NoiseStore, WeightNoise
 from blips.data.graph import AtomGraph, Graph
-from blips.distil import displaced_copies, fit_spread, lesson
 from blips.errors import InputError
 from blips.memory import keep_freed_memory
 from blips.methods import Request, Samples, asked_for, join, predict_within
 from blips.onepass import OnePass, direct_one_pass, one_pass
 from blips.predict import Outputs, Prediction, point_prediction
 from blips.sampling import MemoryBound, MemoryGauge
-from blips.spread import ForceSpread
+from blips.spread import (
+    DISPLACEMENTS,
+    MANY_DISPLACEMENTS,
+    ForceSpread,
+    displaced_copies,
+    fit_spread,
+    lesson,
+)
 
 Coefficients = Mapping[str, Tensor]
 CoefficientFunction = Callable[[Graph], dict[str, Tensor]]
@@ -231,7 +237,8 @@ class BayesianPotential(nn.Module):
         structures: Sequence[Atoms],
         *,
         samples: int = 64,
-        displacements: Sequence[float] = (0.1, 0.3),
+        displacements: Sequence[float] | None = None,
+        refine: bool = False,
         seed: int = 0,
     ) -> ForceSpread:
         """Learn from own samples what one pass needs for deviations of forces; keep it.
@@ -240,18 +247,23 @@ class BayesianPotential(nn.Module):
             structures: such as the potential will be used for, without labels; 10 are enough.
             samples: posterior samples of each.
             displacements: each structure is also seen with coordinates displaced by N(0, s^2), for
-                each of these s in A: as far as deviations will be asked for.
+                each of these s in A: as far as deviations will be asked for. 0.1 and 0.3 if not
+                given, with `refine` eleven from 0.05 to 0.3.
+            refine: train a small network on top (a minute or two), and keep it if it ranks sigma of
+                structures left out better; give it 16 structures or more.
             seed: of samples and displacements.
 
         Returns:
             What is kept as `force_spread`; its `quality` is cross-validated.
         """
+        if displacements is None:
+            displacements = MANY_DISPLACEMENTS if refine else DISPLACEMENTS
         lessons = [
             lesson(self, graph, samples, seed, number, std)
             for number, std, atoms in displaced_copies(structures, displacements, seed)
             for graph in graph_batches(self.backbone, atoms, 1)
         ]
-        self.force_spread = fit_spread(lessons)
+        self.force_spread = fit_spread(lessons, refine)
         return self.force_spread
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:

@@ -87,6 +87,9 @@ def distil(
     structures: Structures,
     output: Annotated[Path, typer.Option("--output", "-o", help="model to write")],
     samples: Samples = 64,
+    refine: Annotated[
+        bool, typer.Option(help="train a small network on top; for 16 structures or more")
+    ] = False,
     seed: Seed = 0,
 ) -> None:
     """Learn error bars of forces in one pass, from the model's own samples on some structures.
@@ -97,8 +100,11 @@ def distil(
 
     potential = load_bayesian(model)
     atoms = read_known(structures, potential)
-    quality = potential.distil_forces(atoms, samples=samples, seed=seed).quality
+    spread = potential.distil_forces(atoms, samples=samples, refine=refine, seed=seed)
     save(potential, output)
+    quality = spread.quality
+    if refine and spread.refinement is None:
+        typer.echo("the network did not rank sigma of structures left out better; not kept")
     if quality:
         typer.echo(
             f"on structures left out: Spearman {quality['spearman']:.3f} with samples, "

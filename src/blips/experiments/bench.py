@@ -31,7 +31,8 @@ from blips.data.graph import AtomGraph
 from blips.errors import InputError
 from blips.experiments.fast_data import displaced, quartz
 from blips.factory import bayesianize
-from blips.spread import GROUPS, ForceSpread, feature_names
+from blips.spread import ForceSpread
+from blips.spread.tensors import GROUPS, feature_names
 from blips.train.objective import plain_outputs
 
 Call = Callable[[], Any]

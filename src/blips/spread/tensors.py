@@ -22,25 +22,22 @@ The alternative, derivatives of forces by the noise along random directions, cos
 Monte Carlo sample for each direction and is as noisy as that (see the study fast-uncertainty).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 import torch
-from ase.data import atomic_numbers, chemical_symbols
 from torch import Tensor
 
 from blips import keys
 from blips.data.graph import AtomGraph
-from blips.errors import InputError
 from blips.onepass import OnePass
+from blips.spread.geometry import Geometry, outer
+from blips.spread.network import Scene
 
 WINDOWS = (1.2, 2.5)  # a, A: bonds of hydrogen, and longer ones
 GROUPS = 6  # at most
 WINDOW_KINDS = ("B", "C", "D")
 ALONE = 1 + len(WINDOWS)  # tensors that belong to no group: E and G
-
-Weights = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -96,116 +93,19 @@ class Ingredients:
             total = total + self._of_atoms(apart) * geometry.apart(a)
         return total
 
+    def scene(self, cov: Tensor) -> Scene:
+        """What a network needs to correct this covariance."""
+        bonds = Geometry.of(self.graph)
+        return Scene.of(self.graph.numbers, self.shares, self.forces, self.coef, cov, bonds)
+
     def _of_atoms(self, weights: Tensor) -> Tensor:
         """Sum over groups of weight times share, [N, G] -> [N, 1, 1]."""
         return (weights * self.shares).sum(dim=1)[:, None, None]
 
-    def _proportional(self, geometry: "Geometry") -> list[Tensor]:
+    def _proportional(self, geometry: Geometry) -> list[Tensor]:
         """Tensors of the force and of its parts along bonds, [N, 3, 3] each."""
         tensors = [outer(self.forces), *(geometry.of_parts(a, self.forces) for a in WINDOWS)]
         return [self.coef[:, None, None] * tensor for tensor in tensors]
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Neighbours of every atom: unit vectors [E, 3], distances [E]."""
-
-    unit: Tensor
-    distance: Tensor
-    receiver: Tensor
-    sender: Tensor
-    num_atoms: int
-
-    @classmethod
-    def of(cls, graph: AtomGraph) -> Self:
-        """Those of the graph's edges."""
-        vectors = graph.vectors().detach().double()
-        distance = torch.linalg.vector_norm(vectors, dim=1)
-        unit = vectors / distance.clamp_min(1e-6)[:, None]
-        receiver, sender = graph.edge_index
-        return cls(unit, distance, receiver, sender, graph.num_nodes)
-
-    def window(self, a: float) -> Tensor:
-        """W of each edge, [E]."""
-        return torch.exp(-((self.distance / a) ** 2))
-
-    def along_bonds(self, a: float, share: Tensor) -> Tensor:
-        """Sum over neighbours of w v_j u u^T, with v_j of each edge, [E] -> [N, 3, 3]."""
-        scale = self.window(a) * share
-        return self._sum(scale[:, None, None] * outer(self.unit))
-
-    def together(self, a: float) -> Tensor:
-        """B b^T, [N, 3, 3]."""
-        return outer(self._sum(self.window(a)[:, None] * self.unit))
-
-    def apart(self, a: float) -> Tensor:
-        """Sum over neighbours of w^2 u u^T, [N, 3, 3]."""
-        return self._sum(self.window(a).square()[:, None, None] * outer(self.unit))
-
-    def of_parts(self, a: float, forces: Tensor) -> Tensor:
-        """Sum over neighbours of w (F . u)^2 u u^T, [N, 3] -> [N, 3, 3]."""
-        along = (forces.index_select(0, self.receiver) * self.unit).sum(dim=1)
-        scale = self.window(a) * along.square()
-        return self._sum(scale[:, None, None] * outer(self.unit))
-
-    def _sum(self, per_edge: Tensor) -> Tensor:
-        zeros = per_edge.new_zeros(self.num_atoms, *per_edge.shape[1:])
-        return zeros.index_add(0, self.receiver, per_edge)
-
-
-@dataclass(frozen=True)
-class ForceSpread:
-    """Weights A ... G of one model.
-
-    Attributes:
-        groups: number of groups of maps.
-        weights: of all atoms together, [B], non-negative; see `feature_names`. They count for
-            elements without weights of their own.
-        quality: how well they did on structures that they were not fitted to, where measured.
-        of_elements: weights of each atomic number.
-    """
-
-    groups: int
-    weights: Weights
-    quality: Mapping[str, float]
-    of_elements: Mapping[int, Weights] = field(default_factory=dict[int, Weights])
-
-    def __post_init__(self) -> None:
-        """Refuse weights that belong to other groups."""
-        expected = len(feature_names(self.groups))
-        for weights in (self.weights, *self.of_elements.values()):
-            if len(weights) != expected:
-                raise InputError(
-                    f"{len(weights)} weights for {expected} tensors of {self.groups} groups; "
-                    "were they made by another version?"
-                )
-
-    def covariance(self, found: OnePass) -> Tensor:
-        """Of every force, [N, 3, 3] (eV/A)^2."""
-        return Ingredients.of(found, self.groups).covariance(self.of_atoms(found.graph.numbers))
-
-    def of_atoms(self, numbers: Tensor) -> Tensor:
-        """Weights of atoms with these atomic numbers, [N] -> [N, B]."""
-        elements, row = torch.unique(numbers, return_inverse=True)
-        rows = [self.of_elements.get(int(z), self.weights) for z in elements]
-        table = torch.tensor(rows, dtype=torch.float64, device=numbers.device)
-        return table.view(-1, len(self.weights)).index_select(0, row)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able description."""
-        return {
-            "groups": self.groups,
-            "weights": list(self.weights),
-            "quality": dict(self.quality),
-            "elements": {chemical_symbols[z]: list(row) for z, row in self.of_elements.items()},
-        }
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """What `to_dict` described."""
-        elements = saved.get("elements", {})  # earlier versions had none
-        of_elements = {atomic_numbers[z]: tuple(row) for z, row in elements.items()}
-        return cls(saved["groups"], tuple(saved["weights"]), saved["quality"], of_elements)
 
 
 def feature_names(groups: int) -> list[str]:
@@ -213,11 +113,6 @@ def feature_names(groups: int) -> list[str]:
     names = [f"A{g}" for g in range(groups)]
     names += [f"{k}{g} {a}" for a in WINDOWS for k in WINDOW_KINDS for g in range(groups)]
     return [*names, "E", *(f"G {a}" for a in WINDOWS)]
-
-
-def outer(vectors: Tensor) -> Tensor:
-    """X x^T of each row, [N, 3] -> [N, 3, 3]."""
-    return vectors[:, :, None] * vectors[:, None, :]
 
 
 def batched_threes(items: list[Tensor]) -> list[list[Tensor]]:

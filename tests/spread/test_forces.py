@@ -10,9 +10,10 @@ from scipy.stats import spearmanr
 
 import blips
 from blips.backbones import PaiNN
-from blips.distil import Lesson, fit_spread
 from blips.errors import InputError
-from blips.spread import ForceSpread, Ingredients, feature_names
+from blips.spread import ForceSpread, fit_spread
+from blips.spread.distil import Lesson
+from blips.spread.tensors import Ingredients, feature_names
 
 
 @pytest.fixture(scope="module")
