@@ -10,6 +10,7 @@ import blips
 from blips.backbones import EGNN, PaiNN, build
 from blips.data.graph import ParticleGraph
 from blips.errors import InputError
+from blips.spread import ForceSpread
 from helpers import quartz
 
 # The package hands torch tensors to functions of ASE that expect arrays.
@@ -59,6 +60,24 @@ def test_energies_and_forces_have_deviations(orb, structures, method):
         assert rho > 0.85
     else:  # a rough estimate
         assert rho > 0.5
+
+
+@pytest.mark.statistical
+def test_axes_of_a_model_without_symmetry_differ(orb, structures):
+    with torch.no_grad():  # forces along z know more than those along x and y
+        last = [m for m in orb.backbone.model.heads["forces"].modules() if hasattr(m, "weight")][-1]
+        kept = last.weight.clone()
+        last.weight[2] *= 0.3
+    spread = orb.distil_forces(structures, samples=48, displacements=[0.05])
+    sampled = orb.predict(structures, samples=200, seed=4).forces_std
+    found = orb.predict(structures, method="onepass").forces_std
+    with torch.no_grad():
+        last.weight.copy_(kept)
+    assert spread.axes
+    ratio = found[:, 2].mean() / found[:, 0].mean()
+    assert ratio == pytest.approx(sampled[:, 2].mean() / sampled[:, 0].mean(), rel=0.15)
+    assert ratio < 0.8
+    assert ForceSpread.from_dict(spread.to_dict()) == spread
 
 
 def test_conservative_models_cannot_be_propagated():

@@ -39,10 +39,11 @@ def taught(potential):
     potential.force_spread = None
 
 
-def test_the_weighted_sum_is_that_of_the_basis(potential):
-    found = Ingredients.of(potential.one_pass(rattled(3)))
+@pytest.mark.parametrize("axes", [False, True])
+def test_the_weighted_sum_is_that_of_the_basis(potential, axes):
+    found = Ingredients.of(potential.one_pass(rattled(3)), axes=axes)
     basis = found.basis()
-    assert len(basis) == len(feature_names(found.shares.shape[1]))
+    assert len(basis) == len(feature_names(found.shares.shape[1], axes))
     shape = basis.shape[1], len(basis)
     weights = torch.rand(shape, dtype=torch.float64, generator=torch.manual_seed(1))  # of each atom
     expected = torch.einsum("nb,bnij->nij", weights, basis)

@@ -33,6 +33,8 @@ class Backbone(nn.Module):
         roles: glob pattern of a map's name -> the row type it acts on. The first match counts.
         deterministic: glob pattern -> why such maps have no posterior unless they are asked for.
         conservative: True where forces are -dE/dr of the "energies" that `forward` returns.
+        equivariant: False where outputs do not simply turn with the structure; error bars of forces
+            in one pass then differ between the axes too.
         pretrained: True where the weights are those that a model was released with; `bayesianize`
             then begins with a narrow posterior.
         hyperparameters: constructor arguments, so that a checkpoint can rebuild the model.
@@ -41,6 +43,7 @@ class Backbone(nn.Module):
     roles: ClassVar[Mapping[str, str]] = {}
     deterministic: Mapping[str, str] = {}
     conservative: bool = False
+    equivariant: bool = True
     pretrained: bool = False
     hyperparameters: dict[str, Any]
 

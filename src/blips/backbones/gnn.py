@@ -35,6 +35,7 @@ class GNN(ParticleBackbone):
         layers: number of message-passing layers.
     """
 
+    equivariant = False
     roles: ClassVar = {
         "layers.*.message.*": keys.EDGE,
         "layers.*.update.*": keys.NODE,

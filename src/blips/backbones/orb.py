@@ -51,6 +51,7 @@ class Orb(ForeignBackbone):
     """
 
     family = "orb"
+    equivariant = False
     pip_line = "pip install orb-models==0.5.5"
     architecture: ClassVar[str] = "orb_v3_conservative_architecture"
     used_heads: ClassVar[tuple[str, ...]] = ("energy",)

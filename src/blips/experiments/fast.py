@@ -5,6 +5,8 @@ deviations of `samples` posterior samples. Compared with it, by Spearman's coeff
 median ratio of sigma:
 
 * ``onepass``: `predict(method="onepass")`, after `distil_forces` on other structures;
+* ``refined``: the same after `distil_forces(refine=True)` on those structures (models trained
+  here, whose samples are cheap);
 * ``propagate``: variances passed forward (direct models only);
 * ``mc4``, ``mc8``, ``mc32``: so few samples, with other seeds;
 * ``probes3``: derivatives of the forces by the noise along three random directions, that is three
@@ -17,7 +19,7 @@ structure in the folder of runs, so that a study that was stopped goes on where 
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,12 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from blips.errors import BlipsError
-from blips.experiments.fast_data import Case, Counts, Sets
-from blips.experiments.fast_models import SUBJECTS
+from blips.experiments.fast_data import Case, Counts
+from blips.experiments.fast_models import SUBJECTS, Subject
 from blips.experiments.fast_reference import Reference, ceiling, each, reference
 from blips.potential import BayesianPotential
 from blips.predict import Array, Prediction
+from blips.spread import ForceSpread
 from blips.train.run import environment
 
 LINEAR = 1e-2  # size of the noise that the model is linear in, over its real size
@@ -67,7 +70,7 @@ def study(
         if only and not short.startswith(tuple(only)):
             continue
         try:
-            result = measure(subject.make(runs), subject.sets(counts), samples, runs / short)
+            result = measure(subject, counts, samples, runs, short)
         except BlipsError as error:
             report(f"{name} is left out: {error}")
             continue
@@ -78,16 +81,21 @@ def study(
     return found
 
 
-def measure(potential: BayesianPotential, sets: Sets, samples: int, folder: Path) -> dict[str, Any]:
-    """Comparison of every way on both sets; references are kept in `folder`."""
+def measure(
+    subject: Subject, counts: Counts, samples: int, runs: Path, name: str
+) -> dict[str, Any]:
+    """Comparison of every way on both sets; references are kept in `runs / name`."""
+    potential, sets = subject.make(runs), subject.sets(counts)
     references = {
-        label: reference(potential, cases, samples, folder / label)
+        label: reference(potential, cases, samples, runs / name / label)
         for label, cases in (("near", sets.near), ("far", sets.far))
     }
-    spread = potential.distil_forces(sets.lessons, samples=64, seed=1)
-    result: dict[str, Any] = {"distilled": dict(spread.quality)}
+    spreads = {"onepass": potential.distil_forces(sets.lessons, samples=64, seed=1)}
+    if subject.refine:
+        spreads["refined"] = potential.distil_forces(sets.lessons, samples=64, seed=1, refine=True)
+    result: dict[str, Any] = {"distilled": {way: dict(s.quality) for way, s in spreads.items()}}
     for label, cases in (("near", sets.near), ("far", sets.far)):
-        ways = fast_ways(potential, cases)
+        ways = {**in_one_pass(potential, cases, spreads), **other_ways(potential, cases)}
         known = references[label]
         result[label] = {
             "structures": len(cases),
@@ -99,9 +107,20 @@ def measure(potential: BayesianPotential, sets: Sets, samples: int, folder: Path
     return result
 
 
-def fast_ways(potential: BayesianPotential, cases: Sequence[Case]) -> dict[str, Prediction]:
-    """Predictions of every way."""
-    ways = {"onepass": each(potential, cases, method="onepass")}
+def in_one_pass(
+    potential: BayesianPotential, cases: Sequence[Case], spreads: Mapping[str, ForceSpread]
+) -> dict[str, Prediction]:
+    """Predictions with each of these."""
+    ways: dict[str, Prediction] = {}
+    for way, spread in spreads.items():
+        potential.force_spread = spread
+        ways[way] = each(potential, cases, method="onepass")
+    return ways
+
+
+def other_ways(potential: BayesianPotential, cases: Sequence[Case]) -> dict[str, Prediction]:
+    """Predictions of every way that needs no lessons."""
+    ways: dict[str, Prediction] = {}
     if not potential.backbone.conservative:
         ways["propagate"] = each(potential, cases, method="propagate")
     for count in FEW:
@@ -211,7 +230,7 @@ def table(found: dict[str, Any]) -> str:
             for way, row in ways.items():
                 lines.append(_line([*first, "all", way], row))
             for kind in kinds if len(kinds) > 1 else ():
-                for way in ("onepass", "propagate", "mc32", "ceiling"):
+                for way in ("onepass", "refined", "propagate", "mc32", "ceiling"):
                     if way in ways:
                         lines.append(_line([*first, kind, way], ways[way]["kinds"][kind]))
     return "\n".join(lines) + "\n"

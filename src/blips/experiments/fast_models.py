@@ -24,6 +24,7 @@ class Subject(NamedTuple):
 
     make: Make
     sets: MakeSets
+    refine: bool = False  # whether a network is trained on its samples as well
 
 
 def painn_of_ammonia(folder: Path) -> BayesianPotential:
@@ -74,8 +75,8 @@ def released(name: str, **options: Any) -> Make:
 
 
 SUBJECTS: dict[str, Subject] = {
-    "painn-nh3": Subject(painn_of_ammonia, ammonia_sets),
-    "painn-silica": Subject(painn_of_silica, partial(crystal_sets, topology="dft")),
+    "painn-nh3": Subject(painn_of_ammonia, ammonia_sets, refine=True),
+    "painn-silica": Subject(painn_of_silica, partial(crystal_sets, topology="dft"), refine=True),
     "chgnet": Subject(released("chgnet"), mixed_sets),
     "mattersim-1m": Subject(released("mattersim-1m"), mixed_sets),
     "sevennet-0": Subject(released("sevennet-0", trust=True), mixed_sets),

@@ -11,6 +11,7 @@ from scipy.optimize import nnls
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from blips.backbones.base import Backbone
 from blips.errors import InputError
 from blips.onepass import OnePass
 from blips.predict import Array, Prediction
@@ -27,6 +28,11 @@ LEANING = 0.01  # of an element's weights on those of all atoms
 
 class Teacher(Protocol):
     """What the fit needs of a Bayesian potential."""
+
+    @property
+    def backbone(self) -> Backbone:
+        """The model, which says whether it has symmetry."""
+        ...
 
     @property
     def predict(self) -> Callable[..., Prediction]:
@@ -47,6 +53,7 @@ class Lesson(NamedTuple):
     numbers: Array  # atomic, [N]
     basis: Array  # [N, 3, 3, B]
     cov: Array  # [N, 3, 3] (eV/A)^2, of samples
+    axes: bool = False  # whether the basis has tensors along the axes
     ingredients: Ingredients | None = None  # of the basis; a network needs them
 
 
@@ -76,11 +83,12 @@ def lesson(
 ) -> Lesson:
     """Tensors and sampled covariance of one structure."""
     sampled = teacher.predict(graph, samples=samples, seed=seed, covariance=True, calibrated=False)
-    ingredients = Ingredients.of(teacher.one_pass(graph))
+    axes = not teacher.backbone.equivariant
+    ingredients = Ingredients.of(teacher.one_pass(graph), axes=axes)
     basis = ingredients.basis().permute(1, 2, 3, 0).cpu().numpy()
     numbers = graph.numbers.cpu().numpy()
     cov = sampled.array("forces_cov")
-    return Lesson(origin, displacement, numbers, basis, cov, ingredients)
+    return Lesson(origin, displacement, numbers, basis, cov, axes, ingredients)
 
 
 def fit_spread(lessons: Sequence[Lesson], refine: bool = False) -> ForceSpread:
@@ -123,7 +131,8 @@ def _solve(lessons: Sequence[Lesson]) -> ForceSpread:
     basis = np.concatenate([one.basis for one in lessons])  # [N, 3, 3, B]
     cov = np.concatenate([one.cov for one in lessons])  # [N, 3, 3]
     weights = _least_squares(basis, cov)
-    groups = (len(weights) - ALONE) // len(feature_names(1)[:-ALONE])
+    axes = lessons[0].axes
+    groups = (len(weights) - ALONE) // (len(feature_names(1, axes)) - ALONE)
     of_elements = {
         int(z): _least_squares(basis[numbers == z], cov[numbers == z], weights)
         for z in np.unique(numbers)
@@ -133,6 +142,7 @@ def _solve(lessons: Sequence[Lesson]) -> ForceSpread:
         tuple(map(float, weights)),
         {},
         {z: tuple(map(float, row)) for z, row in of_elements.items()},
+        axes,
     )
 
 

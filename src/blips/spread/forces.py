@@ -26,6 +26,7 @@ class ForceSpread:
             elements without weights of their own.
         quality: how well they did on structures that they were not fitted to, where measured.
         of_elements: weights of each atomic number.
+        axes: whether there are weights of tensors along the axes.
         refinement: network that corrects the sum of the tensors.
     """
 
@@ -33,11 +34,12 @@ class ForceSpread:
     weights: Weights
     quality: Mapping[str, float]
     of_elements: Mapping[int, Weights] = field(default_factory=dict[int, Weights])
+    axes: bool = False
     refinement: Refinement | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse weights that belong to other groups."""
-        expected = len(feature_names(self.groups))
+        expected = len(feature_names(self.groups, self.axes))
         for weights in (self.weights, *self.of_elements.values()):
             if len(weights) != expected:
                 raise InputError(
@@ -47,7 +49,7 @@ class ForceSpread:
 
     def covariance(self, found: OnePass) -> Tensor:
         """Of every force, [N, 3, 3] (eV/A)^2."""
-        ingredients = Ingredients.of(found, self.groups)
+        ingredients = Ingredients.of(found, self.groups, self.axes)
         cov = ingredients.covariance(self.of_atoms(found.graph.numbers))
         if self.refinement is None:
             return cov
@@ -68,6 +70,7 @@ class ForceSpread:
             "weights": list(self.weights),
             "quality": dict(self.quality),
             "elements": {chemical_symbols[z]: list(row) for z, row in self.of_elements.items()},
+            "axes": self.axes,
             "refinement": None if self.refinement is None else self.refinement.to_dict(),
         }
 
@@ -82,5 +85,6 @@ class ForceSpread:
             tuple(saved["weights"]),
             saved["quality"],
             of_elements,
+            saved.get("axes", False),
             Refinement.from_dict(network) if network else None,
         )

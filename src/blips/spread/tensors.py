@@ -12,11 +12,12 @@ tensors,
                  + D_ga v_gi sum_j w_a(r_ij)^2 u_ij u_ij^T              each bond by itself
           + E  coef_i F_i F_i^T                              noise in proportion to the force
           + G_a coef_i sum_j w_a(r_ij) (F_i . u_ij)^2 u_ij u_ij^T     to its part along each bond
+          + sum_gx H_gx v_gi e_x e_x^T     along the axes x, for models without symmetry (ORB) alone
 
-with weights A ... G >= 0 for each element that atom i may be. They are invariant numbers of a
+with weights A ... H >= 0 for each element that atom i may be. They are invariant numbers of a
 model, found once by non-negative least squares against its own samples (`distil`), without any
 labels. The result is positive, turns with the structure, and grows with the posterior's
-coefficients as the true covariance does.
+coefficients as the true covariance does (with H it does not turn, like the forces of such models).
 
 The alternative, derivatives of forces by the noise along random directions, costs as much as a
 Monte Carlo sample for each direction and is as noisy as that (see the study fast-uncertainty).
@@ -37,6 +38,7 @@ from blips.spread.network import Scene
 WINDOWS = (1.2, 2.5)  # a, A: bonds of hydrogen, and longer ones
 GROUPS = 6  # at most
 WINDOW_KINDS = ("B", "C", "D")
+NUM_IN_WINDOWS = len(WINDOWS) * len(WINDOW_KINDS)
 ALONE = 1 + len(WINDOWS)  # tensors that belong to no group: E and G
 
 
@@ -49,18 +51,20 @@ class Ingredients:
         forces: [N, 3] eV/A.
         coef: mean coefficient of an atom's rows, [N].
         graph: neighbours.
+        axes: whether there are tensors H.
     """
 
     shares: Tensor
     forces: Tensor
     coef: Tensor
     graph: AtomGraph
+    axes: bool = False
 
     @classmethod
-    def of(cls, found: OnePass, groups: int = GROUPS) -> Self:
+    def of(cls, found: OnePass, groups: int = GROUPS, axes: bool = False) -> Self:
         """Shares of `groups` groups of maps (fewer if there are fewer maps)."""
-        shares = found.shares(groups)
-        return cls(shares, found.outputs[keys.FORCES].double(), found.atom_coef(), found.graph)
+        forces = found.outputs[keys.FORCES].double()
+        return cls(found.shares(groups), forces, found.atom_coef(), found.graph, axes)
 
     def basis(self) -> Tensor:
         """All tensors, [B, N, 3, 3]; see `feature_names` for their order."""
@@ -74,19 +78,24 @@ class Ingredients:
             parts.append(torch.stack([geometry.along_bonds(a, share) for share in of_senders]))
             parts.append(s * together)
             parts.append(s * apart)
+        if self.axes:
+            parts += [s * outer(axis[None]) for axis in unit]
         return torch.cat([*parts, torch.stack(self._proportional(geometry))])
 
     def covariance(self, weights: Tensor) -> Tensor:
         """Sum of the tensors with weights of each atom, [N, B] -> [N, 3, 3]; none is made alone."""
         groups, geometry = self.shares.shape[1], Geometry.of(self.graph)
-        sizes = [groups] * (1 + len(WINDOWS) * len(WINDOW_KINDS)) + [ALONE]
-        own, *rest, last = weights.split(sizes, dim=1)  # [N, G] or [N, ALONE]
+        by_group, last = weights.split([weights.shape[1] - ALONE, ALONE], dim=1)
+        own, *rest = by_group.split(groups, dim=1)  # [N, G] each
         unit = torch.eye(3, dtype=weights.dtype, device=weights.device)
         total = self._of_atoms(own) * unit
         for weight, tensor in zip(last.unbind(1), self._proportional(geometry), strict=True):
             total = total + weight[:, None, None] * tensor
+        of_windows, of_axes = rest[:NUM_IN_WINDOWS], rest[NUM_IN_WINDOWS:]
+        for weight, axis in zip(of_axes, unit if self.axes else (), strict=True):
+            total = total + self._of_atoms(weight) * outer(axis[None])
         of_senders = self.shares.index_select(0, geometry.sender)  # [E, G]
-        for a, (along, together, apart) in zip(WINDOWS, batched_threes(rest), strict=True):
+        for a, (along, together, apart) in zip(WINDOWS, batched_threes(of_windows), strict=True):
             scale = (along.index_select(0, geometry.receiver) * of_senders).sum(dim=1)  # [E]
             total = total + geometry.along_bonds(a, scale)
             total = total + self._of_atoms(together) * geometry.together(a)
@@ -108,10 +117,11 @@ class Ingredients:
         return [self.coef[:, None, None] * tensor for tensor in tensors]
 
 
-def feature_names(groups: int) -> list[str]:
+def feature_names(groups: int, axes: bool = False) -> list[str]:
     """Name of each tensor of `Ingredients.basis`, in order."""
     names = [f"A{g}" for g in range(groups)]
     names += [f"{k}{g} {a}" for a in WINDOWS for k in WINDOW_KINDS for g in range(groups)]
+    names += [f"H{g} {x}" for x in ("xyz" if axes else "") for g in range(groups)]
     return [*names, "E", *(f"G {a}" for a in WINDOWS)]
 
 
