@@ -49,19 +49,20 @@ def assert_same(function, *inputs: Tensor | float | None):
 @given(SHAPES)
 def test_flips(shape):
     x, z = tensors(shape, 2)
-    scale, bits = torch.rand(shape[0]), bits_of(shape)
+    coef, bits = torch.rand(shape[0]), bits_of(shape)
     assert_same(kernels.flip, x, bits)
-    assert_same(kernels.flip, x, bits, scale)
+    assert_same(kernels.flip, x, bits, coef)
     assert_same(kernels.flip_, x, bits)
-    assert_same(kernels.add_flipped_, z, x, bits, scale)
+    assert_same(kernels.add_flipped_, z, x, bits, coef)
 
 
 @given(SHAPES)
 def test_sums_over_rows(shape):
     assert_same(kernels.row_dot, *tensors(shape, 2))
-    assert_same(kernels.multiply_and_dot, *tensors(shape, 2))
     x, y = tensors(shape, 2)
-    assert_same(kernels.flip_and_dot, x, bits_of(shape), y)
+    coef = 0.1 + torch.rand(shape[0])
+    assert_same(kernels.multiply_and_dot, x, y, coef)
+    assert_same(kernels.flip_and_dot, x, bits_of(shape), y, coef)
 
 
 @given(st.integers(0, 9), st.integers(1, 100))
@@ -98,10 +99,14 @@ def test_inputs_that_are_not_contiguous():
     assert torch.equal(kernels.flip(x, bits), kernels.flip(x.contiguous(), bits))
     y = torch.randn(40, 6)
     torch.testing.assert_close(kernels.row_dot(x, y), (x * y).sum(1))
+    coef = torch.rand(40, 2)[:, 0]
+    found = kernels.add_flipped_(torch.zeros(40, 6), y, bits, coef)
+    assert torch.equal(found, kernels.flip(y, bits, coef))
+    torch.testing.assert_close(found.abs(), y.abs() * coef.sqrt()[:, None])
 
 
 def test_without_compiled_code_the_numbers_are_the_same(monkeypatch):
-    x, scale, bits = torch.randn(20, 3, 33), torch.rand(20), bits_of((20, 3, 33))
-    compiled = kernels.flip(x, bits, scale)
+    x, coef, bits = torch.randn(20, 3, 33), torch.rand(20), bits_of((20, 3, 33))
+    compiled = kernels.flip(x, bits, coef)
     monkeypatch.setattr(kernels, "library", lambda: None)
-    assert torch.equal(kernels.flip(x, bits, scale), compiled)
+    torch.testing.assert_close(kernels.flip(x, bits, coef), compiled)

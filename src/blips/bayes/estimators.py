@@ -56,6 +56,8 @@ def local_linear(
     plan = Plan(h, weight, len(generators))
     bits = bits or BitSource(generators)
     eps = quick_normals(bits, plan.rows_per_replica, weight.shape[0], h.dtype)  # [K*R, out]
+    if plan.is_whole:
+        return local(h, weight, bias, coef, eps)
     pieces = zip(plan.rows(h), plan.rows(coef), plan.rows(eps), strict=True)
     # .data: every piece is written to, which is no change of the others
     return plan.join([local(x, weight, bias, c, e.data) for x, c, e in pieces])

@@ -48,7 +48,7 @@ class _Local(Function):
     ) -> Tensor:
         var = F.linear(h * h, weight * weight)
         ctx.save_for_backward(h, weight, bias, coef, eps)
-        return add_local_(F.linear(h, weight, bias), eps, var, VAR_FLOOR, coef.sqrt())
+        return add_local_(F.linear(h, weight, bias), eps, var, VAR_FLOOR, coef)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Grads:
@@ -62,7 +62,7 @@ class _Local(Function):
         grad_weight = None
         if needs_weight:
             grad_weight = torch.mm(grad_var.t(), h * h).mul_(weight).addmm_(grad_z.t(), h)
-        grad_coef = multiply_and_dot(grad_h, h).div_(coef + coef)
+        grad_coef = multiply_and_dot(grad_h, h, coef)
         grad_bias = grad_z.sum(0) if needs_bias else None
         return grad_h.addmm_(grad_z, weight), grad_weight, grad_bias, grad_coef, None
 
@@ -97,7 +97,7 @@ class _Flipout(Function):
     ) -> Tensor:
         ctx.save_for_backward(h, weight, bias, coef, deviation, eps, bits_in, bits_out)
         noise = times_transposed(flip(h, bits_in), deviation)
-        return add_flipped_(F.linear(h, weight, bias), noise, bits_out, coef.sqrt())
+        return add_flipped_(F.linear(h, weight, bias), noise, bits_out, coef)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Grads:
@@ -109,13 +109,13 @@ class _Flipout(Function):
                 return _by_autograd(_flipout_again, saved, _needs(ctx, saved), grads)
             grad_h, grad_coef = _flipout_grads(grad_z, h, weight, *saved[3:])
             return grad_h, None, None, grad_coef, None, None, None, None
-        noise = flip(grad_z, bits_out, coef.sqrt())
+        noise = flip(grad_z, bits_out, coef)
         grad_weight = grad_bias = None
         if needs_weight:
             grad_weight = _weight_grad(grad_z, h, noise, flip(h, bits_in), eps)
         grad_h = times(noise, deviation)
         del noise
-        grad_coef = flip_and_dot(grad_h, bits_in, h).div_(coef + coef)
+        grad_coef = flip_and_dot(grad_h, bits_in, h, coef)
         as_rows(grad_h).addmm_(as_rows(grad_z), weight)
         if needs_bias:
             grad_bias = as_rows(grad_z).sum(0)
@@ -157,8 +157,8 @@ class _FlipoutGrads(Function):
         bits_in: Tensor,
         bits_out: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        q = times(flip(grad_z, bits_out, coef.sqrt()), deviation)
-        grad_coef = flip_and_dot(q, bits_in, h).div_(coef + coef)
+        q = times(flip(grad_z, bits_out, coef), deviation)
+        grad_coef = flip_and_dot(q, bits_in, h, coef)
         ctx.save_for_backward(grad_z, h, weight, coef, deviation, eps, bits_in, bits_out, q)
         grad_h = torch.addmm(as_rows(q), as_rows(grad_z), weight).view_as(h)
         return grad_h, grad_coef
@@ -172,13 +172,12 @@ class _FlipoutGrads(Function):
             return _by_autograd(_flipout_grads_again, inputs, needs, grads)
         by_h, by_coef = grads
         per_coef = by_coef / (coef + coef)  # [k*r]
-        root = coef.sqrt()
         by_q = flip_(torch.addcmul(by_h, h, per_row(per_coef, h)), bits_in)
-        by_z = flip(times_transposed(by_q, deviation), bits_out, root)
+        by_z = flip(times_transposed(by_q, deviation), bits_out, coef)
         for_h = q * per_row(per_coef, h) if needs[1] else None
         for_weight = for_coef = None
         if needs[2]:
-            for_weight = _weight_grad(grad_z, by_h, flip(grad_z, bits_out, root), by_q, eps)
+            for_weight = _weight_grad(grad_z, by_h, flip(grad_z, bits_out, coef), by_q, eps)
         if needs[3]:
             for_coef = row_dot(grad_z, by_z) - 2 * per_coef * row_dot(h, q)
             for_coef.div_(coef + coef)

@@ -1,6 +1,6 @@
 /* What the estimators do besides matrix products, in one pass over memory each.
  *
- * Tensors are float32, contiguous, [rows, irrep, channels]; scales are one float per row. Signs are
+ * Tensors are float32, contiguous, [rows, irrep, channels]; coefficients are one float per row. Signs are
  * bits of 32-bit words, ceil(channels / 32) words per row: bit 31 - j of a word is the sign of its
  * channel j. `blips.bayes.kernels` calls this by ctypes, and does without where it was not built.
  */
@@ -55,12 +55,12 @@ static inline int count_of(ptrdiff_t first, ptrdiff_t channels) {
     return channels - first < 32 ? (int)(channels - first) : 32;
 }
 
-/* out = scale * sign * x; out may be x. */
-VECTORISED void blips_flip(const float *x, const uint32_t *words, const float *scale, float *out,
+/* out = sqrt(coef) * sign * x; out may be x. */
+VECTORISED void blips_flip(const float *x, const uint32_t *words, const float *coef, float *out,
                            ptrdiff_t rows, ptrdiff_t irrep, ptrdiff_t channels) {
     ptrdiff_t words_per_row = (channels + 31) / 32;
     for (ptrdiff_t row = 0; row < rows; row++, words += words_per_row) {
-        float factor = scale ? scale[row] : 1.0f;
+        float factor = coef ? sqrtf(coef[row]) : 1.0f;
         for (ptrdiff_t i = 0; i < irrep; i++)
             for (ptrdiff_t first = 0; first < channels; first += 32) {
                 uint32_t word = words[first / 32];
@@ -72,53 +72,59 @@ VECTORISED void blips_flip(const float *x, const uint32_t *words, const float *s
     }
 }
 
-/* z += scale * sign * x */
+/* z += sqrt(coef) * sign * x */
 VECTORISED void blips_add_flipped(const float *restrict x, const uint32_t *restrict words,
-                                  const float *restrict scale, float *restrict z, ptrdiff_t rows,
+                                  const float *restrict coef, float *restrict z, ptrdiff_t rows,
                                   ptrdiff_t irrep, ptrdiff_t channels) {
     ptrdiff_t words_per_row = (channels + 31) / 32;
-    for (ptrdiff_t row = 0; row < rows; row++, words += words_per_row)
+    for (ptrdiff_t row = 0; row < rows; row++, words += words_per_row) {
+        float factor = sqrtf(coef[row]);
         for (ptrdiff_t i = 0; i < irrep; i++)
             for (ptrdiff_t first = 0; first < channels; first += 32) {
                 uint32_t word = words[first / 32];
                 int count = count_of(first, channels);
-                BY_WORD(add_flipped_word, count, x, z, scale[row], word);
+                BY_WORD(add_flipped_word, count, x, z, factor, word);
                 x += count;
                 z += count;
             }
+    }
 }
 
-/* With v = var + floor: noise <- scale * noise / sqrt(v), z += noise * v; [rows, channels] */
+/* With v = var + floor: noise <- sqrt(coef / v) * noise, z += noise * v; [rows, channels] */
 VECTORISED void blips_add_local(float *restrict noise, const float *restrict var,
-                                const float *restrict scale, float *restrict z, float floor,
+                                const float *restrict coef, float *restrict z, float floor,
                                 ptrdiff_t rows, ptrdiff_t channels) {
-    for (ptrdiff_t row = 0; row < rows; row++)
+    for (ptrdiff_t row = 0; row < rows; row++) {
+        float factor = sqrtf(coef[row]);
         for (ptrdiff_t j = 0; j < channels; j++) {
             ptrdiff_t k = row * channels + j;
             float v = var[k] + floor;
-            float slope = scale[row] * noise[k] / sqrtf(v);
+            float slope = factor * noise[k] / sqrtf(v);
             noise[k] = slope;
             z[k] += slope * v;
         }
+    }
 }
 
-/* x <- x * y, out = sum over a row of x * y, with the new x; [rows, width] */
+/* x <- x * y, out = sum over a row of x * y, with the new x, over 2 coef; [rows, width] */
 VECTORISED void blips_multiply_and_dot(float *restrict x, const float *restrict y,
-                                       float *restrict out, ptrdiff_t rows, ptrdiff_t width) {
+                                       const float *restrict coef, float *restrict out,
+                                       ptrdiff_t rows, ptrdiff_t width) {
     for (ptrdiff_t row = 0; row < rows; row++, x += width, y += width) {
         float sum = 0.0f;
         for (ptrdiff_t j = 0; j < width; j++) {
             x[j] *= y[j];
             sum += x[j] * y[j];
         }
-        out[row] = sum;
+        out[row] = sum / (2.0f * coef[row]);
     }
 }
 
-/* x <- sign * x, out = sum over a row of x * y, with the new x. */
+/* x <- sign * x, out = sum over a row of x * y, with the new x, over 2 coef. */
 VECTORISED void blips_flip_and_dot(float *restrict x, const uint32_t *restrict words,
-                                   const float *restrict y, float *restrict out, ptrdiff_t rows,
-                                   ptrdiff_t irrep, ptrdiff_t channels) {
+                                   const float *restrict y, const float *restrict coef,
+                                   float *restrict out, ptrdiff_t rows, ptrdiff_t irrep,
+                                   ptrdiff_t channels) {
     ptrdiff_t words_per_row = (channels + 31) / 32;
     for (ptrdiff_t row = 0; row < rows; row++, words += words_per_row) {
         float sum = 0.0f;
@@ -130,7 +136,7 @@ VECTORISED void blips_flip_and_dot(float *restrict x, const uint32_t *restrict w
                 x += count;
                 y += count;
             }
-        out[row] = sum;
+        out[row] = sum / (2.0f * coef[row]);
     }
 }
 

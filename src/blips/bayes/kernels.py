@@ -18,20 +18,21 @@ SIGNS = 32
 """Signs in one int32 word."""
 
 
-def flip(x: Tensor, bits: Tensor, scale: Tensor | None = None) -> Tensor:
-    """``x * signs``, times one factor per row.
+def flip(x: Tensor, bits: Tensor, coef: Tensor | None = None) -> Tensor:
+    """``x * signs``, times ``sqrt(coef)`` of its row.
 
     Args:
         x: ``[rows, *irrep, channels]``.
         bits: the signs, packed (``blips.bayes.random.sign_bits``).
-        scale: ``[rows]``.
+        coef: ``[rows]``.
     """
     if (library := _library_for(x)) is None:
         flipped = _flipped(x, bits)
-        return flipped if scale is None else flipped.mul_(per_row(scale, x))
+        return flipped if coef is None else flipped.mul_(per_row(coef.sqrt(), x))
     x, bits = x.contiguous(), bits.contiguous()
+    coef = None if coef is None else coef.contiguous()
     out = torch.empty_like(x)
-    library.blips_flip(address(x), address(bits), address(scale), address(out), *_sizes(x))
+    library.blips_flip(address(x), address(bits), address(coef), address(out), *_sizes(x))
     return out
 
 
@@ -44,46 +45,50 @@ def flip_(x: Tensor, bits: Tensor) -> Tensor:
     return x
 
 
-def add_flipped_(z: Tensor, x: Tensor, bits: Tensor, scale: Tensor) -> Tensor:
-    """``z + scale * x * signs`` in the memory of z; both contiguous."""
+def add_flipped_(z: Tensor, x: Tensor, bits: Tensor, coef: Tensor) -> Tensor:
+    """``z + sqrt(coef) * x * signs`` in the memory of z; both contiguous."""
     if (library := _library_for(x)) is None:
-        return z.addcmul_(_flipped(x, bits), per_row(scale, x))
-    bits = bits.contiguous()
-    library.blips_add_flipped(address(x), address(bits), address(scale), address(z), *_sizes(x))
+        return z.addcmul_(_flipped(x, bits), per_row(coef.sqrt(), x))
+    bits, coef = bits.contiguous(), coef.contiguous()
+    library.blips_add_flipped(address(x), address(bits), address(coef), address(z), *_sizes(x))
     return z
 
 
-def add_local_(z: Tensor, noise: Tensor, var: Tensor, floor: float, scale: Tensor) -> Tensor:
-    """``z + slope * v`` in the memory of z, with ``slope = scale * noise / sqrt(v)``.
+def add_local_(z: Tensor, noise: Tensor, var: Tensor, floor: float, coef: Tensor) -> Tensor:
+    """``z + slope * v`` in the memory of z, with ``slope = sqrt(coef / v) * noise``.
 
-    ``v = var + floor``. All ``[rows, channels]`` and contiguous, scale ``[rows]``. The slope takes
+    ``v = var + floor``. All ``[rows, channels]`` and contiguous, coef ``[rows]``. The slope takes
     the memory of the noise.
     """
     if (library := _library_for(z)) is None:
         var = var + floor
-        slope = noise.mul_(per_row(scale, z)).mul_(var.rsqrt())
+        slope = noise.mul_(per_row(coef.sqrt(), z)).mul_(var.rsqrt())
         return z.addcmul_(slope, var)
+    coef = coef.contiguous()
     library.blips_add_local(
-        address(noise), address(var), address(scale), address(z), floor, *z.shape
+        address(noise), address(var), address(coef), address(z), floor, *z.shape
     )
     return z
 
 
-def multiply_and_dot(x: Tensor, y: Tensor) -> Tensor:
-    """Make x, contiguous, into ``x * y``; return `row_dot` of the new x and y."""
+def multiply_and_dot(x: Tensor, y: Tensor, coef: Tensor) -> Tensor:
+    """Make x, contiguous, into ``x * y``; return ``row_dot / (2 coef)`` of the new x and y."""
     if (library := _library_for(x)) is None:
-        return row_dot(x.mul_(y), y)
-    y, out = y.contiguous(), x.new_empty(x.shape[0])
-    library.blips_multiply_and_dot(address(x), address(y), address(out), x.shape[0], _width(x))
+        return row_dot(x.mul_(y), y).div_(coef + coef)
+    y, coef, out = y.contiguous(), coef.contiguous(), coef.new_empty(len(coef))
+    sizes = len(x), _width(x)
+    library.blips_multiply_and_dot(address(x), address(y), address(coef), address(out), *sizes)
     return out
 
 
-def flip_and_dot(x: Tensor, bits: Tensor, y: Tensor) -> Tensor:
-    """Make x, contiguous, into ``x * signs``; return `row_dot` of the new x and y."""
+def flip_and_dot(x: Tensor, bits: Tensor, y: Tensor, coef: Tensor) -> Tensor:
+    """Make x, contiguous, into ``x * signs``; return ``row_dot / (2 coef)`` of the new x and y."""
     if (library := _library_for(x)) is None:
-        return row_dot(flip_(x, bits), y)
-    bits, y, out = bits.contiguous(), y.contiguous(), x.new_empty(x.shape[0])
-    library.blips_flip_and_dot(address(x), address(bits), address(y), address(out), *_sizes(x))
+        return row_dot(flip_(x, bits), y).div_(coef + coef)
+    bits, y, coef = bits.contiguous(), y.contiguous(), coef.contiguous()
+    out = coef.new_empty(len(coef))
+    given = (address(tensor) for tensor in (x, bits, y, coef, out))
+    library.blips_flip_and_dot(*given, *_sizes(x))
     return out
 
 
@@ -255,8 +260,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.blips_flip.argtypes = [pointer] * 4 + [size] * 3
     library.blips_add_flipped.argtypes = [pointer] * 4 + [size] * 3
     library.blips_add_local.argtypes = [pointer] * 4 + [ctypes.c_float] + [size] * 2
-    library.blips_multiply_and_dot.argtypes = [pointer] * 3 + [size] * 2
-    library.blips_flip_and_dot.argtypes = [pointer] * 4 + [size] * 3
+    library.blips_multiply_and_dot.argtypes = [pointer] * 4 + [size] * 2
+    library.blips_flip_and_dot.argtypes = [pointer] * 5 + [size] * 3
     library.blips_random_values.argtypes = [pointer] * 3 + [ctypes.c_uint64] + [size] * 2
     library.blips_random_words.argtypes = [pointer] * 2 + [ctypes.c_uint64] + [size] * 2
     library.blips_shared_noise.argtypes = [pointer] * 6 + [size] * 5
