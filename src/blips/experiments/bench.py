@@ -15,7 +15,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from blips.errors import InputError
 from blips.experiments.fast_data import displaced, quartz
 from blips.factory import bayesianize
 from blips.spread import ForceSpread
+from blips.spread.network import Refinement
 from blips.spread.tensors import GROUPS, feature_names
 from blips.train.objective import plain_outputs
 
@@ -87,9 +88,8 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
     torch.manual_seed(0)
     plain = PaiNN()
     potential = bayesianize(copy.deepcopy(plain))
-    weights = (1.0,) * len(feature_names(GROUPS))  # cost does not depend on their values
-    potential.force_spread = ForceSpread(GROUPS, weights, {})
     graph = plain.graph(structure(atoms))
+    tensors, refined = _spreads(graph.numbers.unique().tolist())
     ensemble = DeepEnsemble.of([copy.deepcopy(plain) for _ in range(MEMBERS)])
     shallow = ShallowEnsemble(copy.deepcopy(plain), heads=16)
     rigidity = _rigidity(plain)
@@ -101,8 +101,9 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
     calls: dict[str, Call] = {
         "base": base,
         "map": lambda: potential.predict(graph, method="map"),
-        "onepass energy": lambda: _without_spread(potential, graph),
-        "onepass energy + forces": lambda: potential.predict(graph, method="onepass"),
+        "onepass energy": lambda: _in_one_pass(potential, graph, None),
+        "onepass energy + forces": lambda: _in_one_pass(potential, graph, tensors),
+        "onepass energy + forces, refined": lambda: _in_one_pass(potential, graph, refined),
     }
     for count in samples:
         if count <= (LOOPED if atoms <= SMALL else min(samples)):
@@ -121,12 +122,16 @@ def _one_by_one(potential: Any, graph: AtomGraph, count: int) -> None:
         potential.outputs_of(graph, range(k, k + 1), 0, {"forces": True})
 
 
-def _without_spread(potential: Any, graph: AtomGraph) -> Any:
-    kept, potential.force_spread = potential.force_spread, None
-    try:
-        return potential.predict(graph, method="onepass")
-    finally:
-        potential.force_spread = kept
+def _spreads(elements: Sequence[int]) -> tuple[ForceSpread, ForceSpread]:
+    """Without and with a network; the cost does not depend on the values of their weights."""
+    weights = (1.0,) * len(feature_names(GROUPS))
+    tensors = ForceSpread(GROUPS, weights, {}, dict.fromkeys(elements, weights))
+    return tensors, replace(tensors, refinement=Refinement(elements, GROUPS + 1).double())
+
+
+def _in_one_pass(potential: Any, graph: AtomGraph, spread: ForceSpread | None) -> Any:
+    potential.force_spread = spread
+    return potential.predict(graph, method="onepass")
 
 
 def _rigidity(plain: PaiNN) -> LastLayerRigidity:
