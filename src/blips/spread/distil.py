@@ -84,9 +84,9 @@ def lesson(
     """Tensors and sampled covariance of one structure."""
     sampled = teacher.predict(graph, samples=samples, seed=seed, covariance=True, calibrated=False)
     axes = not teacher.backbone.equivariant
-    ingredients = Ingredients.of(teacher.one_pass(graph), axes=axes)
-    basis = ingredients.basis().permute(1, 2, 3, 0).cpu().numpy()
-    numbers = graph.numbers.cpu().numpy()
+    ingredients = Ingredients.of(teacher.one_pass(graph), axes=axes).to("cpu")
+    basis = ingredients.basis().permute(1, 2, 3, 0).numpy()
+    numbers = ingredients.graph.numbers.numpy()
     cov = sampled.array("forces_cov")
     return Lesson(origin, displacement, numbers, basis, cov, axes, ingredients)
 

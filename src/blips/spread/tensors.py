@@ -23,7 +23,7 @@ The alternative, derivatives of forces by the noise along random directions, cos
 Monte Carlo sample for each direction and is as noisy as that (see the study fast-uncertainty).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -65,6 +65,16 @@ class Ingredients:
         """Shares of `groups` groups of maps (fewer if there are fewer maps)."""
         forces = found.outputs[keys.FORCES].double()
         return cls(found.shares(groups), forces, found.atom_coef(), found.graph, axes)
+
+    def to(self, device: torch.device | str) -> Self:
+        """On that device."""
+        return replace(
+            self,
+            shares=self.shares.to(device),
+            forces=self.forces.to(device),
+            coef=self.coef.to(device),
+            graph=self.graph.to(device),
+        )
 
     def basis(self) -> Tensor:
         """All tensors, [B, N, 3, 3]; see `feature_names` for their order."""
