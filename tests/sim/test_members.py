@@ -7,7 +7,7 @@ import pytest
 import torch
 from ase.build import bulk
 from ase.mep import NEB
-from ase.optimize import BFGS
+from ase.optimize import BFGS, FIRE
 from ase.phonons import Phonons
 from ase.vibrations import Vibrations
 
@@ -53,7 +53,7 @@ def test_a_band_through_the_inversion_converges_and_is_symmetric(relaxed, member
         image.calc = member()
     band = NEB(images, method="improvedtangent")
     band.interpolate()
-    assert BFGS(band, logfile=None).run(fmax=0.02, steps=150)
+    assert FIRE(band, logfile=None).run(fmax=0.02, steps=300)  # BFGS needs forces of one potential
     energies = np.array([image.get_potential_energy() for image in images])
     assert energies == pytest.approx(energies[::-1], abs=5e-3)
     assert energies.argmax() == 2
