@@ -36,3 +36,13 @@ def quartz(rattle: float = 0.0, seed: int = 0) -> Atoms:
     plain = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=True)
     plain.positions += np.random.default_rng(seed).normal(scale=rattle, size=(len(plain), 3))
     return plain
+
+
+def rattled_molecules(count: int, scale: float, first: int = 0) -> list[Atoms]:
+    """Number first, first + 1, ... of displaced NH3, CH3OH, H2O in turn."""
+    found = []
+    for k in range(first, first + count):
+        atoms = molecule(("NH3", "CH3OH", "H2O")[k % 3])
+        atoms.rattle(scale, seed=k)
+        found.append(atoms)
+    return found

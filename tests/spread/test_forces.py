@@ -1,11 +1,11 @@
 """Covariance of forces in one pass."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from ase.build import molecule
 from scipy.stats import spearmanr
 
 import blips
@@ -14,6 +14,7 @@ from blips.errors import InputError
 from blips.spread import ForceSpread, fit_spread
 from blips.spread.distil import Lesson
 from blips.spread.tensors import Ingredients, feature_names
+from helpers import rattled_molecules
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +24,7 @@ def potential() -> blips.BayesianPotential:
     return blips.bayesianize(backbone, bounds=(1e-6, 0.5), initial=0.01).double()
 
 
-def rattled(count: int, scale: float = 0.12, first: int = 0):
-    found = []
-    for k in range(first, first + count):
-        atoms = molecule(("NH3", "CH3OH", "H2O")[k % 3])
-        atoms.rattle(scale, seed=k)
-        found.append(atoms)
-    return found
+rattled = partial(rattled_molecules, scale=0.12)
 
 
 @pytest.fixture(scope="module")

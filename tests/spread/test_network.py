@@ -2,11 +2,11 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from ase.build import molecule
 
 import blips
 from blips.backbones import PaiNN
@@ -16,15 +16,9 @@ from blips.spread.geometry import Geometry
 from blips.spread.network import Refinement, Scene
 from blips.spread.tensors import Ingredients
 from blips.spread.training import Schedule, fit_refinement, wishart_loss
+from helpers import rattled_molecules
 
-
-def rattled(count: int, scale: float = 0.2, first: int = 0):
-    found = []
-    for k in range(first, first + count):
-        atoms = molecule(("NH3", "CH3OH", "H2O")[k % 3])
-        atoms.rattle(scale, seed=k)
-        found.append(atoms)
-    return found
+rattled = partial(rattled_molecules, scale=0.2)
 
 
 @pytest.fixture(scope="module")
