@@ -5,8 +5,7 @@ deviations of `samples` posterior samples. Compared with it, by Spearman's coeff
 median ratio of sigma:
 
 * ``onepass``: `predict(method="onepass")`, after `distil_forces` on other structures;
-* ``refined``: the same after `distil_forces(refine=True)` on those structures (models trained
-  here, whose samples are cheap);
+* ``refined``: the same after `distil_forces(refine=True)` on those structures (some models);
 * ``propagate``: variances passed forward (direct models only);
 * ``mc4``, ``mc8``, ``mc32``: so few samples, with other seeds;
 * ``probes3``: derivatives of the forces by the noise along three random directions, that is three
