@@ -28,14 +28,7 @@ from blips.methods import Request, Samples, asked_for, join, predict_within
 from blips.onepass import OnePass, direct_one_pass, one_pass
 from blips.predict import Outputs, Prediction, point_prediction
 from blips.sampling import MemoryBound, MemoryGauge
-from blips.spread import (
-    DISPLACEMENTS,
-    MANY_DISPLACEMENTS,
-    ForceSpread,
-    displaced_copies,
-    fit_spread,
-    lesson,
-)
+from blips.spread import ForceSpread, distil_spread
 
 Coefficients = Mapping[str, Tensor]
 CoefficientFunction = Callable[[Graph], dict[str, Tensor]]
@@ -254,16 +247,9 @@ class BayesianPotential(nn.Module):
             seed: of samples and displacements.
 
         Returns:
-            What is kept as `force_spread`; its `quality` is cross-validated.
+            What is kept as `force_spread`; its `quality` is that on structures left out.
         """
-        if displacements is None:
-            displacements = MANY_DISPLACEMENTS if refine else DISPLACEMENTS
-        lessons = [
-            lesson(self, graph, samples, seed, number, std)
-            for number, std, atoms in displaced_copies(structures, displacements, seed)
-            for graph in graph_batches(self.backbone, atoms, 1)
-        ]
-        self.force_spread = fit_spread(lessons, refine)
+        self.force_spread = distil_spread(self, structures, samples, displacements, refine, seed)
         return self.force_spread
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:

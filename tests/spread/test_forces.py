@@ -11,8 +11,8 @@ from scipy.stats import spearmanr
 import blips
 from blips.backbones import PaiNN
 from blips.errors import InputError
-from blips.spread import ForceSpread, fit_spread
-from blips.spread.distil import Lesson
+from blips.spread import ForceSpread
+from blips.spread.distil import Lesson, fit_spread
 from blips.spread.tensors import Ingredients, feature_names
 from helpers import rattled_molecules
 

@@ -11,7 +11,8 @@ import torch
 import blips
 from blips.backbones import PaiNN
 from blips.errors import InputError
-from blips.spread import ForceSpread, distil
+from blips.spread import ForceSpread
+from blips.spread.distil import fit_spread, lesson
 from blips.spread.geometry import Geometry
 from blips.spread.network import Refinement, Scene
 from blips.spread.tensors import Ingredients
@@ -152,23 +153,23 @@ def test_a_network_that_does_not_help_is_not_kept(potential, monkeypatch):
         calls.append(len(scenes))
         return strange_network(potential)
 
-    monkeypatch.setattr(distil, "fit_refinement", useless)
+    monkeypatch.setattr("blips.spread.distil.fit_refinement", useless)
     lessons = [
-        distil.lesson(potential, graph, 16, 0, k, 0.0)
+        lesson(potential, graph, 16, 0, k, 0.0)
         for k, atoms in enumerate(rattled(8))
         for graph in [potential.one_pass(atoms).graph]
     ]
-    kept = distil.fit_spread(lessons, refine=True)
+    kept = fit_spread(lessons, refine=True)
     assert calls == [6]
     assert kept.refinement is None
-    assert kept == distil.fit_spread(lessons)
+    assert kept == fit_spread(lessons)
     with pytest.raises(InputError, match="4 structures or more"):
-        distil.fit_spread(lessons[:3], refine=True)
+        potential.distil_forces(rattled(3), refine=True)
 
 
 @pytest.mark.statistical
 def test_refining_by_name_ranks_no_worse(potential, monkeypatch):
-    monkeypatch.setattr(distil.fit_refinement, "__defaults__", (Schedule(steps=200), 0))
+    monkeypatch.setattr(fit_refinement, "__defaults__", (Schedule(steps=200), 0))
     other = blips.bayesianize(PaiNN(cutoff=4.0, features=8, blocks=1, num_basis=4), initial=0.01)
     spread = other.distil_forces(rattled(8), samples=16, displacements=[0.1], refine=True)
     assert spread.quality["spearman"] > 0.8

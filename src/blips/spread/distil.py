@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from blips.backbones.base import Backbone
+from blips.backbones.base import Backbone, graph_batches
 from blips.errors import InputError
 from blips.onepass import OnePass
 from blips.predict import Array, Prediction
@@ -65,6 +65,32 @@ class Pair(NamedTuple):
     sampled: Array
 
 
+def distil_spread(
+    teacher: Teacher,
+    structures: Sequence[Atoms],
+    samples: int,
+    displacements: Sequence[float] | None,
+    refine: bool,
+    seed: int,
+) -> ForceSpread:
+    """Draw the lessons and fit; see `BayesianPotential.distil_forces`."""
+    if not structures:
+        raise InputError("no structures to learn from; give some that the model will be used for")
+    if refine and len(structures) < FOLDS:
+        raise InputError(
+            f"a network needs {FOLDS} structures or more to learn from, one of them to check it; "
+            "give more (better some tens), or leave out refine"
+        )
+    if displacements is None:
+        displacements = MANY_DISPLACEMENTS if refine else DISPLACEMENTS
+    lessons = [
+        lesson(teacher, graph, samples, seed, number, std)
+        for number, std, atoms in displaced_copies(structures, displacements, seed)
+        for graph in graph_batches(teacher.backbone, atoms, 1)
+    ]
+    return fit_spread(lessons, refine)
+
+
 def displaced_copies(
     structures: Sequence[Atoms], displacements: Sequence[float], seed: int
 ) -> Iterator[tuple[int, float, Atoms]]:
@@ -97,17 +123,8 @@ def fit_spread(lessons: Sequence[Lesson], refine: bool = False) -> ForceSpread:
     With `refine` also a network, if it ranks sigma of structures that it was not trained on better
     than the tensors alone do. The quality is then that on those structures.
     """
-    if not lessons:
-        raise InputError("no structures to learn from; give some that the model will be used for")
     spread = replace(_solve(lessons), quality=_quality(lessons))
-    if not refine:
-        return spread
-    if not spread.quality:
-        raise InputError(
-            f"a network needs {FOLDS} structures or more to learn from, one of them to check it; "
-            "give more (better some tens), or leave out refine"
-        )
-    return _refined(spread, lessons)
+    return _refined(spread, lessons) if refine else spread
 
 
 def _refined(spread: ForceSpread, lessons: Sequence[Lesson]) -> ForceSpread:
