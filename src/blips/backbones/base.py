@@ -18,6 +18,7 @@ from blips import keys
 from blips.backbones.radial import CosineCutoff, GaussianBasis
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.noise import SampledNoise, active
+from blips.bayes.pairs import PairRows
 from blips.bayes.shared import EdgeRows, with_slope
 from blips.bayes.slopes import SharedCoefficients, has_slopes
 from blips.data.graph import AtomGraph, Graph
@@ -216,6 +217,17 @@ def of_lengths(function: Callable[[Tensor], Tensor], length: Tensor) -> Tensor:
     if isinstance(noise, SampledNoise) and noise.shares_edges:
         return cast(Tensor, EdgeRows.of(function, length, noise.replicas))
     return function(length)
+
+
+def pair_rows(node: Tensor, pair: Tensor, edges: Tensor) -> Tensor:
+    """[a_i, a_j, c_ij] of nodes a [N, H] and pairs c [E, C], [E, 2 H + C].
+
+    For the sampled maps of a training step it is a `PairRows`, which Bayesian maps know and which
+    is a tensor to torch's operations.
+    """
+    rows = PairRows(node, pair, edges)
+    noise = None if torch.compiler.is_compiling() else active()
+    return cast(Tensor, rows) if isinstance(noise, SampledNoise) else rows.rows()
 
 
 def edge_lengths(vectors: Tensor) -> Tensor:

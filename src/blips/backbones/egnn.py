@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import gather_rows, mlp, require_positive, scatter_sum
+from blips.backbones.base import gather_rows, mlp, pair_rows, require_positive, scatter_sum
 from blips.backbones.particles import (
     EDGE_ATTRIBUTES,
     NODE_ATTRIBUTES,
@@ -103,17 +103,8 @@ class EGNNLayer(nn.Module):
         """Features [N, H] and positions [N, 3] after the layer."""
         receiver, sender = edges
         away = gather_rows(positions, receiver) - gather_rows(positions, sender)  # [E, 3]
-        messages = self.message(
-            torch.cat(
-                [
-                    gather_rows(hidden, receiver),
-                    gather_rows(hidden, sender),
-                    away.square().sum(dim=1, keepdim=True),
-                    attributes,
-                ],
-                dim=1,
-            )
-        )  # [E, H]
+        pairs = torch.cat([away.square().sum(dim=1, keepdim=True), attributes], dim=1)  # [E, 3]
+        messages = self.message(pair_rows(hidden, pairs, edges))  # [E, H]
         pushes = scatter_sum(away * self.coordinate(messages), receiver, len(positions))  # [N, 3]
         positions = positions + per_neighbour * pushes + self.velocity(hidden) * velocities
         if self.update is not None:

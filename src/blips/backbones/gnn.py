@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import gather_rows, mlp, require_positive, scatter_sum
+from blips.backbones.base import mlp, pair_rows, require_positive, scatter_sum
 from blips.backbones.particles import EDGE_ATTRIBUTES, ParticleBackbone, edge_attributes
 from blips.data.graph import Graph
 
@@ -69,8 +69,6 @@ class GNNLayer(nn.Module):
 
     def forward(self, hidden: Tensor, attributes: Tensor, edges: Tensor) -> Tensor:
         """Features [N, H] after the layer."""
-        receiver, sender = edges
-        ends = [gather_rows(hidden, receiver), gather_rows(hidden, sender)]  # [E, H]
-        messages = self.message(torch.cat([*ends, attributes], dim=1))  # [E, H]
-        received = scatter_sum(messages, receiver, len(hidden))  # [N, H]
+        messages = self.message(pair_rows(hidden, attributes, edges))  # [E, H]
+        received = scatter_sum(messages, edges[0], len(hidden))  # [N, H]
         return hidden + self.update(torch.cat([hidden, received], dim=1))

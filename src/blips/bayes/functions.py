@@ -54,8 +54,8 @@ class _Local(Function):
     def backward(ctx: Any, *grads: Tensor) -> Grads:
         h, weight, _, coef, slope = saved = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _by_autograd(_local_again, saved, _needs(ctx, saved), grads)
-        _, needs_weight, needs_bias = _needs(ctx, saved[:3])
+            return by_autograd(_local_again, saved, needed(ctx, saved), grads)
+        _, needs_weight, needs_bias = needed(ctx, saved[:3])
         grad_z = grads[0]
         grad_var = grad_z * slope  # twice the gradient of v
         grad_h = torch.mm(grad_var, weight * weight)
@@ -102,11 +102,11 @@ class _Flipout(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Grads:
         h, weight, _, coef, deviation, eps, bits_in, bits_out = saved = ctx.saved_tensors
-        _, needs_weight, needs_bias = _needs(ctx, saved[:3])
+        _, needs_weight, needs_bias = needed(ctx, saved[:3])
         grad_z = grads[0]
         if torch.is_grad_enabled():
             if needs_weight or needs_bias:
-                return _by_autograd(_flipout_again, saved, _needs(ctx, saved), grads)
+                return by_autograd(_flipout_again, saved, needed(ctx, saved), grads)
             grad_h, grad_coef = _flipout_grads(grad_z, h, weight, *saved[3:])
             return grad_h, None, None, grad_coef, None, None, None, None
         noise = flip(grad_z, bits_out, coef)
@@ -167,9 +167,9 @@ class _FlipoutGrads(Function):
     def backward(ctx: Any, *grads: Tensor) -> Grads:
         *inputs, q = ctx.saved_tensors
         grad_z, h, weight, coef, deviation, eps, bits_in, bits_out = inputs
-        needs = _needs(ctx, inputs)
+        needs = needed(ctx, inputs)
         if torch.is_grad_enabled():
-            return _by_autograd(_flipout_grads_again, inputs, needs, grads)
+            return by_autograd(_flipout_grads_again, inputs, needs, grads)
         by_h, by_coef = grads
         per_coef = by_coef / (coef + coef)  # [k*r]
         by_q = flip_(torch.addcmul(by_h, h, per_row(per_coef, h)), bits_in)
@@ -221,7 +221,7 @@ def _signs(bits: Tensor, x: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------- autograd
 
 
-def _needs(ctx: Any, inputs: Tensors) -> list[bool]:
+def needed(ctx: Any, inputs: Tensors) -> list[bool]:
     """Which inputs' gradients the running backward pass asks for.
 
     ``ctx.needs_input_grad`` says which could be asked for: also those of the weights while forces
@@ -238,7 +238,7 @@ def _will_run(node: Any) -> bool:
         return True
 
 
-def _by_autograd(
+def by_autograd(
     function: Callable[..., Tensor | tuple[Tensor, ...]],
     inputs: Tensors,
     needs: Sequence[bool],

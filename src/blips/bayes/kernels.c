@@ -243,3 +243,25 @@ VECTORISED void blips_random_values(const uint64_t *seeds, const float *restrict
             for (ptrdiff_t i = 0; i < left; i++) out[start + i] = table[index[i]];
         }
 }
+
+/* z [edges, width] += ends[first] [first half] + ends[second] [second half], ends [nodes, 2 width];
+ * first and second are the rows of `nodes`, [2, edges]. */
+VECTORISED void blips_add_ends(const float *restrict ends, const int64_t *restrict nodes,
+                               float *restrict z, ptrdiff_t edges, ptrdiff_t width) {
+    for (ptrdiff_t e = 0; e < edges; e++, z += width) {
+        const float *first = ends + nodes[e] * 2 * width;
+        const float *second = ends + nodes[edges + e] * 2 * width + width;
+        for (ptrdiff_t j = 0; j < width; j++) z[j] += first[j] + second[j];
+    }
+}
+
+/* ends[first] [first half] += z and ends[second] [second half] += z, as above. */
+VECTORISED void blips_sum_at_ends(const float *restrict z, const int64_t *restrict nodes,
+                                  float *restrict ends, ptrdiff_t edges, ptrdiff_t width) {
+    for (ptrdiff_t e = 0; e < edges; e++, z += width) {
+        float *first = ends + nodes[e] * 2 * width;
+        float *second = ends + nodes[edges + e] * 2 * width + width;
+        for (ptrdiff_t j = 0; j < width; j++) first[j] += z[j];
+        for (ptrdiff_t j = 0; j < width; j++) second[j] += z[j];
+    }
+}

@@ -26,7 +26,7 @@ def flip(x: Tensor, bits: Tensor, coef: Tensor | None = None) -> Tensor:
         bits: the signs, packed (``blips.bayes.random.sign_bits``).
         coef: ``[rows]``.
     """
-    if (library := _library_for(x)) is None:
+    if (library := library_for(x)) is None:
         flipped = _flipped(x, bits)
         return flipped if coef is None else flipped.mul_(per_row(coef.sqrt(), x))
     x, bits = x.contiguous(), bits.contiguous()
@@ -38,7 +38,7 @@ def flip(x: Tensor, bits: Tensor, coef: Tensor | None = None) -> Tensor:
 
 def flip_(x: Tensor, bits: Tensor) -> Tensor:
     """``x * signs`` in the memory of x, which is contiguous."""
-    if (library := _library_for(x)) is None:
+    if (library := library_for(x)) is None:
         return x.copy_(_flipped(x, bits))
     bits = bits.contiguous()
     library.blips_flip(address(x), address(bits), None, address(x), *_sizes(x))
@@ -47,7 +47,7 @@ def flip_(x: Tensor, bits: Tensor) -> Tensor:
 
 def add_flipped_(z: Tensor, x: Tensor, bits: Tensor, coef: Tensor) -> Tensor:
     """``z + sqrt(coef) * x * signs`` in the memory of z; both contiguous."""
-    if (library := _library_for(x)) is None:
+    if (library := library_for(x)) is None:
         return z.addcmul_(_flipped(x, bits), per_row(coef.sqrt(), x))
     bits, coef = bits.contiguous(), coef.contiguous()
     library.blips_add_flipped(address(x), address(bits), address(coef), address(z), *_sizes(x))
@@ -60,7 +60,7 @@ def add_local_(z: Tensor, noise: Tensor, var: Tensor, floor: float, coef: Tensor
     ``v = var + floor``. All ``[rows, channels]`` and contiguous, coef ``[rows]``. The slope takes
     the memory of the noise.
     """
-    if (library := _library_for(z)) is None:
+    if (library := library_for(z)) is None:
         var = var + floor
         slope = noise.mul_(per_row(coef.sqrt(), z)).mul_(var.rsqrt())
         return z.addcmul_(slope, var)
@@ -73,7 +73,7 @@ def add_local_(z: Tensor, noise: Tensor, var: Tensor, floor: float, coef: Tensor
 
 def multiply_and_dot(x: Tensor, y: Tensor, coef: Tensor) -> Tensor:
     """Make x, contiguous, into ``x * y``; return ``row_dot / (2 coef)`` of the new x and y."""
-    if (library := _library_for(x)) is None:
+    if (library := library_for(x)) is None:
         return row_dot(x.mul_(y), y).div_(coef + coef)
     y, coef, out = y.contiguous(), coef.contiguous(), coef.new_empty(len(coef))
     sizes = len(x), _width(x)
@@ -83,7 +83,7 @@ def multiply_and_dot(x: Tensor, y: Tensor, coef: Tensor) -> Tensor:
 
 def flip_and_dot(x: Tensor, bits: Tensor, y: Tensor, coef: Tensor) -> Tensor:
     """Make x, contiguous, into ``x * signs``; return ``row_dot / (2 coef)`` of the new x and y."""
-    if (library := _library_for(x)) is None:
+    if (library := library_for(x)) is None:
         return row_dot(flip_(x, bits), y).div_(coef + coef)
     bits, y, coef = bits.contiguous(), y.contiguous(), coef.contiguous()
     out = coef.new_empty(len(coef))
@@ -113,7 +113,7 @@ def shared_noise_(
         scale: ``[K * E]``.
     """
     rows = slice(first, first + len(mean))
-    if (library := _library_for(mean)) is None:
+    if (library := library_for(mean)) is None:
         flipped = _flipped(_of_samples(noise, group, mean), _part(bits, group, rows))
         flipped *= per_row(_part(scale, group, rows), flipped)
         z.view(len(group), -1, z.shape[1])[:, rows] = flipped.view(len(group), *mean.shape) + mean
@@ -150,7 +150,7 @@ def shared_slopes_(
         scale: of each row.
     """
     rows = slice(first, first + len(mean_slope))
-    if (library := _library_for(mean_slope)) is None:
+    if (library := library_for(mean_slope)) is None:
         grad, scale = _part(grad, group, rows), _part(scale, group, rows)
         flipped = _flipped(grad, _part(bits, group, rows))
         of_mean = row_dot(grad, mean_slope.repeat(len(group), 1))
@@ -190,7 +190,7 @@ def random_values(seeds: Tensor, first: int, count: int, table: Tensor) -> Tenso
         count: of values.
         table: 65536 values.
     """
-    if (library := _library_for(table)) is not None:
+    if (library := library_for(table)) is not None:
         out = table.new_empty((len(seeds), count))
         library.blips_random_values(address(seeds), address(table), address(out), first, *out.shape)
         return out
@@ -200,7 +200,7 @@ def random_values(seeds: Tensor, first: int, count: int, table: Tensor) -> Tenso
 
 def row_dot(x: Tensor, y: Tensor) -> Tensor:
     """Sum over all but the rows of ``x * y``, ``[rows]``."""
-    if (library := _library_for(x)) is None:
+    if (library := library_for(x)) is None:
         return (x * y).flatten(1).sum(1)
     x, y = x.contiguous(), y.contiguous()
     out = x.new_empty(x.shape[0])
@@ -243,7 +243,7 @@ def _flipped(x: Tensor, bits: Tensor) -> Tensor:
     return x * torch.where(mask < 0, -1.0, 1.0).to(x.dtype)
 
 
-def _library_for(x: Tensor) -> ctypes.CDLL | None:
+def library_for(x: Tensor) -> ctypes.CDLL | None:
     """The compiled code, where it is the best way to handle x."""
     return library() if is_for_compiled(x) else None
 
@@ -267,6 +267,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.blips_shared_noise.argtypes = [pointer] * 6 + [size] * 5
     library.blips_shared_slopes.argtypes = [pointer] * 9 + [size] * 5
     library.blips_row_dot.argtypes = [pointer] * 3 + [size] * 2
+    library.blips_add_ends.argtypes = [pointer] * 3 + [size] * 2
+    library.blips_sum_at_ends.argtypes = [pointer] * 3 + [size] * 2
 
 
 def _of_samples(rows: Tensor, group: Tensor, like: Tensor) -> Tensor:

@@ -17,8 +17,10 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
+from blips.bayes.lazy import LazyRows
 from blips.bayes.moments import Analytic
 from blips.bayes.noise import FrozenNoise, Noise, SampledNoise, active
+from blips.bayes.pairs import PairRows, local_of_pairs
 from blips.bayes.random import sign_bits
 from blips.bayes.shared import EdgeRows, shared_flipout
 from blips.bayes.weights import WeightNoise
@@ -84,7 +86,7 @@ class MapKind(Kind):
 def sampled_linear(
     layer: nn.Module,
     name: str,
-    h: Tensor | EdgeRows,
+    h: Tensor | LazyRows,
     weight: Tensor,
     bias: Tensor | None,
     coef: Tensor,
@@ -104,9 +106,12 @@ def sampled_linear(
     Returns:
         [rows, *irrep, out].
     """
-    if isinstance(h, EdgeRows):
-        if isinstance(noise, SampledNoise) and noise.estimator == "flipout" and noise.weights:
-            return _of_shared_rows(layer, name, h, weight, bias, coef, noise, noise.weights)
+    if isinstance(h, LazyRows):
+        if isinstance(noise, SampledNoise):
+            if isinstance(h, EdgeRows) and noise.estimator == "flipout" and noise.weights:
+                return _of_shared_rows(layer, name, h, weight, bias, coef, noise, noise.weights)
+            if isinstance(h, PairRows) and noise.estimator != "flipout":
+                return local_of_pairs(h, weight, bias, coef, noise.generators, noise.bits)
         h = h.rows()
     if isinstance(noise, FrozenNoise):
         return frozen_linear(h, weight, bias, coef, noise.normal_like(name, weight))

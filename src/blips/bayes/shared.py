@@ -16,7 +16,7 @@ they stay uncorrelated, and no matrix product is left for a sample, forward or b
 For first derivatives: training goes the plain way.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from blips.bayes.algebra import times_transposed
 from blips.bayes.kernels import flip, shared_noise_, shared_slopes_
+from blips.bayes.lazy import LazyRows
 
 PIECE = 2**19
 """Elements of a product that is made at once (2 MB in single precision)."""
@@ -48,10 +49,8 @@ def with_slope(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor,
 
 
 @dataclass(frozen=True)
-class EdgeRows:
+class EdgeRows(LazyRows):
     """Rows [K * E, C] that are functions of the lengths of E edges, the same for K samples.
-
-    To torch it is the tensor of these rows; a Bayesian map takes it as it is.
 
     Attributes:
         value: of one sample, [E, C].
@@ -73,26 +72,9 @@ class EdgeRows:
         """[K * E, C]."""
         return torch.Size((len(self.length), self.value.shape[1]))
 
-    @property
-    def ndim(self) -> int:
-        """Rows and channels."""
-        return 2
-
     def rows(self) -> Tensor:
         """The tensor, [K * E, C]."""
         return _Rows.apply(self.length, self.value, self.slope)  # pyright: ignore
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        function: Callable[..., Any],
-        _types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Any operation of torch on the tensor of the rows."""
-        plain = [x.rows() if isinstance(x, cls) else x for x in args]
-        return function(*plain, **(kwargs or {}))
 
 
 def shared_flipout(
