@@ -6,13 +6,14 @@ for every edge and atom. Noise of a size that bends the energy is beyond first o
 `method="mc"` where it matters.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.derivatives import Derivatives, differentiate
@@ -49,6 +50,7 @@ class OnePass:
     row_atoms: Mapping[str, Tensor]
     records: list[Record]
     gradients: list[Tensor]
+    features: Tensor | None = None  # [N, D] that direct forces are made of, where they are known
 
     @cached_property
     def row_variances(self) -> list[Tensor]:
@@ -147,12 +149,16 @@ def direct_one_pass(
     graph: AtomGraph,
     roles: Mapping[str, str],
     row_atoms: Mapping[str, Tensor],
+    force_head: nn.Module | None = None,
 ) -> OnePass:
-    """Evaluate a model once that predicts forces beside the energy; arguments as for `one_pass`."""
+    """Evaluate a model once that predicts forces beside the energy; arguments as for `one_pass`.
+
+    The inputs of `force_head`, if there is one, are kept as features of the atoms.
+    """
     recorder = _recorder(coefficients_of, graph)
     with torch.enable_grad():
         leaf = replace(graph, positions=graph.positions.detach().requires_grad_())
-        with noise_context.use(recorder):
+        with noise_context.use(recorder), _inputs_of(force_head) as seen:
             outputs = outputs_of(leaf)
         if keys.ENERGY not in outputs:
             raise InputError(
@@ -165,7 +171,23 @@ def direct_one_pass(
             materialize_grads=True,  # a head of the forces alone
         )
     detached = {name: value.detach() for name, value in outputs.items()}
-    return OnePass(detached, graph, roles, row_atoms, recorder.records, list(gradients))
+    features = seen[0] if seen else None
+    found = (detached, graph, roles, row_atoms, recorder.records, list(gradients))
+    return OnePass(*found, features=features)
+
+
+@contextmanager
+def _inputs_of(module: nn.Module | None) -> Iterator[list[Tensor]]:
+    """A list that gets the first argument of every call of the module within."""
+    seen: list[Tensor] = []
+    if module is None:
+        yield seen
+        return
+    hook = module.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 def _recorder(

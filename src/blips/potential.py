@@ -223,7 +223,9 @@ class BayesianPotential(nn.Module):
         def outputs_of(graph: AtomGraph) -> Outputs:
             return asked_for(self.backbone(graph), graph, derivatives)
 
-        return direct_one_pass(outputs_of, self.coefficients, graph, *described)
+        name = self.backbone.force_head
+        head = None if name is None else self.backbone.get_submodule(name)
+        return direct_one_pass(outputs_of, self.coefficients, graph, *described, head)
 
     def distil_forces(
         self,
@@ -241,7 +243,7 @@ class BayesianPotential(nn.Module):
             samples: posterior samples of each.
             displacements: each structure is also seen with coordinates displaced by N(0, s^2), for
                 each of these s in A: as far as deviations will be asked for. 0.1 and 0.3 if not
-                given, with `refine` eleven from 0.05 to 0.3.
+                given, with `refine` eleven from 0.05 to 0.3, twice for models without symmetry.
             refine: train a small network on top (a minute or two), and keep it if it ranks sigma of
                 structures left out better; give it 16 structures or more.
             seed: of samples and displacements.

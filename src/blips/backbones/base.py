@@ -36,6 +36,8 @@ class Backbone(nn.Module):
         conservative: True where forces are -dE/dr of the "energies" that `forward` returns.
         equivariant: False where outputs do not simply turn with the structure; error bars of forces
             in one pass then differ between the axes too.
+        force_head: name of the module that makes the forces of a direct model out of features of
+            the atoms, [N, D] -> [N, 3]: what one pass looks at for their error bars, if it is told.
         pretrained: True where the weights are those that a model was released with; `bayesianize`
             then begins with a narrow posterior.
         hyperparameters: constructor arguments, so that a checkpoint can rebuild the model.
@@ -45,6 +47,7 @@ class Backbone(nn.Module):
     deterministic: Mapping[str, str] = {}
     conservative: bool = False
     equivariant: bool = True
+    force_head: str | None = None
     pretrained: bool = False
     hyperparameters: dict[str, Any]
 

@@ -231,6 +231,7 @@ class DirectOrb(Orb):
     family = "orb-direct"
     conservative = False
     architecture = "orb_v3_direct_architecture"
+    force_head = "model.heads.forces.mlp"
     used_heads = ("energy", "forces", "stress")
     roles: ClassVar = {**Orb.roles, "model.heads.forces.mlp.*": keys.NODE}
 

@@ -11,18 +11,21 @@ on silica are of the topologies that it was trained on (24 atoms), for others ED
 """  # noqa: E501
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
 from ase.spacegroup import crystal
+from scipy.spatial.transform import Rotation
 
 from blips.data.ammonia import load_ammonia
 from blips.data.structures import read_structures
 from blips.experiments.demo import NUM_TRAIN
+from blips.predict import Array
 
 NEAR, FAR = 0.05, 0.25  # displacements, A
 SILICA = {"edi": "test_new_topologies_300.extxyz", "dft": "test_same_topologies_300.extxyz"}
@@ -67,6 +70,21 @@ def displaced(atoms: Atoms, std: float, seed: int) -> Atoms:
     """A copy with every coordinate displaced by N(0, std^2), A."""
     moved = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
     moved.positions += np.random.default_rng(seed).normal(scale=std, size=moved.positions.shape)
+    return moved
+
+
+def turned(molecules: Sequence[Atoms], copies: int, seed: int) -> list[Atoms]:
+    """Copies of each, with energy and forces, all in random orientations of their own."""
+    quaternions = np.random.default_rng(seed).normal(size=(copies * len(molecules), 4))
+    turns = Rotation.from_quat(quaternions).as_matrix()  # uniform over all rotations
+    return [_turned(a, turn) for a, turn in zip([*molecules] * copies, turns, strict=True)]
+
+
+def _turned(atoms: Atoms, turn: Array) -> Atoms:
+    """With positions and forces times the orthogonal matrix `turn`."""
+    moved = Atoms(atoms.numbers, atoms.positions @ turn.T)
+    energy, forces = atoms.get_potential_energy(), atoms.get_forces() @ turn.T
+    moved.calc = SinglePointCalculator(moved, energy=energy, forces=forces)
     return moved
 
 

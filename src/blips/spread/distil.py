@@ -17,7 +17,7 @@ from blips.onepass import OnePass
 from blips.predict import Array, Prediction
 from blips.spread.forces import ForceSpread
 from blips.spread.network import Refinement, Scene
-from blips.spread.tensors import ALONE, Ingredients, feature_names
+from blips.spread.tensors import Ingredients, feature_names, num_alone
 from blips.spread.training import fit_refinement
 
 FOLDS = 4
@@ -82,13 +82,20 @@ def distil_spread(
             "give more (better some tens), or leave out refine"
         )
     if displacements is None:
-        displacements = MANY_DISPLACEMENTS if refine else DISPLACEMENTS
+        displacements = _displacements(refine, teacher.backbone.equivariant)
     lessons = [
         lesson(teacher, graph, samples, seed, number, std)
         for number, std, atoms in displaced_copies(structures, displacements, seed)
         for graph in graph_batches(teacher.backbone, atoms, 1)
     ]
     return fit_spread(lessons, refine)
+
+
+def _displacements(refine: bool, equivariant: bool) -> tuple[float, ...]:
+    """Of copies, A. A network that must learn without symmetry needs more of them."""
+    if not refine:
+        return DISPLACEMENTS
+    return MANY_DISPLACEMENTS if equivariant else 2 * MANY_DISPLACEMENTS
 
 
 def displaced_copies(
@@ -149,7 +156,8 @@ def _solve(lessons: Sequence[Lesson]) -> ForceSpread:
     cov = np.concatenate([one.cov for one in lessons])  # [N, 3, 3]
     weights = _least_squares(basis, cov)
     axes = lessons[0].axes
-    groups = (len(weights) - ALONE) // (len(feature_names(1, axes)) - ALONE)
+    alone = num_alone(axes)
+    groups = (len(weights) - alone) // (len(feature_names(1, axes)) - alone)
     of_elements = {
         int(z): _least_squares(basis[numbers == z], cov[numbers == z], weights)
         for z in np.unique(numbers)

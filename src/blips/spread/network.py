@@ -12,9 +12,14 @@ The factors s, a, k (of atoms) and m, q, p (of bonds) come from one step of mess
 invariants: element, distance, f_i . u_ij, and logarithms of v_gi / T_i, x_i^2 and T_j / T_i. These
 stay as they are when all coefficients grow by one factor, so the covariance grows by that factor.
 `distil` trains the network against the model's own samples; no labels are needed.
+
+A model without symmetry (ORB) may be less sure along one axis than along another. Its network is
+free: it also sees the directions u_ij themselves and the features from which the model makes the
+force of an atom, and adds T_i L_i L_i^T with any lower triangular L_i.
 """
 
 import base64
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -46,6 +51,7 @@ class Scene:
         arrows: f, [N, 3].
         cov: of the tensors, [N, 3, 3] (eV/A)^2.
         bonds: within the cutoff.
+        features: of a model without symmetry, [N, D]; None for others.
     """
 
     numbers: Tensor
@@ -53,6 +59,7 @@ class Scene:
     arrows: Tensor
     cov: Tensor
     bonds: Geometry
+    features: Tensor | None = None
 
     @classmethod
     def of(
@@ -63,18 +70,27 @@ class Scene:
         coef: Tensor,
         cov: Tensor,
         bonds: Geometry,
+        features: Tensor | None = None,
     ) -> Self:
         """Out of the ingredients of the tensors and their sum."""
         trace = _trace(cov).clamp_min(SMALLEST)[:, None]  # [N, 1]
         arrows = (coef[:, None] / trace).sqrt() * forces
         squares = arrows.square().sum(dim=1, keepdim=True)
         invariants = torch.log(torch.cat([shares / trace, squares], dim=1) + SMALLEST)
-        return cls(numbers, invariants, arrows / (1 + squares).sqrt(), cov, bonds.within(CUTOFF))
+        arrows = arrows / (1 + squares).sqrt()
+        return cls(numbers, invariants, arrows, cov, bonds.within(CUTOFF), features)
 
     @property
     def trace(self) -> Tensor:
         """T, [N]."""
         return _trace(self.cov)
+
+    @property
+    def inputs(self) -> Tensor:
+        """Of the network for every atom, [N, G + 1 + D]."""
+        if self.features is None:
+            return self.invariants
+        return torch.cat([self.invariants, self.features], dim=1)
 
     def to(self, dtype: torch.dtype) -> Self:
         """With numbers of that type."""
@@ -84,17 +100,20 @@ class Scene:
             self.arrows.to(dtype),
             self.cov.to(dtype),
             self.bonds.to(dtype),
+            None if self.features is None else self.features.to(dtype),
         )
 
     @classmethod
     def join(cls, scenes: Sequence[Self]) -> Self:
         """One scene of several."""
+        features = [one.features for one in scenes if one.features is not None]
         return cls(
             torch.cat([one.numbers for one in scenes]),
             torch.cat([one.invariants for one in scenes]),
             torch.cat([one.arrows for one in scenes]),
             torch.cat([one.cov for one in scenes]),
             Geometry.join([one.bonds for one in scenes]),
+            torch.cat(features) if features else None,
         )
 
 
@@ -109,7 +128,12 @@ class Refinement(nn.Module):
     row: Tensor
 
     def __init__(
-        self, elements: Sequence[int], inputs: int, hidden: int = 32, channels: int = 6
+        self,
+        elements: Sequence[int],
+        inputs: int,
+        hidden: int = 32,
+        channels: int = 6,
+        free: bool = False,
     ) -> None:
         super().__init__()
         self.settings = {
@@ -117,8 +141,10 @@ class Refinement(nn.Module):
             "inputs": inputs,
             "hidden": hidden,
             "channels": channels,
+            "free": free,
         }
         self.channels = channels
+        self.free = free
         row = torch.zeros(NUM_ELEMENTS, dtype=torch.long)
         row[list(elements)] = torch.arange(1, 1 + len(elements))
         self.register_buffer("row", row, persistent=False)
@@ -128,10 +154,10 @@ class Refinement(nn.Module):
         nn.init.zeros_(self.element.weight)  # an unknown element stays there
         self.atom = nn.Sequential(nn.Linear(inputs, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
         self.of_sender, self.of_receiver = nn.Linear(hidden, hidden), nn.Linear(hidden, hidden)
-        self.of_bond = nn.Linear(NUM_GAUSSIANS + 2, hidden)
+        self.of_bond = nn.Linear(NUM_GAUSSIANS + (5 if free else 2), hidden)
         self.message = nn.Linear(hidden, hidden)
         self.bond_factors = _read_out(hidden, 1 + 2 * channels)
-        self.atom_factors = _read_out(hidden, 2 + channels)
+        self.atom_factors = _read_out(hidden, 2 + channels + (6 if free else 0))
 
     def forward(self, scene: Scene) -> Tensor:
         """Cov', [N, 3, 3] (eV/A)^2."""
@@ -143,9 +169,8 @@ class Refinement(nn.Module):
             [1, channels, channels], dim=1
         )
         heard = bonds.sum(F.silu(messages) * window)
-        grown, even, own = self.atom_factors(features + self.message(heard)).split(
-            [1, 1, channels], dim=1
-        )
+        factors = self.atom_factors(features + self.message(heard))
+        grown, even, own, lower = factors.tensor_split([1, 2, 2 + channels], dim=1)
         vectors = bonds.sum(
             unit_factor[:, :, None] * bonds.unit[:, None, :]
             + arrow_factor[:, :, None] * scene.arrows.index_select(0, bonds.sender)[:, None, :]
@@ -153,13 +178,15 @@ class Refinement(nn.Module):
         vectors = vectors + own[:, :, None] * scene.arrows[:, None, :]  # b, [N, channels, 3]
         added = torch.einsum("nci,ncj->nij", vectors, vectors)
         added = added + bonds.sum(along.square()[:, :, None] * outer(bonds.unit))
+        if self.free:
+            added = added + _square_of_lower(lower)
         unit = torch.eye(3, dtype=added.dtype, device=added.device)
         added = added + LEAST_EVEN * even.exp()[:, :, None] * unit
         cov = grown.exp()[:, :, None] * scene.cov + scene.trace[:, None, None] * added
         return torch.where((self.row[scene.numbers] > 0)[:, None, None], cov, scene.cov)
 
     def _features(self, scene: Scene) -> Tensor:
-        inputs = ((scene.invariants - self.centre) / self.width).clamp(-FARTHEST, FARTHEST)
+        inputs = ((scene.inputs - self.centre) / self.width).clamp(-FARTHEST, FARTHEST)
         return self.atom(inputs) + self.element(self.row[scene.numbers])
 
     def _messages(self, scene: Scene, features: Tensor) -> Tensor:
@@ -168,10 +195,11 @@ class Refinement(nn.Module):
         change = log_trace.index_select(0, bonds.sender) - log_trace.index_select(0, bonds.receiver)
         angle = (scene.arrows.index_select(0, bonds.receiver) * bonds.unit).sum(dim=1)
         of_bond = [_gaussians(bonds.distance), change.clamp(-FARTHEST, FARTHEST)[:, None]]
+        of_bond += [angle[:, None], bonds.unit] if self.free else [angle[:, None]]
         return (
             self.of_sender(features).index_select(0, bonds.sender)
             + self.of_receiver(features).index_select(0, bonds.receiver)
-            + self.of_bond(torch.cat([*of_bond, angle[:, None]], dim=1))
+            + self.of_bond(torch.cat(of_bond, dim=1))
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -205,6 +233,15 @@ def _gaussians(distance: Tensor) -> Tensor:
 def _window(distance: Tensor) -> Tensor:
     """From 1 smoothly to 0 at the cutoff, [E]."""
     return (1 - (distance / CUTOFF).clamp(max=1.0) ** 6) ** 2
+
+
+def _square_of_lower(elements: Tensor) -> Tensor:
+    """L L^T of lower triangular L, [N, 6] -> [N, 3, 3]; zeros give 1 / 3, whose trace is one."""
+    x, y, z = (elements[:, :3].exp() / math.sqrt(3)).unbind(1)  # the diagonal of L
+    yx, zx, zy = elements[:, 3:].unbind(1)
+    none = torch.zeros_like(x)
+    lower = torch.stack([x, none, none, yx, y, none, zx, zy, z], dim=1).view(-1, 3, 3)
+    return lower @ lower.mT
 
 
 def _trace(cov: Tensor) -> Tensor:

@@ -12,12 +12,13 @@ tensors,
                  + D_ga v_gi sum_j w_a(r_ij)^2 u_ij u_ij^T              each bond by itself
           + E  coef_i F_i F_i^T                              noise in proportion to the force
           + G_a coef_i sum_j w_a(r_ij) (F_i . u_ij)^2 u_ij u_ij^T     to its part along each bond
-          + sum_gx H_gx v_gi e_x e_x^T     along the axes x, for models without symmetry (ORB) alone
+          + sum_x (sum_g H_gx v_gi + I_x coef_i) e_x e_x^T      along the axes x
 
-with weights A ... H >= 0 for each element that atom i may be. They are invariant numbers of a
-model, found once by non-negative least squares against its own samples (`distil`), without any
-labels. The result is positive, turns with the structure, and grows with the posterior's
-coefficients as the true covariance does (with H it does not turn, like the forces of such models).
+with weights A ... I >= 0 for each element that atom i may be; the last line is for models without
+symmetry (ORB) alone. They are numbers of a model, found once by non-negative least squares against
+its own samples (`distil`), without any labels. The result is positive, turns with the structure
+(but for the last line, as the forces of such models), and grows with the posterior's coefficients
+as the true covariance does.
 
 The alternative, derivatives of forces by the noise along random directions, costs as much as a
 Monte Carlo sample for each direction and is as noisy as that (see the study fast-uncertainty).
@@ -39,7 +40,6 @@ WINDOWS = (1.2, 2.5)  # a, A: bonds of hydrogen, and longer ones
 GROUPS = 6  # at most
 WINDOW_KINDS = ("B", "C", "D")
 NUM_IN_WINDOWS = len(WINDOWS) * len(WINDOW_KINDS)
-ALONE = 1 + len(WINDOWS)  # tensors that belong to no group: E and G
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,23 @@ class Ingredients:
         forces: [N, 3] eV/A.
         coef: mean coefficient of an atom's rows, [N].
         graph: neighbours.
-        axes: whether there are tensors H.
+        axes: whether there are tensors H: the model has no symmetry.
+        features: of the atoms, for a network, where a direct model gives them; else [N, 0].
     """
 
     shares: Tensor
     forces: Tensor
     coef: Tensor
     graph: AtomGraph
-    axes: bool = False
+    axes: bool
+    features: Tensor
 
     @classmethod
     def of(cls, found: OnePass, groups: int = GROUPS, axes: bool = False) -> Self:
         """Shares of `groups` groups of maps (fewer if there are fewer maps)."""
         forces = found.outputs[keys.FORCES].double()
-        return cls(found.shares(groups), forces, found.atom_coef(), found.graph, axes)
+        features = forces[:, :0] if found.features is None else found.features.double()
+        return cls(found.shares(groups), forces, found.atom_coef(), found.graph, axes, features)
 
     def to(self, device: torch.device | str) -> Self:
         """On that device."""
@@ -74,6 +77,7 @@ class Ingredients:
             forces=self.forces.to(device),
             coef=self.coef.to(device),
             graph=self.graph.to(device),
+            features=self.features.to(device),
         )
 
     def basis(self) -> Tensor:
@@ -95,7 +99,7 @@ class Ingredients:
     def covariance(self, weights: Tensor) -> Tensor:
         """Sum of the tensors with weights of each atom, [N, B] -> [N, 3, 3]; none is made alone."""
         groups, geometry = self.shares.shape[1], Geometry.of(self.graph)
-        by_group, last = weights.split([weights.shape[1] - ALONE, ALONE], dim=1)
+        by_group, last = weights.tensor_split([-num_alone(self.axes)], dim=1)
         own, *rest = by_group.split(groups, dim=1)  # [N, G] each
         unit = torch.eye(3, dtype=weights.dtype, device=weights.device)
         total = self._of_atoms(own) * unit
@@ -114,16 +118,26 @@ class Ingredients:
 
     def scene(self, cov: Tensor) -> Scene:
         """What a network needs to correct this covariance."""
-        bonds = Geometry.of(self.graph)
-        return Scene.of(self.graph.numbers, self.shares, self.forces, self.coef, cov, bonds)
+        return Scene.of(
+            self.graph.numbers,
+            self.shares,
+            self.forces,
+            self.coef,
+            cov,
+            Geometry.of(self.graph),
+            self.features if self.axes else None,
+        )
 
     def _of_atoms(self, weights: Tensor) -> Tensor:
         """Sum over groups of weight times share, [N, G] -> [N, 1, 1]."""
         return (weights * self.shares).sum(dim=1)[:, None, None]
 
     def _proportional(self, geometry: Geometry) -> list[Tensor]:
-        """Tensors of the force and of its parts along bonds, [N, 3, 3] each."""
+        """Tensors of the force, of its parts along bonds, and of the axes, [N, 3, 3] each."""
         tensors = [outer(self.forces), *(geometry.of_parts(a, self.forces) for a in WINDOWS)]
+        if self.axes:
+            unit = torch.eye(3, dtype=self.coef.dtype, device=self.coef.device)
+            tensors += [outer(axis[None]) for axis in unit]
         return [self.coef[:, None, None] * tensor for tensor in tensors]
 
 
@@ -132,7 +146,13 @@ def feature_names(groups: int, axes: bool = False) -> list[str]:
     names = [f"A{g}" for g in range(groups)]
     names += [f"{k}{g} {a}" for a in WINDOWS for k in WINDOW_KINDS for g in range(groups)]
     names += [f"H{g} {x}" for x in ("xyz" if axes else "") for g in range(groups)]
-    return [*names, "E", *(f"G {a}" for a in WINDOWS)]
+    names += ["E", *(f"G {a}" for a in WINDOWS)]
+    return names + [f"I {x}" for x in ("xyz" if axes else "")]
+
+
+def num_alone(axes: bool = False) -> int:
+    """How many tensors belong to no group: E, G, and I along the axes."""
+    return 1 + len(WINDOWS) + (3 if axes else 0)
 
 
 def batched_threes(items: list[Tensor]) -> list[list[Tensor]]:

@@ -61,9 +61,10 @@ def fit_refinement(
 
 def _untrained(scenes: Sequence[Scene]) -> Refinement:
     """With inputs scaled to mean 0 and deviation 1 over the lessons."""
-    inputs = torch.cat([scene.invariants for scene in scenes])
+    inputs = torch.cat([scene.inputs for scene in scenes])
     elements = torch.cat([scene.numbers for scene in scenes]).unique().tolist()
-    network = Refinement(elements, inputs.shape[1])
+    free = scenes[0].features is not None
+    network = Refinement(elements, inputs.shape[1], hidden=64 if free else 32, free=free)
     network.centre.copy_(inputs.mean(dim=0))
     network.width.copy_(inputs.std(dim=0).clamp_min(1e-3))
     return network
