@@ -6,8 +6,7 @@ for every edge and atom. Noise of a size that bends the energy is beyond first o
 `method="mc"` where it matters.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Unpack
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.derivatives import Derivatives, differentiate
+from blips.backbones.hooks import inputs_of
 from blips.bayes import noise as noise_context
 from blips.bayes.moments import Record, RecordedMeans, row_variances, shared_variances
 from blips.data.graph import AtomGraph
@@ -158,7 +158,7 @@ def direct_one_pass(
     recorder = _recorder(coefficients_of, graph)
     with torch.enable_grad():
         leaf = replace(graph, positions=graph.positions.detach().requires_grad_())
-        with noise_context.use(recorder), _inputs_of(force_head) as seen:
+        with noise_context.use(recorder), inputs_of(force_head) as seen:
             outputs = outputs_of(leaf)
         if keys.ENERGY not in outputs:
             raise InputError(
@@ -171,23 +171,9 @@ def direct_one_pass(
             materialize_grads=True,  # a head of the forces alone
         )
     detached = {name: value.detach() for name, value in outputs.items()}
-    features = seen[0] if seen else None
+    features = seen[-1].detach() if seen else None
     found = (detached, graph, roles, row_atoms, recorder.records, list(gradients))
     return OnePass(*found, features=features)
-
-
-@contextmanager
-def _inputs_of(module: nn.Module | None) -> Iterator[list[Tensor]]:
-    """A list that gets the first argument of every call of the module within."""
-    seen: list[Tensor] = []
-    if module is None:
-        yield seen
-        return
-    hook = module.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
-    try:
-        yield seen
-    finally:
-        hook.remove()
 
 
 def _recorder(

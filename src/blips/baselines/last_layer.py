@@ -6,8 +6,6 @@ Phi = sum_i f_i, and forces are linear in dPhi/dr:
     E = w . Phi + const,    F = -w . dPhi/dr
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone
+from blips.backbones.hooks import inputs_of
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 
@@ -45,17 +44,6 @@ def energy_scale(backbone: Backbone) -> Tensor:
     """What the readout's output is multiplied by, eV."""
     is_potential = isinstance(backbone, AtomisticBackbone)
     return backbone.reference.scale if is_potential else torch.ones(())
-
-
-@contextmanager
-def inputs_of(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """The inputs of `layer` in the block, one for each call."""
-    seen: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _layer, args: seen.append(args[0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()
 
 
 def embeddings(backbone: Backbone, graph: Graph) -> Tensor:

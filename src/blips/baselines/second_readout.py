@@ -12,8 +12,9 @@ from torch import Tensor
 
 from blips.backbones.base import Backbone, mlp
 from blips.backbones.derivatives import Derivatives
+from blips.backbones.hooks import inputs_of
 from blips.baselines.base import Baseline
-from blips.baselines.last_layer import inputs_of, readout_of
+from blips.baselines.last_layer import readout_of
 from blips.config import TrainingConfig
 from blips.data.batch import Batch
 from blips.data.graph import Graph

@@ -24,8 +24,9 @@ from ase import Atoms
 from ase.build import molecule
 
 from blips.backbones import PaiNN
+from blips.backbones.hooks import inputs_of
 from blips.baselines import DeepEnsemble, LastLayerRigidity, ShallowEnsemble
-from blips.baselines.last_layer import inputs_of, readout_of
+from blips.baselines.last_layer import readout_of
 from blips.baselines.llpr import Rigidity, Scale
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
