@@ -2,8 +2,9 @@
 
 Times of operations are added up in groups: matrix products, what stochastic maps do besides them
 (signs, noise, their derivatives), activations, gathering and scattering of rows, and the rest.
-Everything is in units of the plain step. The least that a posterior can cost is one more matrix
-product for each of a Bayesian map; see the row of products.
+Everything is in units of the plain step. A posterior costs one more matrix product for each of a
+Bayesian map; see the row of products. Estimators are those that `bayesianize` chooses: local for
+EGNN, which works out the first map of a message on nodes in place of pairs, and flipout for PaiNN.
 
 Run ``python benchmarks/profile_step.py --output results/benchmarks/profile``. The profiler measures
 wall time; of each operation the least of all repeats counts.
@@ -85,7 +86,7 @@ def measure(repeats: int) -> dict[str, Any]:
     for name, (make, batch, loss, variant) in cases.items():
         config = load_config({"training": {"loss": loss}}).training
         torch.manual_seed(0)
-        bayesian = blips.bayesianize(make(), estimator="flipout", encoder={"variant": variant})
+        bayesian = blips.bayesianize(make(), encoder={"variant": variant})
         steps = {
             "plain": stepper(make(), config, batch),
             "posterior": stepper(bayesian, config, batch),
