@@ -37,7 +37,7 @@ from torch import Tensor, nn
 import blips
 from blips import keys
 from blips.backbones import EGNN, PaiNN, egnn
-from blips.backbones.base import Backbone, pair_rows
+from blips.backbones.base import Backbone, gather_rows, pair_rows
 from blips.backbones.derivatives import energy_and_derivatives
 from blips.bayes.pairs import PairRows
 from blips.config import load_config
@@ -138,9 +138,9 @@ class NodewiseLinear(nn.Linear):
         h: PairRows = input
         width = h.node.shape[1]
         first, second, own = self.weight.split([width, width, h.pair.shape[1]], dim=1)
-        receiver, sender = h.edges
-        of_ends = F.linear(h.node, first)[receiver] + F.linear(h.node, second)[sender]
-        return F.linear(h.pair, own, self.bias) + of_ends
+        ends = zip((first, second), h.edges, strict=True)
+        of_ends = [gather_rows(F.linear(h.node, weight), end) for weight, end in ends]
+        return F.linear(h.pair, own, self.bias) + of_ends[0] + of_ends[1]
 
 
 def node_wise(backbone: EGNN, repeats: int) -> dict[str, Any]:
