@@ -149,10 +149,12 @@ class Prediction:
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
-    def join(cls, parts: Sequence["Prediction"]) -> Self:
+    def join(cls, parts: Sequence[Self]) -> Self:
         """One prediction for the structures of all parts, in order."""
         if not parts:
             raise InputError("nothing to predict: the list of structures is empty")
+        if len(parts) == 1:
+            return parts[0]
         arrays = {
             name: np.concatenate([getattr(part, name) for part in parts])
             for name in ("n_atoms", *parts[0]._arrays())
