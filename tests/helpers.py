@@ -1,6 +1,7 @@
 """Tiny labelled structures, models and trainings."""
 
 import numpy as np
+import torch
 from ase import Atoms
 from ase.build import molecule
 from ase.calculators.morse import MorsePotential
@@ -46,3 +47,21 @@ def rattled_molecules(count: int, scale: float, first: int = 0) -> list[Atoms]:
         atoms.rattle(scale, seed=k)
         found.append(atoms)
     return found
+
+
+def double_coefficients(potential, monkeypatch) -> None:
+    """Let the inference network of all such potentials give twice what it gives."""
+    plain = type(potential).coefficients
+    monkeypatch.setattr(
+        type(potential),
+        "coefficients",
+        lambda self, graph: {name: 2 * value for name, value in plain(self, graph).items()},
+    )
+
+
+def shaken(network):
+    """The network with random weights of a size that matters."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return network

@@ -13,7 +13,7 @@ from blips.spread.distil import fit_spread, lesson
 from blips.spread.network import Refinement, Scene
 from blips.spread.tensors import Ingredients
 from blips.spread.training import Schedule, fit_refinement
-from helpers import quartz
+from helpers import double_coefficients, quartz, shaken
 
 # The package hands torch tensors to functions of ASE that expect arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -57,11 +57,7 @@ def strange_network(orb, seed: int = 0) -> Refinement:
     """One with random weights of a size that matters."""
     torch.manual_seed(seed)
     inputs = scene_of(orb, crystals(1)[0]).inputs.shape[1]
-    network = Refinement([8, 14, 29], inputs, free=True).double().eval()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return network
+    return shaken(Refinement([8, 14, 29], inputs, free=True).double().eval())
 
 
 def test_one_pass_knows_what_the_forces_are_made_of(orb):
@@ -101,12 +97,7 @@ def test_covariances_are_positive_and_differ_by_axis(orb):
 def test_twice_the_coefficients_twice_the_variance(orb, monkeypatch):
     atoms = crystals(1)[0]
     once = orb.predict(atoms, method="onepass").forces_std
-    plain = type(orb).coefficients
-    monkeypatch.setattr(
-        type(orb),
-        "coefficients",
-        lambda self, graph: {name: 2 * value for name, value in plain(self, graph).items()},
-    )
+    double_coefficients(orb, monkeypatch)
     twice = orb.predict(atoms, method="onepass").forces_std
     np.testing.assert_allclose(twice**2, 2 * once**2, rtol=1e-6)
 

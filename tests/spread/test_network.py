@@ -17,7 +17,7 @@ from blips.spread.geometry import Geometry
 from blips.spread.network import Refinement, Scene
 from blips.spread.tensors import Ingredients
 from blips.spread.training import Schedule, fit_refinement, wishart_loss
-from helpers import rattled_molecules
+from helpers import double_coefficients, rattled_molecules, shaken
 
 rattled = partial(rattled_molecules, scale=0.2)
 
@@ -42,11 +42,7 @@ def strange_network(potential, seed: int = 0) -> Refinement:
     """One with random weights of a size that matters."""
     torch.manual_seed(seed)
     inputs = scene_of(potential, rattled(1)).invariants.shape[1]
-    network = Refinement([1, 6, 7], inputs).double().eval()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return network
+    return shaken(Refinement([1, 6, 7], inputs).double().eval())
 
 
 def test_it_changes_covariances_that_stay_positive_and_turn(potential):
@@ -66,12 +62,7 @@ def test_it_changes_covariances_that_stay_positive_and_turn(potential):
 def test_twice_the_coefficients_twice_the_variance(potential, monkeypatch):
     atoms = rattled(1)[0]
     once = potential.predict(atoms, method="onepass").forces_std
-    plain = type(potential).coefficients
-    monkeypatch.setattr(
-        type(potential),
-        "coefficients",
-        lambda self, graph: {name: 2 * value for name, value in plain(self, graph).items()},
-    )
+    double_coefficients(potential, monkeypatch)
     twice = potential.predict(atoms, method="onepass").forces_std
     np.testing.assert_allclose(twice**2, 2 * once**2, rtol=1e-6)
 
