@@ -39,7 +39,7 @@ def fit_refinement(
     aims = [torch.as_tensor(cov, dtype=torch.float32) for cov in sampled]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = _untrained(small)
+        network = untrained(small)
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay
     )
@@ -59,8 +59,8 @@ def fit_refinement(
     return network.double().eval()
 
 
-def _untrained(scenes: Sequence[Scene]) -> Refinement:
-    """With inputs scaled to mean 0 and deviation 1 over the lessons."""
+def untrained(scenes: Sequence[Scene]) -> Refinement:
+    """A network for such scenes, its inputs scaled to mean 0 and deviation 1 over them."""
     inputs = torch.cat([scene.inputs for scene in scenes])
     elements = torch.cat([scene.numbers for scene in scenes]).unique().tolist()
     free = scenes[0].features is not None
