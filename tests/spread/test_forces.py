@@ -128,3 +128,23 @@ def test_it_is_saved_with_the_model(taught, tmp_path):
 def test_weights_of_another_version_are_refused():
     with pytest.raises(InputError, match="another version"):
         ForceSpread(2, (1.0, 2.0), {})
+
+
+def test_every_lesson_has_samples_of_its_own(potential, monkeypatch):
+    def lessons_of(seed: int) -> list[Lesson]:
+        seen: list[Lesson] = []
+
+        def noted(lessons, refine):
+            seen.extend(lessons)
+            return fit_spread(lessons, refine)
+
+        monkeypatch.setattr("blips.spread.distil.fit_spread", noted)
+        potential.distil_forces(2 * rattled(1), samples=16, displacements=[], seed=seed)
+        return seen
+
+    first, second = lessons_of(0)
+    np.testing.assert_array_equal(first.basis, second.basis)  # the same structure
+    assert np.abs(first.cov / second.cov - 1).max() > 0.1
+    np.testing.assert_array_equal(lessons_of(0)[1].cov, second.cov)
+    assert np.abs(lessons_of(1)[1].cov / second.cov - 1).max() > 0.1
+    potential.force_spread = None

@@ -83,12 +83,22 @@ def distil_spread(
         )
     if displacements is None:
         displacements = _displacements(refine, teacher.backbone.equivariant)
+    copies = displaced_copies(structures, displacements, seed)
     lessons = [
-        lesson(teacher, graph, samples, seed, number, std)
-        for number, std, atoms in displaced_copies(structures, displacements, seed)
+        lesson(teacher, graph, samples, _seed_of_lesson(seed, k), number, std)
+        for k, (number, std, atoms) in enumerate(copies)
         for graph in graph_batches(teacher.backbone, atoms, 1)
     ]
     return fit_spread(lessons, refine)
+
+
+def _seed_of_lesson(seed: int, k: int) -> int:
+    """Samples of its own for every lesson.
+
+    Samples with one seed share their weights: all lessons would err alike, a network would learn
+    that error, and structures held out would confirm it.
+    """
+    return int(np.random.default_rng((seed, k)).integers(2**31))
 
 
 def _displacements(refine: bool, equivariant: bool) -> tuple[float, ...]:
