@@ -111,6 +111,6 @@ SUBJECTS: dict[str, Subject] = {
     "mattersim-1m": Subject(released("mattersim-1m"), mixed_sets),
     "sevennet-0": Subject(released("sevennet-0", trust=True), mixed_sets),
     "orb-v3-direct-20-omat (random)": Subject(
-        released("orb-v3-direct-20-omat", random=True), mixed_sets, refine=True
+        released("orb-v3-direct-20-omat", random=True), mixed_sets
     ),
 }
