@@ -18,7 +18,7 @@ Weights = tuple[float, ...]
 
 @dataclass(frozen=True)
 class ForceSpread:
-    """Weights A ... G of one model.
+    """Weights A ... I of one model.
 
     Attributes:
         groups: number of groups of maps.
