@@ -225,8 +225,8 @@ def of_lengths(function: Callable[[Tensor], Tensor], length: Tensor) -> Tensor:
 def pair_rows(node: Tensor, pair: Tensor, edges: Tensor) -> Tensor:
     """[a_i, a_j, c_ij] of nodes a [N, H] and pairs c [E, C], [E, 2 H + C].
 
-    For the sampled maps of a training step it is a `PairRows`, which Bayesian maps know and which
-    is a tensor to torch's operations.
+    In sampled passes it is a `PairRows`, which Bayesian maps know and which is a tensor to torch's
+    operations.
     """
     rows = PairRows(node, pair, edges)
     noise = None if torch.compiler.is_compiling() else active()

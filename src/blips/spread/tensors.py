@@ -51,7 +51,7 @@ class Ingredients:
         forces: [N, 3] eV/A.
         coef: mean coefficient of an atom's rows, [N].
         graph: neighbours.
-        axes: whether there are tensors H: the model has no symmetry.
+        axes: whether there are tensors H and I: the model has no symmetry.
         features: of the atoms, for a network, where a direct model gives them; else [N, 0].
     """
 
