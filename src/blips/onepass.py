@@ -7,9 +7,10 @@ for every edge and atom. Noise of a size that bends the energy is beyond first o
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -119,6 +120,7 @@ def one_pass(
     graph: AtomGraph,
     roles: Mapping[str, str],
     row_atoms: Mapping[str, Tensor],
+    watch: AbstractContextManager[Any],
     **derivatives: Unpack[Derivatives],
 ) -> OnePass:
     """Evaluate a conservative model once.
@@ -129,12 +131,13 @@ def one_pass(
         graph: a batch of structures.
         roles: row type of each Bayesian map.
         row_atoms: the atom of each row, by row type.
+        watch: active while the model runs (`blips.bayes.gathered`).
         derivatives: forces, stress.
     """
     recorder = _recorder(coefficients_of, graph)
 
     def energies(strained: AtomGraph) -> Tensor:
-        with noise_context.use(recorder):
+        with noise_context.use(recorder), watch:
             return energies_of(strained)[keys.ENERGIES]
 
     outputs, gradients = differentiate(
@@ -149,6 +152,7 @@ def direct_one_pass(
     graph: AtomGraph,
     roles: Mapping[str, str],
     row_atoms: Mapping[str, Tensor],
+    watch: AbstractContextManager[Any],
     force_head: nn.Module | None = None,
 ) -> OnePass:
     """Evaluate a model once that predicts forces beside the energy; arguments as for `one_pass`.
@@ -158,7 +162,7 @@ def direct_one_pass(
     recorder = _recorder(coefficients_of, graph)
     with torch.enable_grad():
         leaf = replace(graph, positions=graph.positions.detach().requires_grad_())
-        with noise_context.use(recorder), inputs_of(force_head) as seen:
+        with noise_context.use(recorder), watch, inputs_of(force_head) as seen:
             outputs = outputs_of(leaf)
         if keys.ENERGY not in outputs:
             raise InputError(

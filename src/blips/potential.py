@@ -18,6 +18,7 @@ from blips.backbones.derivatives import Derivatives, energy_and_derivatives
 from blips.bayes import noise as noise_context
 from blips.bayes.convert import ConversionReport, revert
 from blips.bayes.encoder import InferenceNetwork
+from blips.bayes.gathered import watched_where_it_pays
 from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
 from blips.bayes.noise import FrozenNoise, Noise, SampledNoise
 from blips.bayes.weights import FrozenDraw, NoiseStore, WeightNoise
@@ -216,7 +217,12 @@ class BayesianPotential(nn.Module):
                 f"{type(self.backbone).__name__} is no potential, so it has no energy to take "
                 'gradients of; use method="mc"'
             )
-        described = (self.conversion.roles, self.backbone.row_atoms(graph))
+        roles = self.conversion.roles
+        of_edges = (
+            self.backbone.get_submodule(m) for m, role in roles.items() if role == keys.EDGE
+        )
+        watch = watched_where_it_pays(of_edges, graph.num_edges)
+        described = (roles, self.backbone.row_atoms(graph), watch)
         if self.backbone.conservative:
             return one_pass(self.backbone, self.coefficients, graph, *described, **derivatives)
 

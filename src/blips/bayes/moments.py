@@ -8,7 +8,7 @@ standard normal numbers, so its variance is a sum of squares. With g = dE/dz:
     one draw for all rows           Var E = sum_uv W_vu^2 (sum_rows sqrt(coef) sum_c h_cu g_cv)^2
 
 u, v count the channels in and out, c the components of an irrep (one for scalars, where the first
-line is coef g^2 (h^2)(W^2)^T). The first line, row by row, says which edges and atoms the
+line is coef g^2 . (h^2)(W^2)^T). The first line, row by row, says which edges and atoms the
 uncertainty comes from.
 """
 
@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from blips.bayes.gathered import linear_of_parts, parts_of
+from blips.bayes.kernels import row_dot
 from blips.bayes.noise import Noise
 
 
@@ -72,7 +74,7 @@ class RecordedMeans(Analytic):
         coef: Tensor,
     ) -> Tensor:
         """The map at its means, h W^T + b, recorded."""
-        z = F.linear(h, weight, bias)
+        z = linear_of_parts(parts_of(h), weight, bias)
         self.records.append(Record(map_name, block_name, h, weight, coef, z))
         return z
 
@@ -84,9 +86,13 @@ def row_variances(record: Record, gradient: Tensor) -> Tensor:
         record: the application.
         gradient: dE/dz, [rows, *irrep, out].
     """
-    h = record.h.detach().flatten(1, -2) if record.h.ndim > 2 else record.h.detach()[:, None]
-    g = gradient.flatten(1, -2) if gradient.ndim > 2 else gradient[:, None]  # [rows, dim, out]
     weight_square = record.weight.detach().square()
+    if record.h.ndim == 2:
+        squares = [part.squared() for part in parts_of(record.h)]
+        total = row_dot(linear_of_parts(squares, weight_square).mul_(gradient), gradient)
+        return record.coef * total
+    h = record.h.detach().flatten(1, -2)
+    g = gradient.flatten(1, -2)  # [rows, dim, out]
     total = torch.zeros_like(record.coef)
     for a in range(h.shape[1]):
         for b in range(a + 1):
