@@ -5,7 +5,7 @@ that `potential.predict` can be a plain method).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -145,8 +145,7 @@ class Prediction:
 
     def _arrays(self) -> dict[str, Array]:
         skip = ("n_atoms", "method", "samples", "details")
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skip}
-        return {name: value for name, value in values.items() if value is not None}
+        return {k: value for k, value in vars(self).items() if value is not None and k not in skip}
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
@@ -179,4 +178,6 @@ def point_prediction(outputs: Outputs, graph: Graph, method: str = "map") -> Pre
 
 def atom_counts(graph: Graph) -> Array:
     """Number of atoms of each structure, [S]."""
+    if graph.num_structures == 1:
+        return np.array([graph.num_nodes])
     return torch.bincount(graph.structure, minlength=graph.num_structures).cpu().numpy()

@@ -5,7 +5,7 @@ to the receiver i = edge_index[0, e]; its vector is r_j + shift @ cell - r_i.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -53,14 +53,14 @@ class Graph:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """Copy on another device, with floating-point tensors of another dtype."""
+        where = self.positions.device if device is None else torch.device(device)
         changes: dict[str, Any] = {}
         for name, value in self._contents().items():
             if isinstance(value, Tensor):
-                float_dtype = dtype if value.is_floating_point() else None
-                changes[name] = value.to(device=device, dtype=float_dtype)
-        if all(changes[name] is getattr(self, name) for name in changes):
-            return self
-        return replace(self, memo={}, **changes)
+                float_dtype = dtype if value.is_floating_point() and dtype else value.dtype
+                if (value.device, value.dtype) != (where, float_dtype):
+                    changes[name] = value.to(where, float_dtype)
+        return replace(self, memo={}, **changes) if changes else self
 
     def remember(self, name: str, work_out: Callable[[], Any]) -> Any:
         """What `work_out` gives, from the memo where it is there."""
@@ -69,7 +69,7 @@ class Graph:
         return self.memo[name]
 
     def _contents(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "memo"}
+        return {name: value for name, value in vars(self).items() if name != "memo"}
 
     @classmethod
     def batch(cls, graphs: Sequence[Self]) -> Self:
