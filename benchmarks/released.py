@@ -5,7 +5,9 @@ On one 36-atom cell of rattled quartz, one thread, processor time, in turn withi
 * ``map``: energy and forces of the Bayesian potential's means over the package's own model on the
   same, prepared graph;
 * ``one pass``: `predict(method="onepass")` with sigma of the energy, with sigma of the forces too,
-  and with those refined by a network, over energy and forces of the means alone;
+  and with those refined by a network, over energy and forces of the means alone, which run as the
+  package wrote them; ``by edges`` multiplies rows that were gathered from nodes as they are, too
+  (`blips.bayes.gathered` does so on the nodes);
 * ``training``: forward and backward of a training step (energy + forces), BLIP over the plain
   model behind the same adapter.
 
@@ -17,6 +19,7 @@ there ``python benchmarks/released.py --mace FILE --output results/benchmarks/ma
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +32,7 @@ from ase import Atoms
 import blips
 from blips.backbones import load
 from blips.backbones.foreign import ForeignBackbone
+from blips.bayes import gathered
 from blips.config import load_config
 from blips.data.dataset import StructureData
 from blips.data.graph import AtomGraph
@@ -42,7 +46,7 @@ from blips.train.run import environment
 from potential import quartz
 
 Call = Callable[[], Any]
-ONE_PASS = ("onepass energy", "onepass", "onepass refined")
+ONE_PASS = ("onepass energy", "onepass energy, by edges", "onepass", "onepass refined")
 MODELS: dict[str, dict[str, Any]] = {
     "chgnet": {},
     "mattersim-1m": {},
@@ -190,7 +194,7 @@ def measure(name: str, options: dict[str, Any], repeats: int) -> dict[str, float
 
 
 def _ways(potential: blips.BayesianPotential, graph: AtomGraph) -> dict[str, Call]:
-    """Energy and forces of the means, and `ONE_PASS`: sigma of the energy; of both; refined."""
+    """Energy and forces of the means, and each of `ONE_PASS`."""
     spread = _some_spread(potential)
     found = potential.one_pass(graph)
     scene = Ingredients.of(found, axes=spread.axes).scene(spread.covariance(found))
@@ -200,9 +204,18 @@ def _ways(potential: blips.BayesianPotential, graph: AtomGraph) -> dict[str, Cal
         potential.force_spread = chosen
         return potential.predict(graph, method="onepass")
 
+    def by_edges() -> Prediction:
+        least = gathered.LEAST_ROWS
+        gathered.LEAST_ROWS = sys.maxsize
+        try:
+            return one_pass(None)
+        finally:
+            gathered.LEAST_ROWS = least
+
     return {
         "means": lambda: potential.predict(graph, method="map"),
         "onepass energy": lambda: one_pass(None),
+        "onepass energy, by edges": by_edges,
         "onepass": lambda: one_pass(spread),
         "onepass refined": lambda: one_pass(refined),
     }
@@ -258,6 +271,7 @@ def main() -> None:
         "edges",
         "MAP / package",
         "one pass, sigma of the energy / MAP",
+        "by edges / MAP",
         "and of the forces / MAP",
         "refined / MAP",
         "training step, BLIP / plain",

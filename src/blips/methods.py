@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blips import keys
 from blips.adaptive import Tolerance, adaptive_monte_carlo, joined_details
 from blips.backbones.base import Backbone
-from blips.backbones.derivatives import Derivatives
+from blips.backbones.derivatives import Derivatives, asked_for
 from blips.bayes import noise as noise_context
 from blips.bayes.propagate import Propagation, parts
 from blips.data.graph import AtomGraph, Graph
@@ -193,19 +192,6 @@ def _propagated(potential: Potential, graph: Graph, request: Request) -> Predict
         for name, value in outputs.items()
     }
     return replace(point_prediction(means, graph, method="propagate"), **deviations)
-
-
-def asked_for(outputs: Outputs, graph: Graph, derivatives: Derivatives) -> Outputs:
-    """What was asked of a model that predicts forces and stress directly (or positions)."""
-    wanted = {
-        keys.FORCES: derivatives.get("forces", True),
-        keys.STRESS: derivatives.get("stress", False),
-    }
-    if wanted[keys.STRESS] and keys.STRESS not in outputs:
-        if isinstance(graph, AtomGraph):
-            graph.volumes()  # says which structure has none
-        raise InputError("this model predicts no stress; ask for energy and forces only")
-    return {name: value for name, value in outputs.items() if wanted.get(name, True)}
 
 
 def _sampled(potential: Potential, graph: Graph, request: Request) -> Prediction:

@@ -7,22 +7,26 @@ for every edge and atom. Noise of a size that bends the energy is beyond first o
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.derivatives import Derivatives, differentiate
+from blips.backbones.base import Backbone
+from blips.backbones.derivatives import Derivatives, asked_for, differentiate
 from blips.backbones.hooks import inputs_of
 from blips.bayes import noise as noise_context
+from blips.bayes.gathered import watched_where_it_pays
 from blips.bayes.moments import Record, RecordedMeans, row_variances, shared_variances
-from blips.data.graph import AtomGraph
+from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 from blips.predict import Outputs
+
+CoefficientFunction = Callable[[Graph], Mapping[str, Tensor]]
+OutputFunction = Callable[[AtomGraph], Outputs]
 
 
 @dataclass(frozen=True)
@@ -115,55 +119,62 @@ class OnePass:
 
 
 def one_pass(
-    energies_of: Callable[[AtomGraph], Outputs],
-    coefficients_of: Callable[[AtomGraph], Mapping[str, Tensor]],
-    graph: AtomGraph,
+    backbone: Backbone,
+    coefficients_of: CoefficientFunction,
+    graph: Graph,
     roles: Mapping[str, str],
-    row_atoms: Mapping[str, Tensor],
-    watch: AbstractContextManager[Any],
     **derivatives: Unpack[Derivatives],
 ) -> OnePass:
-    """Evaluate a conservative model once.
+    """Evaluate a model once.
 
     Args:
-        energies_of: the backbone.
+        backbone: whose maps are Bayesian.
         coefficients_of: the inference network on a graph.
         graph: a batch of structures.
         roles: row type of each Bayesian map.
-        row_atoms: the atom of each row, by row type.
-        watch: active while the model runs (`blips.bayes.gathered`).
         derivatives: forces, stress.
     """
-    recorder = _recorder(coefficients_of, graph)
+    if not isinstance(graph, AtomGraph):
+        raise InputError(
+            f"{type(backbone).__name__} is no potential, so it has no energy to take "
+            'gradients of; use method="mc"'
+        )
+    of_edges = (backbone.get_submodule(name) for name, role in roles.items() if role == keys.EDGE)
+    watch = watched_where_it_pays(of_edges, graph.num_edges)
+    with torch.no_grad():
+        recorder = RecordedMeans({k: v.detach() for k, v in coefficients_of(graph).items()})
 
-    def energies(strained: AtomGraph) -> Tensor:
+    def outputs_of(graph: AtomGraph) -> Outputs:
         with noise_context.use(recorder), watch:
-            return energies_of(strained)[keys.ENERGIES]
+            return backbone(graph)
 
-    outputs, gradients = differentiate(
-        energies, graph, inner=lambda: [record.z for record in recorder.records], **derivatives
+    run = _conservative if backbone.conservative else _direct
+    with inputs_of(_force_head(backbone)) as seen:
+        outputs, gradients = run(outputs_of, graph, recorder.records, derivatives)
+    features = seen[-1].detach() if seen else None  # [N, D]
+    row_atoms = backbone.row_atoms(graph)
+    return OnePass(outputs, graph, roles, row_atoms, recorder.records, gradients, features)
+
+
+def _conservative(
+    outputs_of: OutputFunction, graph: AtomGraph, records: list[Record], derivatives: Derivatives
+) -> tuple[Outputs, list[Tensor]]:
+    """Outputs, and dE/dz of all records, from the backward pass of the forces."""
+    return differentiate(
+        lambda strained: outputs_of(strained)[keys.ENERGIES],
+        graph,
+        inner=lambda: [record.z for record in records],
+        **derivatives,
     )
-    return OnePass(outputs, graph, roles, row_atoms, recorder.records, gradients)
 
 
-def direct_one_pass(
-    outputs_of: Callable[[AtomGraph], Outputs],
-    coefficients_of: Callable[[AtomGraph], Mapping[str, Tensor]],
-    graph: AtomGraph,
-    roles: Mapping[str, str],
-    row_atoms: Mapping[str, Tensor],
-    watch: AbstractContextManager[Any],
-    force_head: nn.Module | None = None,
-) -> OnePass:
-    """Evaluate a model once that predicts forces beside the energy; arguments as for `one_pass`.
-
-    The inputs of `force_head`, if there is one, are kept as features of the atoms.
-    """
-    recorder = _recorder(coefficients_of, graph)
+def _direct(
+    outputs_of: OutputFunction, graph: AtomGraph, records: list[Record], derivatives: Derivatives
+) -> tuple[Outputs, list[Tensor]]:
+    """The same for a model that predicts forces itself, by a backward pass of the energy alone."""
     with torch.enable_grad():
         leaf = replace(graph, positions=graph.positions.detach().requires_grad_())
-        with noise_context.use(recorder), watch, inputs_of(force_head) as seen:
-            outputs = outputs_of(leaf)
+        outputs = asked_for(outputs_of(leaf), leaf, derivatives)
         if keys.ENERGY not in outputs:
             raise InputError(
                 "one pass needs a model of energies: their gradients are what the variance is "
@@ -171,17 +182,12 @@ def direct_one_pass(
             )
         gradients = torch.autograd.grad(
             outputs[keys.ENERGY].sum(),
-            [record.z for record in recorder.records],
+            [record.z for record in records],
             materialize_grads=True,  # a head of the forces alone
         )
-    detached = {name: value.detach() for name, value in outputs.items()}
-    features = seen[-1].detach() if seen else None
-    found = (detached, graph, roles, row_atoms, recorder.records, list(gradients))
-    return OnePass(*found, features=features)
+    return {name: value.detach() for name, value in outputs.items()}, list(gradients)
 
 
-def _recorder(
-    coefficients_of: Callable[[AtomGraph], Mapping[str, Tensor]], graph: AtomGraph
-) -> RecordedMeans:
-    with torch.no_grad():
-        return RecordedMeans({k: v.detach() for k, v in coefficients_of(graph).items()})
+def _force_head(backbone: Backbone) -> nn.Module | None:
+    name = backbone.force_head
+    return None if name is None else backbone.get_submodule(name)

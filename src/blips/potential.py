@@ -14,19 +14,18 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone, edge_lengths, graph_batches
-from blips.backbones.derivatives import Derivatives, energy_and_derivatives
+from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
 from blips.bayes import noise as noise_context
 from blips.bayes.convert import ConversionReport, revert
 from blips.bayes.encoder import InferenceNetwork
-from blips.bayes.gathered import watched_where_it_pays
 from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
 from blips.bayes.noise import FrozenNoise, Noise, SampledNoise
 from blips.bayes.weights import FrozenDraw, NoiseStore, WeightNoise
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 from blips.memory import keep_freed_memory
-from blips.methods import Request, Samples, asked_for, join, predict_within
-from blips.onepass import OnePass, direct_one_pass, one_pass
+from blips.methods import Request, Samples, join, predict_within
+from blips.onepass import OnePass, one_pass
 from blips.predict import Outputs, Prediction, point_prediction
 from blips.sampling import MemoryBound, MemoryGauge
 from blips.spread import ForceSpread, distil_spread
@@ -212,26 +211,8 @@ class BayesianPotential(nn.Module):
     ) -> OnePass:
         """First-order variance of the energies, and where it comes from (`blips.onepass`)."""
         graph = next(graph_batches(self.backbone, atoms, sys.maxsize))
-        if not isinstance(graph, AtomGraph):
-            raise InputError(
-                f"{type(self.backbone).__name__} is no potential, so it has no energy to take "
-                'gradients of; use method="mc"'
-            )
         roles = self.conversion.roles
-        of_edges = (
-            self.backbone.get_submodule(m) for m, role in roles.items() if role == keys.EDGE
-        )
-        watch = watched_where_it_pays(of_edges, graph.num_edges)
-        described = (roles, self.backbone.row_atoms(graph), watch)
-        if self.backbone.conservative:
-            return one_pass(self.backbone, self.coefficients, graph, *described, **derivatives)
-
-        def outputs_of(graph: AtomGraph) -> Outputs:
-            return asked_for(self.backbone(graph), graph, derivatives)
-
-        name = self.backbone.force_head
-        head = None if name is None else self.backbone.get_submodule(name)
-        return direct_one_pass(outputs_of, self.coefficients, graph, *described, head)
+        return one_pass(self.backbone, self.coefficients, graph, roles, **derivatives)
 
     def distil_forces(
         self,

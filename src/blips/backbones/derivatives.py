@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from blips import keys
-from blips.data.graph import AtomGraph
+from blips.data.graph import AtomGraph, Graph
+from blips.errors import InputError
 
 EnergyFunction = Callable[[AtomGraph], Tensor]  # graph -> energies of the atoms [N]
 
@@ -50,6 +51,21 @@ def energy_and_derivatives(
         energies_of, graph, forces=forces, stress=stress, create_graph=create_graph
     )
     return outputs
+
+
+def asked_for(
+    outputs: dict[str, Tensor], graph: Graph, derivatives: Derivatives
+) -> dict[str, Tensor]:
+    """What was asked of a model that predicts forces and stress directly (or positions)."""
+    wanted = {
+        keys.FORCES: derivatives.get("forces", True),
+        keys.STRESS: derivatives.get("stress", False),
+    }
+    if wanted[keys.STRESS] and keys.STRESS not in outputs:
+        if isinstance(graph, AtomGraph):
+            graph.volumes()  # says which structure has none
+        raise InputError("this model predicts no stress; ask for energy and forces only")
+    return {name: value for name, value in outputs.items() if wanted.get(name, True)}
 
 
 def differentiate(
