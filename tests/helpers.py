@@ -1,6 +1,9 @@
 """Tiny labelled structures, models and trainings."""
 
+import warnings
+
 import numpy as np
+import pytest
 import torch
 from ase import Atoms
 from ase.build import molecule
@@ -8,7 +11,16 @@ from ase.calculators.morse import MorsePotential
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.spacegroup import crystal
 
+from blips.backbones import build
+from blips.backbones.orb import Orb
+
 TINY = {"cutoff": 4.0, "features": 8, "blocks": 2, "num_basis": 4}  # PaiNN, SchNet
+SMALL_ORB = {
+    "latent_dim": 16,
+    "base_mlp_hidden_dim": 32,
+    "head_mlp_hidden_dim": 16,
+    "num_message_passing_steps": 2,
+}
 QUICK = {"epochs": 5, "batch_size": 4, "lr": 0.01, "tensorboard": False, "threads": 1}
 
 
@@ -37,6 +49,21 @@ def quartz(rattle: float = 0.0, seed: int = 0) -> Atoms:
     plain = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=True)
     plain.positions += np.random.default_rng(seed).normal(scale=rattle, size=(len(plain), 3))
     return plain
+
+
+def small_orb(family: str, **hyperparameters) -> Orb:
+    """A random one of the families "orb" and "orb-direct"."""
+    torch.manual_seed(0)
+    backbone = build(family, **{**SMALL_ORB, **hyperparameters})
+    assert isinstance(backbone, Orb)
+    return backbone
+
+
+def orb_package(module: str):
+    """A module of orb-models, whose import warns of what its own dependencies lack."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(f"orb_models.forcefield.{module}")
 
 
 def rattled_molecules(count: int, scale: float, first: int = 0) -> list[Atoms]:

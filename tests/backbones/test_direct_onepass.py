@@ -7,28 +7,21 @@ from ase.build import bulk, molecule
 from scipy.stats import spearmanr
 
 import blips
-from blips.backbones import EGNN, PaiNN, build
+from blips.backbones import EGNN, PaiNN
 from blips.data.graph import ParticleGraph
 from blips.errors import InputError
 from blips.spread import ForceSpread
-from helpers import quartz
+from helpers import quartz, small_orb
 
 # The package hands torch tensors to functions of ASE that expect arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-SMALL = {
-    "latent_dim": 16,
-    "base_mlp_hidden_dim": 32,
-    "head_mlp_hidden_dim": 16,
-    "num_message_passing_steps": 2,
-}
 
 
 @pytest.fixture(scope="module")
 def orb() -> blips.BayesianPotential:
     pytest.importorskip("orb_models")
-    torch.manual_seed(0)
     potential = blips.bayesianize(
-        build("orb-direct", **SMALL), initial=3e-3, bounds=(1e-5, 0.11), prior_dropout=0.01
+        small_orb("orb-direct"), initial=3e-3, bounds=(1e-5, 0.11), prior_dropout=0.01
     )
     with torch.no_grad():  # coefficients that differ between rows, as trained ones do
         for parameter in potential.encoder.parameters():

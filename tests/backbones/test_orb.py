@@ -1,8 +1,5 @@
 """ORB: the package's own numbers, with error bars; small random models and one of full size."""
 
-import sys
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -13,20 +10,14 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 import blips
 from blips import keys, testing
-from blips.backbones import RELEASED, adapter, build, load
-from blips.backbones.orb import DirectOrb, Orb
+from blips.backbones import load
+from blips.backbones.orb import Orb
 from blips.bayes.noise import generators
 from blips.data.graph import AtomGraph
-from blips.errors import CheckpointError, InputError, MissingPackageError
+from blips.errors import InputError
 from blips.train.objective import plain_outputs
-from helpers import quartz
+from helpers import orb_package, quartz, small_orb
 
-SMALL = {
-    "latent_dim": 16,
-    "base_mlp_hidden_dim": 32,
-    "head_mlp_hidden_dim": 16,
-    "num_message_passing_steps": 2,
-}
 # The package hands torch tensors to functions of ASE that expect arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 FOUNDATION = {"prior_dropout": 0.01, "bounds": (1e-5, 0.11)}
@@ -34,21 +25,7 @@ FOUNDATION = {"prior_dropout": 0.01, "bounds": (1e-5, 0.11)}
 
 @pytest.fixture(params=["orb", "orb-direct"])
 def orb(request: pytest.FixtureRequest) -> Orb:
-    return make(request.param)
-
-
-def make(family: str, **hyperparameters) -> Orb:
-    torch.manual_seed(0)
-    backbone = build(family, **{**SMALL, **hyperparameters})
-    assert isinstance(backbone, Orb)
-    return backbone
-
-
-def package(module: str):
-    """A module of orb-models, whose import warns of what its own dependencies lack."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip(f"orb_models.forcefield.{module}")
+    return small_orb(request.param)
 
 
 def outside() -> Atoms:
@@ -84,7 +61,7 @@ def test_results_are_those_of_the_packages_calculator(orb: Orb, structure: str):
     atoms = STRUCTURES[structure]()
     periodic = bool(atoms.pbc.all())
     outputs = plain_outputs(orb, orb.graph(atoms), stress=periodic)
-    atoms.calc = package("calculator").ORBCalculator(orb.model, device="cpu")
+    atoms.calc = orb_package("calculator").ORBCalculator(orb.model, device="cpu")
     energy, forces = atoms.get_potential_energy(), torch.as_tensor(atoms.get_forces())
     # the package works in single precision: the close pair repels with 22 eV/A
     assert outputs[keys.ENERGY].item() == pytest.approx(energy, rel=1e-6, abs=1e-5)
@@ -98,9 +75,9 @@ def test_results_are_those_of_the_packages_calculator(orb: Orb, structure: str):
 @pytest.mark.parametrize("neighbours", [4, 20, 120])
 def test_edges_are_those_of_the_package(structure: str, neighbours: int):
     atoms = STRUCTURES[structure]()
-    orb = make("orb", max_num_neighbors=neighbours)
+    orb = small_orb("orb", max_num_neighbors=neighbours)
     graph = orb.graph(atoms)
-    theirs = package("atomic_system").ase_atoms_to_atom_graphs(atoms, orb.model.system_config)
+    theirs = orb_package("atomic_system").ase_atoms_to_atom_graphs(atoms, orb.model.system_config)
     assert torch.equal(graph.edge_index, torch.stack([theirs.senders, theirs.receivers]))
     testing.assert_close(graph.vectors(), theirs.edge_features["vectors"], 1e-5, "vectors")
     assert int(torch.bincount(graph.edge_index[0]).max()) <= neighbours
@@ -144,7 +121,7 @@ def test_only_its_bound_on_neighbours_makes_it_jump(neighbours: int, jumps: bool
 
     The released models have 20 (and then the 20th and the 21st trade places) or 120.
     """
-    orb = make("orb", max_num_neighbors=neighbours).double()
+    orb = small_orb("orb", max_num_neighbors=neighbours).double()
 
     def energy(offset: float) -> float:
         atoms = Atoms("OHH", [[0, 0, 0], [1 + offset, 0, 0], [0, 1.0, 0]])
@@ -175,7 +152,9 @@ def test_the_stacks_become_bayesian_and_the_report_says_why_others_do_not(orb: O
 
 
 def test_other_maps_can_be_selected():
-    potential = blips.bayesianize(make("orb-direct"), maps=["*_encoder*", "*forces*", "*_attn"])
+    potential = blips.bayesianize(
+        small_orb("orb-direct"), maps=["*_encoder*", "*forces*", "*_attn"]
+    )
     roles = potential.conversion.roles
     assert roles["model.model._encoder._node_fn.mlp.NN-0"] == keys.NODE
     assert roles["model.model._encoder._edge_fn.mlp.NN-2"] == keys.EDGE
@@ -231,7 +210,7 @@ def test_deviations_and_kl_are_finite_and_positive(orb: Orb, method: str):
 
 
 def test_direct_outputs_are_given_as_asked():
-    potential = blips.bayesianize(make("orb-direct"), **FOUNDATION)
+    potential = blips.bayesianize(small_orb("orb-direct"), **FOUNDATION)
     ammonia = molecule("NH3")
     prediction = potential.predict(ammonia, samples=2, forces=False)
     assert prediction.forces is None
@@ -285,116 +264,6 @@ def _labelled(atoms: Atoms) -> Atoms:
     return atoms
 
 
-# ---- files ----
-
-
-def test_checkpoints_of_blips(orb: Orb, tmp_path):
-    potential = blips.bayesianize(orb, **FOUNDATION, maps=["*_edge_mlp*", "*_encoder*"])
-    potential.backbone.reference.set({14: -1.0, 8: 0.5})
-    blips.save(potential, tmp_path / "orb.safetensors")
-    again = blips.load(tmp_path / "orb.safetensors")
-    assert isinstance(again, blips.BayesianPotential)
-    assert type(again.backbone) is type(orb)
-    assert again.report() == potential.report()
-    atoms = quartz(rattle=0.1)
-    one, other = (p.predict(atoms, samples=2, stress=True) for p in (potential, again))
-    for name in ("energy", "energy_std", "forces", "stress_std"):
-        np.testing.assert_array_equal(one.array(name), other.array(name))
-
-
-@pytest.fixture
-def kept_torch_settings():
-    """The package's loader changes torch's default dtype and matmul precision."""
-    before = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    yield
-    torch.set_default_dtype(before[0])
-    torch.set_float32_matmul_precision(before[1])
-
-
-@pytest.mark.usefixtures("kept_torch_settings")
-def test_exported_weights_are_a_checkpoint_of_the_package(orb: Orb, tmp_path):
-    potential = blips.bayesianize(orb, **FOUNDATION)
-    orb.reference.set({14: -1.0, 8: 0.5})  # refitted energies of the elements go along
-    path = orb.export(tmp_path / "orb.ckpt")
-    pretrained = package("pretrained")
-    model = getattr(pretrained, type(orb).architecture)(
-        device="cpu", system_config=orb.model.system_config, **SMALL
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "Setting global torch default dtype"
-        model = pretrained.load_model(
-            model, str(path), "cpu", precision="float32-highest", compile=False
-        )
-    atoms = quartz(rattle=0.1)
-    outputs = potential(orb.graph(atoms))
-    atoms.calc = package("calculator").ORBCalculator(model, device="cpu")
-    assert atoms.get_potential_energy() == pytest.approx(outputs["energy"].item(), rel=1e-6)
-    np.testing.assert_allclose(atoms.get_forces(), outputs["forces"].detach().numpy(), atol=1e-5)
-    orb.reference.set({}, scale=2.0)
-    with pytest.raises(CheckpointError, match="scale"):
-        orb.export(path)
-
-
-def test_weights_of_another_kind_are_refused(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    small = {name: type(name, (cls,), {}) for name, cls in (("c", Orb), ("d", DirectOrb))}
-    for cls in small.values():
-        init = cls.__init__
-        monkeypatch.setattr(cls, "__init__", lambda s, n, init=init: init(s, n, **SMALL))
-    path = make("orb").export(tmp_path / "conservative.ckpt")
-    assert small["c"].released(variant="conservative-20-omat", weights=path).max_num_neighbors == 20
-    with pytest.raises(CheckpointError, match=r"has no heads\.forces.*another kind"):
-        small["d"].released(variant="direct-20-omat", weights=path)
-    wider = make("orb", latent_dim=24).export(tmp_path / "wider.ckpt")
-    with pytest.raises(CheckpointError, match="do not fit"):
-        small["c"].released(variant="conservative-inf-omat", weights=wider)
-
-
-class RunsCode:
-    def __reduce__(self):
-        return print, ("code of a checkpoint ran",)
-
-
-def test_checkpoints_cannot_run_code(tmp_path, capsys, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(DirectOrb, "__init__", lambda self, neighbours: None)
-    torch.save({"weights": RunsCode()}, tmp_path / "bad.ckpt")
-    with pytest.raises(CheckpointError, match="cannot read"):
-        load("orb-v3-direct-20-omat", weights=tmp_path / "bad.ckpt")
-    assert "ran" not in capsys.readouterr().out
-    with pytest.raises(CheckpointError, match="check the path"):
-        load("orb-v3-direct-20-omat", weights=tmp_path / "absent.ckpt")
-
-
-def test_without_weights_the_package_downloads_its_own(monkeypatch: pytest.MonkeyPatch):
-    asked = []
-
-    def offline(address: str):
-        asked.append(address)
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(Orb, "__init__", lambda self, neighbours: None)
-    monkeypatch.setattr(package("pretrained"), "cached_path", offline)
-    with pytest.raises(CheckpointError, match=r"cannot download.*weights=file"):
-        load("orb-v3-conservative-inf-mpa")
-    assert asked[0].endswith("orb-v3-conservative-inf-mpa-20250404.ckpt")
-
-
-def test_every_released_name_is_one_of_the_packages():
-    theirs = package("pretrained").ORB_PRETRAINED_MODELS
-    names = [name for name in RELEASED if name.startswith("orb-")]
-    assert len(names) == 8
-    for name in names:
-        family, options = RELEASED[name]
-        assert name == f"orb-v3-{options['variant']}"
-        assert name in theirs
-        assert adapter(family).conservative == ("conservative" in name)
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "orb_models.forcefield.pretrained", None)
-    with pytest.raises(MissingPackageError, match=r"pip install orb-models==0\.5\.5"):
-        build("orb")
-
-
 # ---- full size ----
 
 
@@ -407,7 +276,7 @@ def test_the_paper_s_model_of_full_size():
     atoms = quartz(rattle=0.1)
     prediction = potential.predict(atoms, samples=2)
     assert (prediction.array("forces_std") > 0).all()
-    atoms.calc = package("calculator").ORBCalculator(orb.model, device="cpu")
+    atoms.calc = orb_package("calculator").ORBCalculator(orb.model, device="cpu")
     best = potential.predict(atoms, method="map", stress=True)
     np.testing.assert_allclose(best.array("forces"), atoms.get_forces(), atol=1e-5)
     np.testing.assert_allclose(best.array("stress")[0], atoms.get_stress(voigt=False), atol=1e-5)

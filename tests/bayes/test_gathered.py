@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import blips
-from blips.backbones import build
 from blips.bayes import gathered
 from blips.bayes.gathered import WatchedGathers, linear_of_parts, parts_of, watched_where_it_pays
-from helpers import quartz
+from helpers import quartz, small_orb
 
 WIDE = gathered.LEAST_CHANNELS
 NODES = 5
@@ -147,15 +146,7 @@ def test_it_is_watched_where_it_pays():
 @pytest.mark.parametrize("name", ["orb-direct", "orb"])
 def test_one_pass_of_a_foreign_model_is_the_same(name, monkeypatch):
     pytest.importorskip("orb_models")
-    torch.manual_seed(0)
-    backbone = build(
-        name,
-        latent_dim=WIDE,
-        base_mlp_hidden_dim=32,
-        head_mlp_hidden_dim=16,
-        num_message_passing_steps=2,
-    )
-    potential = blips.bayesianize(backbone)
+    potential = blips.bayesianize(small_orb(name, latent_dim=WIDE))
     atoms = quartz(0.1).repeat((2, 2, 1))
     found = potential.one_pass(atoms)
     maps = [record.map_name for record in found.records if len(parts_of(record.h)) == 3]
