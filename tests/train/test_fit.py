@@ -19,6 +19,7 @@ from blips.data.dataset import ParticleData
 from blips.errors import ConfigError, InputError
 from blips.train.checkpoint import read_tensors
 from blips.train.loop import NonFiniteLossError
+from blips.train.run import environment
 
 TINY = {"cutoff": 4.0, "features": 8, "blocks": 1, "num_basis": 4}
 QUICK = {"epochs": 4, "batch_size": 5, "kl_weight": 0.1, "tensorboard": False, "threads": 1}
@@ -50,6 +51,13 @@ def test_training_reduces_the_loss_and_leaves_a_complete_folder(tmp_path, struct
     assert {"train_kl", "train_coef_edge", "train_coef_node", "valid_loss", "lr"} <= set(rows[0])
     resolved = load_config(tmp_path / "config.yaml")
     assert resolved.training.epochs == 30
+
+
+def test_the_record_of_a_command_does_not_say_whose_machine_it_was(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    given = ["/home/someone/bin/blips", "train", "--data=/home/someone/a.xyz", "/data/b.xyz"]
+    monkeypatch.setattr(sys, "argv", given)
+    assert environment()["command"] == ["blips", "train", "--data=~/a.xyz", "/data/b.xyz"]
 
 
 def test_the_model_ends_with_its_best_weights(tmp_path, structures):
@@ -129,15 +137,15 @@ def test_a_run_killed_again_and_again_ends_like_an_undisturbed_one(tmp_path, str
         arguments = ["train", str(tmp_path / "config.yaml"), f"folder={tmp_path / folder}"]
         return [sys.executable, "-c", program, *arguments, "--resume"]
 
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(command("whole"), check=True, capture_output=True, env=environment)
+    variables = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(command("whole"), check=True, capture_output=True, env=variables)
     rng, kills = random.Random(0), 0
     for _ in range(60):
         process = subprocess.Popen(
             command("killed"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env=variables,
         )
         state = tmp_path / "killed" / "last.safetensors"
         stamp = state.stat().st_mtime_ns if state.exists() else None

@@ -76,7 +76,8 @@ class RunFolder:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and platform, for the record."""
+    """Versions, platform and command, for the record; the home folder is ~ in it."""
+    home = f"{Path.home()}/"
     versions = {}
     for package in RECORDED:
         try:
@@ -87,7 +88,7 @@ def environment() -> dict[str, Any]:
         "versions": versions,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *(a.replace(home, "~/") for a in sys.argv[1:])],
     }
 
 
