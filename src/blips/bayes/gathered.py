@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 LEAST_CHANNELS = 128
-"""Of a node: with fewer, gathering what was multiplied costs more than the products spared."""
+"""Of a node: with fewer, gathering what was multiplied may cost more than the products spared."""
 
 LEAST_ROWS_PER_NODE = 2
 
