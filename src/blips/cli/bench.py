@@ -53,7 +53,7 @@ def bench(
     samples: Annotated[
         list[int] | None, typer.Option(help="repeatable; default: 8, 32, 100")
     ] = None,
-    repeats: Annotated[int, typer.Option(help="of every time")] = 7,
+    repeats: Annotated[int, typer.Option(help="of every time, at most")] = 40,
     model: Annotated[list[str] | None, typer.Option(help="whose operations are counted")] = None,
 ) -> None:
     """Measure what error bars cost: time, memory, operations, beside baselines and peers.

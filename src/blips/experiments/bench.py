@@ -1,9 +1,11 @@
 """What error bars cost: time and memory of every way, on the same inputs, in one run.
 
 The subject is PaiNN (128 features, 3 blocks) with energies and forces. Times are processor seconds
-of one thread, measured in turn; a ratio is the median over repeats of that within a repeat, so
-that all share the machine's moods. Ways that take long are repeated less often, down to once.
-Peak memory is the growth of the resident set above what it was before the call (Linux only).
+of one thread, measured in rounds, each in a random order of its own; a ratio is the median over
+rounds of that within a round, so that all share the machine's moods and none its place. With it
+comes a 95 % interval of that median, and a second copy of the base shows what the measurement can
+tell at all. Ways that take long are repeated less often, down to once. Peak memory is the growth of
+the resident set above what it was before the call (Linux only).
 
 LLPR needs a backward pass for each feature to get sigmas of forces, in batches whose memory is that
 of 32 passes: it is measured up to `SMALL` atoms, and for energies alone at every size.
@@ -12,6 +14,7 @@ of 32 passes: it is measured up to `SMALL` atoms, and for energies alone at ever
 import copy
 import ctypes
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +25,7 @@ from typing import Any
 import torch
 from ase import Atoms
 from ase.build import molecule
+from scipy.stats import binom
 
 from blips.backbones import PaiNN
 from blips.backbones.hooks import inputs_of
@@ -42,7 +46,8 @@ MEMBERS = 4
 SMALL = 100  # atoms; beyond, only the smallest number of samples is also drawn one by one
 SAMPLES = (8, 32, 100)
 LOOPED = 32  # samples one by one, at most
-ENOUGH_SECONDS = 20.0  # for the repeats of a way
+ENOUGH_SECONDS = 10.0  # for the repeats of a way
+REPEATS = 40  # at most
 CELLS = {36: (2, 2, 1), 144: (4, 4, 1), 720: (4, 4, 5)}  # of 9 atoms
 SIZES = (4, *CELLS)
 
@@ -55,9 +60,16 @@ class Measured:
     peak_bytes: Mapping[str, int | None]
 
     def ratio(self, way: str, base: str = "base") -> float:
-        """Median over repeats of the ratio within a repeat."""
-        pairs = zip(self.seconds[way], self.seconds[base], strict=False)  # the slow: fewer repeats
-        return statistics.median(a / b for a, b in pairs)
+        """Median over rounds of the ratio within a round."""
+        return statistics.median(self._ratios(way, base))
+
+    def interval(self, way: str, base: str = "base") -> tuple[float, float] | None:
+        """95 % interval of that median from order statistics; None for less than six rounds."""
+        return median_interval(self._ratios(way, base))
+
+    def _ratios(self, way: str, base: str) -> list[float]:
+        pairs = zip(self.seconds[way], self.seconds[base], strict=False)  # the slow: fewer rounds
+        return [a / b for a, b in pairs]
 
     def shortest(self, way: str, base: str = "base") -> float:
         """Ratio of the shortest times."""
@@ -68,6 +80,7 @@ class Measured:
         return {
             way: {
                 "ratio": round(self.ratio(way), 3),
+                "ratio_interval": _rounded(self.interval(way)),
                 "ratio_of_shortest": round(self.shortest(way), 3),
                 "shortest_seconds": min(self.seconds[way]),
                 "repeats": len(self.seconds[way]),
@@ -75,6 +88,22 @@ class Measured:
             }
             for way in self.seconds
         }
+
+
+def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
+    """Interval that has the median with at least that probability, whatever the distribution.
+
+    The number of n values below the median is Binomial(n, 1/2), so that the median lies between
+    the k-th smallest and the k-th largest with probability 1 - 2 P(B < k); k is the largest that
+    keeps this above `level`. None if even the extremes do not.
+    """
+    ordered = sorted(values)
+    k = int(binom.ppf((1 - level) / 2, len(ordered), 0.5))  # smallest with P(B <= k) >= 2.5 %
+    return (ordered[k - 1], ordered[-k]) if k > 0 else None
+
+
+def _rounded(interval: tuple[float, float] | None) -> list[float] | None:
+    return None if interval is None else [round(value, 3) for value in interval]
 
 
 def structure(atoms: int) -> Atoms:
@@ -88,6 +117,7 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
     """Every way to get energies and forces, most with error bars, on one structure."""
     torch.manual_seed(0)
     plain = PaiNN()
+    twin = copy.deepcopy(plain)
     potential = bayesianize(copy.deepcopy(plain))
     graph = plain.graph(structure(atoms))
     tensors, refined = _spreads(graph.numbers.unique().tolist())
@@ -95,12 +125,13 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
     shallow = ShallowEnsemble(copy.deepcopy(plain), heads=16)
     rigidity = _rigidity(plain)
 
-    def base() -> Any:
+    def means(model: PaiNN) -> Any:
         with torch.no_grad():
-            return plain_outputs(plain, graph)
+            return plain_outputs(model, graph)
 
     calls: dict[str, Call] = {
-        "base": base,
+        "base": lambda: means(plain),
+        "base, a copy": lambda: means(twin),
         "map": lambda: potential.predict(graph, method="map"),
         "onepass energy": lambda: _in_one_pass(potential, graph, None),
         "onepass energy + forces": lambda: _in_one_pass(potential, graph, tensors),
@@ -155,7 +186,7 @@ def _rigid_energy(rigidity: LastLayerRigidity, graph: AtomGraph) -> Any:
 
 
 def measure(calls: Mapping[str, Call], repeats: int) -> Measured:
-    """Times in turn; memory in a first round, whose times count only for what is slow.
+    """Times in rounds; memory in a first one, whose times count only for what is slow.
 
     A way is repeated as often as `ENOUGH_SECONDS` allow, `repeats` times at most.
     """
@@ -169,8 +200,10 @@ def measure(calls: Mapping[str, Call], repeats: int) -> Measured:
         left[name] = min(repeats, int(ENOUGH_SECONDS / max(took, 1e-6)))
         if left[name] == 0:
             seconds[name].append(took)
+    order = random.Random(0)
     for repeat in range(repeats):
-        for name in (name for name in calls if repeat < left[name]):
+        due = [name for name in calls if repeat < left[name]]
+        for name in order.sample(due, len(due)):
             start = time.process_time()
             calls[name]()
             seconds[name].append(time.process_time() - start)
@@ -202,7 +235,7 @@ def _megabytes(size: int | None) -> float | None:
 
 
 def cost(
-    sizes: Sequence[int] = SIZES, samples: Sequence[int] = SAMPLES, repeats: int = 7
+    sizes: Sequence[int] = SIZES, samples: Sequence[int] = SAMPLES, repeats: int = REPEATS
 ) -> dict[str, Any]:
     """Ratios to energy and forces of the base, by number of atoms.
 
@@ -215,7 +248,7 @@ def cost(
 
 
 def cost_table(found: Mapping[str, Any]) -> str:
-    """Markdown: ratio of times (peak MB), one column for each size."""
+    """Markdown: ratio of times, half its 95 % interval, peak MB; one column for each size."""
     names: dict[str, None] = {}
     for rows in found.values():
         names.update(dict.fromkeys(rows))
@@ -225,6 +258,12 @@ def cost_table(found: Mapping[str, Any]) -> str:
         cells = [name]
         for rows in found.values():
             row = rows.get(name)
-            cells.append("-" if row is None else f"{row['ratio']:.2f} ({row['peak_megabytes']} MB)")
+            cells.append("-" if row is None else _cell(row))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    low, high = row["ratio_interval"] or (None, None)
+    spread = "" if low is None else f" ± {(high - low) / 2:.2f}"
+    return f"{row['ratio']:.2f}{spread} ({row['peak_megabytes']} MB)"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from blips.experiments.bench import SAMPLES, SIZES, cost, cost_table
+from blips.experiments.bench import REPEATS, SAMPLES, SIZES, cost, cost_table
 from blips.experiments.bench_flops import flops, flops_table
 from blips.experiments.bench_memory import memory, memory_table
 from blips.experiments.bench_peers import peers, peers_table
@@ -27,7 +27,7 @@ def bench(
     parts: Sequence[str] = PARTS,
     sizes: Sequence[int] = SIZES,
     samples: Sequence[int] = SAMPLES,
-    repeats: int = 7,
+    repeats: int = REPEATS,
     models: Sequence[str] = (),
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def bench(
         parts: out of `PARTS`.
         sizes: numbers of atoms for cost and memory.
         samples: numbers of samples for the cost.
-        repeats: of every time.
+        repeats: of every time, at most.
         models: whose operations are counted; all if empty.
         report: told of what is done.
     """
@@ -49,7 +49,7 @@ def bench(
         "cost": lambda: cost(sizes, samples, repeats),
         "memory": lambda: memory(sizes, repeats=min(3, repeats)),
         "flops": lambda: flops(models, report=report),
-        "peers": lambda: peers(repeats=2 * repeats),
+        "peers": lambda: peers(repeats=repeats),
     }
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -84,7 +84,8 @@ def markdown(found: dict[str, Any]) -> str:
     lines = ["# What error bars cost", ""]
     titles: dict[str, tuple[str, Callable[[Any], str]]] = {
         "cost": (
-            "Time over energy and forces of the base (peak memory), PaiNN, one thread",
+            "Time over energy and forces of the base ± half a 95 % interval (peak memory), PaiNN, "
+            "one thread",
             cost_table,
         ),
         "memory": ("Samples under a memory bound, PaiNN, one thread", memory_table),
