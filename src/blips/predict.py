@@ -53,8 +53,8 @@ class Prediction:
 
     def __post_init__(self) -> None:
         """No deviation leaves a model that is negative or not a number."""
-        for name, value in self._arrays().items():
-            if name.endswith("_std") and not (value >= 0).all():
+        for name, value in vars(self).items():
+            if value is not None and name.endswith("_std") and not (value >= 0).all():
                 raise InputError(
                     f"the model has no usable {name} for structures "
                     f"{', '.join(map(str, self._structures_of(name, ~(value >= 0))))} (counted "
@@ -171,7 +171,7 @@ def _total_std(epistemic: Array | None, aleatoric: Array | None) -> Array | None
 def point_prediction(outputs: Outputs, graph: Graph, method: str = "map") -> Prediction:
     """Prediction without error bars."""
     arrays: dict[str, Any] = {
-        name: value.detach().double().cpu().numpy() for name, value in outputs.items()
+        name: value.double().numpy(force=True) for name, value in outputs.items()
     }
     return Prediction(n_atoms=atom_counts(graph), method=method, samples=0, **arrays)
 

@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 import torch
 from ase.build import molecule
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
 
 import blips
 from blips.backbones import PaiNN
 from blips.experiments import (
     bench,
     bench_flops,
+    bench_measure,
     bench_memory,
     bench_peers,
     bench_report,
@@ -27,13 +31,31 @@ from helpers import TINY
 
 
 def test_ratios_are_medians_within_a_repeat():
-    measured = bench.Measured({"base": [1.0, 2.0, 1.0], "x": [2.0, 4.0, 9.0]}, {})
+    measured = bench_measure.Measured({"base": [1.0, 2.0, 1.0], "x": [2.0, 4.0, 9.0]}, {})
     assert measured.ratio("x") == 2.0
     assert measured.shortest("x") == 2.0
+    assert measured.interval("x") is None
+
+
+@given(values=st.lists(st.floats(0.5, 2.0), min_size=6, max_size=60))
+def test_the_interval_of_a_median_holds_it(values):
+    low, high = bench_measure.median_interval(values)
+    assert low <= np.median(values) <= high
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("count", [6, 15, 40])
+def test_the_interval_of_a_median_holds_the_truth_as_often_as_it_says(count):
+    draws = np.random.default_rng(count).exponential(size=(4000, count))
+    intervals = np.array([bench_measure.median_interval(row) for row in draws])
+    held = np.mean((intervals[:, 0] <= np.log(2)) & (np.log(2) <= intervals[:, 1]))
+    k = int(binom.ppf(0.025, count, 0.5))
+    assert held == pytest.approx(1 - 2 * binom.cdf(k - 1, count, 0.5), abs=0.015)
+    assert held > 0.94
 
 
 def test_peak_memory_sees_what_a_call_needs():
-    found = bench.peak_bytes(lambda: torch.ones(2**22) + 1.0)
+    found = bench_measure.peak_bytes(lambda: torch.ones(2**22) + 1.0)
     if found is None:
         pytest.skip("no /proc")
     assert 2 * 2**24 * 0.9 < found < 6 * 2**24
@@ -72,14 +94,14 @@ def test_every_way_is_measured_and_written(tmp_path, monkeypatch):
 
 
 def test_slow_ways_are_measured_once(monkeypatch):
-    monkeypatch.setattr(bench, "ENOUGH_SECONDS", 0.02)
+    monkeypatch.setattr(bench_measure, "ENOUGH_SECONDS", 0.02)
 
     def slow() -> None:
         start = time.process_time()
         while time.process_time() - start < 0.03:
             pass
 
-    measured = bench.measure({"base": lambda: None, "slow": slow}, repeats=3)
+    measured = bench_measure.measure({"base": lambda: None, "slow": slow}, repeats=3)
     assert len(measured.seconds["slow"]) == 1
     assert measured.seconds["slow"][0] >= 0.03
     assert measured.rows()["slow"]["repeats"] == 1
@@ -130,7 +152,7 @@ def tiny_study(monkeypatch) -> blips.BayesianPotential:
     some = [fast_data.displaced(molecule("NH3"), 0.1, k) for k in range(4)]
     cases = [fast_data.Case("nh3" if k else "other", k, atoms) for k, atoms in enumerate(some)]
     sets = fast_data.Sets(some, cases[:3], cases[1:])
-    subject = fast_models.Subject(lambda _: potential, lambda _: sets)
+    subject = fast_models.Subject(lambda _folder, _seed: potential, lambda _: sets)
     monkeypatch.setattr(fast, "SUBJECTS", {"tiny (random)": subject})
     monkeypatch.setattr(fast, "FEW", (4,))
     return potential
@@ -161,6 +183,24 @@ def test_a_study_that_was_stopped_draws_no_sample_twice(tmp_path, monkeypatch):
     assert [path.stat().st_mtime_ns for path in drawn] == times
     assert second["tiny (random)"]["sets"] == first["tiny (random)"]["sets"]
     assert fast.study(tmp_path / "c", only=["other"], **options) == {}
+
+
+def test_every_seed_has_a_model_and_samples_of_its_own(tmp_path, monkeypatch):
+    potential = tiny_study(monkeypatch)
+    asked: list[tuple[str, int]] = []
+    (subject,) = fast.SUBJECTS.values()
+
+    def make(folder, seed):
+        asked.append((folder.name, seed))
+        return potential
+
+    monkeypatch.setattr(fast, "SUBJECTS", {"tiny (random)": subject._replace(make=make)})
+    options = {"samples": 8, "runs": tmp_path / "runs", "report": lambda _: None}
+    found = fast.study(tmp_path, seeds=(0, 3), **options)
+    assert asked == [("runs", 0), ("seed-3", 3)]
+    assert list(found) == ["tiny (random)", "tiny-seed-3 (random)"]
+    assert (tmp_path / "tiny-seed-3.json").exists()
+    assert len(list((tmp_path / "runs/seed-3/tiny/near").iterdir())) == 3
 
 
 def test_both_halves_together_are_the_moments_of_all_samples():

@@ -90,7 +90,7 @@ class AtomisticBackbone(Backbone):
 
     def graph(self, atoms: Atoms | Sequence[Atoms], dtype: torch.dtype | None = None) -> AtomGraph:
         """Graph of one or many structures with this model's neighbours, dtype and device."""
-        here = next(self.parameters())
+        here = first_parameter(self)
         structures = [atoms] if isinstance(atoms, Atoms) else atoms
         graphs = [self.graph_of(one, dtype or here.dtype) for one in structures]
         return (graphs[0] if len(graphs) == 1 else AtomGraph.batch(graphs)).to(here.device)
@@ -146,11 +146,25 @@ class AtomisticBackbone(Backbone):
         return graph
 
 
+def first_parameter(module: nn.Module) -> nn.Parameter:
+    """As `next(module.parameters())`, but quick enough not to show in predictions for NH3."""
+    rest: list[nn.Module | None] = [module]
+    while rest:
+        part = rest.pop()
+        if part is None:
+            continue
+        for own in part._parameters.values():
+            if own is not None:
+                return own
+        rest.extend(reversed(part._modules.values()))
+    raise InputError(f"{type(module).__name__} has no parameters, so no dtype and no device")
+
+
 def graph_batches(
     backbone: Backbone, atoms: Atoms | Sequence[Atoms] | Graph, batch_size: int
 ) -> Iterator[Graph]:
     """Graphs of at most `batch_size` structures with the dtype and device of the backbone."""
-    here = next(backbone.parameters())
+    here = first_parameter(backbone)
     if isinstance(atoms, Graph):
         yield atoms.to(here.device, here.dtype)
         return

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from ase import Atoms
 
-from blips.backbones.base import Backbone, graph_batches
+from blips.backbones.base import Backbone, first_parameter, graph_batches
 from blips.config import Source
 from blips.data.batch import Batch, TrainingData
 from blips.data.graph import Graph
@@ -102,7 +102,7 @@ def predict_plain(
 
 def data_batches(backbone: Backbone, data: TrainingData, batch_size: int = 32) -> Iterator[Batch]:
     """The structures of a data set in order, with the dtype and device of the backbone."""
-    here = next(backbone.parameters())
+    here = first_parameter(backbone)
     for first in range(0, len(data), batch_size):
         indices = range(first, min(first + batch_size, len(data)))
         yield data.batch(indices).to(here.device, here.dtype)

@@ -19,8 +19,11 @@ def fast_uncertainty(
     only: Annotated[
         list[str] | None, typer.Option(help="beginnings of names of models; repeatable")
     ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(help="of weights and training; repeatable; default: 0")
+    ] = None,
     runs: Annotated[
-        Path, typer.Option(help="for PaiNN's training, and for samples, which are kept")
+        Path, typer.Option(help="for training of our own models, and for samples, which are kept")
     ] = Path("runs/fast"),
 ) -> None:
     """Compare error bars without sampling with those of a thousand samples.
@@ -34,7 +37,15 @@ def fast_uncertainty(
 
     torch.set_num_threads(1)
     counts = Counts(molecules, crystals)
-    study(folder, samples=samples, counts=counts, only=only or (), runs=runs, report=typer.echo)
+    study(
+        folder,
+        samples=samples,
+        counts=counts,
+        only=only or (),
+        seeds=seed or (0,),
+        runs=runs,
+        report=typer.echo,
+    )
     typer.echo(f"table in {folder / 'table.md'}")
 
 

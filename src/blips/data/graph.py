@@ -53,13 +53,14 @@ class Graph:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """Copy on another device, with floating-point tensors of another dtype."""
-        where = self.positions.device if device is None else torch.device(device)
+        if isinstance(device, str):
+            device = torch.device(device)
         changes: dict[str, Any] = {}
-        for name, value in self._contents().items():
+        for name, value in vars(self).items():
             if isinstance(value, Tensor):
-                float_dtype = dtype if value.is_floating_point() and dtype else value.dtype
-                if (value.device, value.dtype) != (where, float_dtype):
-                    changes[name] = value.to(where, float_dtype)
+                other = dtype if dtype != value.dtype and value.is_floating_point() else None
+                if other or device not in (None, value.device):
+                    changes[name] = value.to(device=device, dtype=other)
         return replace(self, memo={}, **changes) if changes else self
 
     def remember(self, name: str, work_out: Callable[[], Any]) -> Any:

@@ -1,31 +1,22 @@
 """What error bars cost: time and memory of every way, on the same inputs, in one run.
 
-The subject is PaiNN (128 features, 3 blocks) with energies and forces. Times are processor seconds
-of one thread, measured in rounds, each in a random order of its own; a ratio is the median over
-rounds of that within a round, so that all share the machine's moods and none its place. With it
-comes a 95 % interval of that median, and a second copy of the base shows what the measurement can
-tell at all. Ways that take long are repeated less often, down to once. Peak memory is the growth of
-the resident set above what it was before the call (Linux only).
+The subject is PaiNN (128 features, 3 blocks) with energies and forces, on one thread. A second copy
+of the base shows what the measurement (`bench_measure`) can tell at all. The means alone, as
+tensors like the base's and as `predict` gives them, are measured beside the two in many rounds of
+their own.
 
 LLPR needs a backward pass for each feature to get sigmas of forces, in batches whose memory is that
 of 32 passes: it is measured up to `SMALL` atoms, and for energies alone at every size.
 """
 
 import copy
-import ctypes
-import gc
-import random
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from ase import Atoms
 from ase.build import molecule
-from scipy.stats import binom
 
 from blips.backbones import PaiNN
 from blips.backbones.hooks import inputs_of
@@ -34,6 +25,7 @@ from blips.baselines.last_layer import readout_of
 from blips.baselines.llpr import Rigidity, Scale
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
+from blips.experiments.bench_measure import Call, measure
 from blips.experiments.fast_data import displaced, quartz
 from blips.factory import bayesianize
 from blips.spread import ForceSpread
@@ -41,69 +33,14 @@ from blips.spread.network import Refinement
 from blips.spread.tensors import GROUPS, feature_names
 from blips.train.objective import plain_outputs
 
-Call = Callable[[], Any]
 MEMBERS = 4
 SMALL = 100  # atoms; beyond, only the smallest number of samples is also drawn one by one
 SAMPLES = (8, 32, 100)
 LOOPED = 32  # samples one by one, at most
-ENOUGH_SECONDS = 10.0  # for the repeats of a way
 REPEATS = 40  # at most
+MEANS, FINER = ("base", "base, a copy", "map", "map, arrays"), 25  # in so many times more rounds
 CELLS = {36: (2, 2, 1), 144: (4, 4, 1), 720: (4, 4, 5)}  # of 9 atoms
 SIZES = (4, *CELLS)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Processor seconds of every repeat, and bytes, by way."""
-
-    seconds: Mapping[str, list[float]]
-    peak_bytes: Mapping[str, int | None]
-
-    def ratio(self, way: str, base: str = "base") -> float:
-        """Median over rounds of the ratio within a round."""
-        return statistics.median(self._ratios(way, base))
-
-    def interval(self, way: str, base: str = "base") -> tuple[float, float] | None:
-        """95 % interval of that median from order statistics; None for less than six rounds."""
-        return median_interval(self._ratios(way, base))
-
-    def _ratios(self, way: str, base: str) -> list[float]:
-        pairs = zip(self.seconds[way], self.seconds[base], strict=False)  # the slow: fewer rounds
-        return [a / b for a, b in pairs]
-
-    def shortest(self, way: str, base: str = "base") -> float:
-        """Ratio of the shortest times."""
-        return min(self.seconds[way]) / min(self.seconds[base])
-
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """Everything, JSON-able."""
-        return {
-            way: {
-                "ratio": round(self.ratio(way), 3),
-                "ratio_interval": _rounded(self.interval(way)),
-                "ratio_of_shortest": round(self.shortest(way), 3),
-                "shortest_seconds": min(self.seconds[way]),
-                "repeats": len(self.seconds[way]),
-                "peak_megabytes": _megabytes(self.peak_bytes[way]),
-            }
-            for way in self.seconds
-        }
-
-
-def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """Interval that has the median with at least that probability, whatever the distribution.
-
-    The number of n values below the median is Binomial(n, 1/2), so that the median lies between
-    the k-th smallest and the k-th largest with probability 1 - 2 P(B < k); k is the largest that
-    keeps this above `level`. None if even the extremes do not.
-    """
-    ordered = sorted(values)
-    k = int(binom.ppf((1 - level) / 2, len(ordered), 0.5))  # smallest with P(B <= k) >= 2.5 %
-    return (ordered[k - 1], ordered[-k]) if k > 0 else None
-
-
-def _rounded(interval: tuple[float, float] | None) -> list[float] | None:
-    return None if interval is None else [round(value, 3) for value in interval]
 
 
 def structure(atoms: int) -> Atoms:
@@ -117,22 +54,27 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
     """Every way to get energies and forces, most with error bars, on one structure."""
     torch.manual_seed(0)
     plain = PaiNN()
-    twin = copy.deepcopy(plain)
-    potential = bayesianize(copy.deepcopy(plain))
+    twin = copy.deepcopy(plain)  # of one's own for each of MEANS, so that no weights are cached
+    potential, other = (bayesianize(copy.deepcopy(plain)) for _ in range(2))
     graph = plain.graph(structure(atoms))
     tensors, refined = _spreads(graph.numbers.unique().tolist())
     ensemble = DeepEnsemble.of([copy.deepcopy(plain) for _ in range(MEMBERS)])
     shallow = ShallowEnsemble(copy.deepcopy(plain), heads=16)
     rigidity = _rigidity(plain)
 
-    def means(model: PaiNN) -> Any:
+    def base(model: PaiNN) -> Any:
         with torch.no_grad():
             return plain_outputs(model, graph)
 
+    def means() -> Any:
+        with torch.no_grad():
+            return potential(graph)
+
     calls: dict[str, Call] = {
-        "base": lambda: means(plain),
-        "base, a copy": lambda: means(twin),
-        "map": lambda: potential.predict(graph, method="map"),
+        "base": lambda: base(plain),
+        "base, a copy": lambda: base(twin),
+        "map": means,
+        "map, arrays": lambda: other.predict(graph, method="map"),
         "onepass energy": lambda: _in_one_pass(potential, graph, None),
         "onepass energy + forces": lambda: _in_one_pass(potential, graph, tensors),
         "onepass energy + forces, refined": lambda: _in_one_pass(potential, graph, refined),
@@ -185,55 +127,6 @@ def _rigid_energy(rigidity: LastLayerRigidity, graph: AtomGraph) -> Any:
     return outputs, rigidity.rigidity.covariance(summed[:, None], 1.0).sqrt()
 
 
-def measure(calls: Mapping[str, Call], repeats: int) -> Measured:
-    """Times in rounds; memory in a first one, whose times count only for what is slow.
-
-    A way is repeated as often as `ENOUGH_SECONDS` allow, `repeats` times at most.
-    """
-    peaks: dict[str, int | None] = {}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    left: dict[str, int] = {}
-    for name, call in calls.items():
-        start = time.process_time()
-        peaks[name] = peak_bytes(call)
-        took = time.process_time() - start
-        left[name] = min(repeats, int(ENOUGH_SECONDS / max(took, 1e-6)))
-        if left[name] == 0:
-            seconds[name].append(took)
-    order = random.Random(0)
-    for repeat in range(repeats):
-        due = [name for name in calls if repeat < left[name]]
-        for name in order.sample(due, len(due)):
-            start = time.process_time()
-            calls[name]()
-            seconds[name].append(time.process_time() - start)
-    return Measured(seconds, peaks)
-
-
-def peak_bytes(call: Call) -> int | None:
-    """Largest resident set during `call` above that before; None where Linux's /proc is missing."""
-    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    gc.collect()
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-        clear.write_text("5")  # begin the high-water mark anew
-        before = _status(status, "VmRSS")
-        call()
-        return max(0, _status(status, "VmHWM") - before)
-    except (OSError, AttributeError):
-        call()
-        return None
-
-
-def _status(path: Path, field: str) -> int:
-    line = next(line for line in path.read_text().splitlines() if line.startswith(field))
-    return 1024 * int(line.split()[1])
-
-
-def _megabytes(size: int | None) -> float | None:
-    return None if size is None else round(size / 1e6, 1)
-
-
 def cost(
     sizes: Sequence[int] = SIZES, samples: Sequence[int] = SAMPLES, repeats: int = REPEATS
 ) -> dict[str, Any]:
@@ -244,7 +137,12 @@ def cost(
         samples: numbers of samples.
         repeats: at most; less for what takes long.
     """
-    return {str(atoms): measure(ways(atoms, samples), repeats).rows() for atoms in sizes}
+    return {str(atoms): _cost(ways(atoms, samples), repeats) for atoms in sizes}
+
+
+def _cost(calls: Mapping[str, Call], repeats: int) -> dict[str, Any]:
+    means = {name: calls[name] for name in MEANS}
+    return measure(calls, repeats).rows() | measure(means, FINER * repeats).rows()
 
 
 def cost_table(found: Mapping[str, Any]) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from blips.backbones import PaiNN
-from blips.experiments.bench import measure, structure
+from blips.experiments.bench import structure
+from blips.experiments.bench_measure import measure
 from blips.factory import bayesianize
 from blips.predict import Prediction
 from blips.sampling import MemoryBound

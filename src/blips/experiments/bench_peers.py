@@ -6,7 +6,6 @@ bayesian-torch and blitz are measured where they are installed.
 """
 
 import importlib
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from blips.bayes import noise as noise_context
 from blips.bayes.convert import convert
 from blips.bayes.noise import SampledNoise, generators
-from blips.experiments.bench import Measured
+from blips.experiments.bench_measure import Call, measure
 
 WIDTHS = (128, 128, 128, 1)
 
@@ -54,18 +53,11 @@ def peers(rows: int = 2000, repeats: int = 15) -> dict[str, Any]:
         except ImportError:
             continue
         networks[name] = network(cls)
-    calls: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Call] = {
         name: lambda net=net: net(h).sum().backward() for name, net in networks.items()
     }
     calls |= {f"blips {estimator}": _ours(h, estimator) for estimator in ("local", "flipout")}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(repeats + 2):
-        for name, call in calls.items():
-            start = time.process_time()
-            call()
-            if repeat >= 2:
-                seconds[name].append(time.process_time() - start)
-    measured = Measured(seconds, dict.fromkeys(calls))
+    measured = measure(calls, repeats)
     return {
         name: {
             "ratio": round(measured.ratio(name, "plain"), 3),
@@ -82,7 +74,7 @@ OTHERS = {
 }
 
 
-def _ours(h: Tensor, estimator: str) -> Callable[[], Any]:
+def _ours(h: Tensor, estimator: str) -> Call:
     net = network(nn.Linear)
     report = convert(net, {"*": "row"})
     coefficients = {name: torch.full((len(h),), 0.1) for name in report.roles}

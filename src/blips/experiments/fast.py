@@ -20,6 +20,7 @@ structure in the folder of runs, so that a study that was stopped goes on where 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def study(
     samples: int = 1000,
     counts: Counts = Counts(),  # noqa: B008, immutable
     only: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
     runs: Path = Path("runs/fast"),
     report: Callable[[str], None] = print,
 ) -> dict[str, Any]:
@@ -55,21 +57,24 @@ def study(
         samples: of the reference.
         counts: structures in each set.
         only: beginnings of names of models; all if empty.
-        runs: for the training of PaiNN, and references.
+        seeds: of initial weights and training; every model is made once for each.
+        runs: for the training of our own models, and references.
         report: told of what is done and what is left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
-    for name, subject in SUBJECTS.items():
+    for (name, subject), seed in product(SUBJECTS.items(), seeds):
         short = name.split(" ")[0]
-        path = folder / f"{short}.json"
+        own, place = (short, runs) if seed == 0 else (f"{short}-seed-{seed}", runs / f"seed-{seed}")
+        path = folder / f"{own}.json"
+        name = name.replace(short, own)
         if path.exists():
             found[name] = json.loads(path.read_text())
             continue
         if only and not short.startswith(tuple(only)):
             continue
         try:
-            result = measure(subject, counts, samples, runs, short)
+            result = measure(subject, counts, samples, place, short, seed)
         except BlipsError as error:
             report(f"{name} is left out: {error}")
             continue
@@ -81,10 +86,10 @@ def study(
 
 
 def measure(
-    subject: Subject, counts: Counts, samples: int, runs: Path, name: str
+    subject: Subject, counts: Counts, samples: int, runs: Path, name: str, seed: int
 ) -> dict[str, Any]:
     """Comparison of every way on both sets; references are kept in `runs / name`."""
-    potential, sets = subject.make(runs), subject.sets(counts)
+    potential, sets = subject.make(runs, seed), subject.sets(counts)
     references = {
         label: reference(potential, cases, samples, runs / name / label)
         for label, cases in (("near", sets.near), ("far", sets.far))
