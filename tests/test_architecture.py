@@ -18,7 +18,7 @@ LAYERS = [
     {"predict"},
     {"sampling", "onepass"},
     {"adaptive", "spread"},
-    {"methods"},
+    {"methods", "members"},
     {"potential"},
     {"factory", "testing"},
     {"uq"},

@@ -5,9 +5,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
-import numpy as np
 import torch
 from ase import Atoms
 from torch import Tensor, nn
@@ -23,28 +22,17 @@ from blips.bayes.noise import FrozenNoise, Noise, SampledNoise
 from blips.bayes.weights import FrozenDraw, NoiseStore, WeightNoise
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
+from blips.members import FrozenMember
 from blips.memory import keep_freed_memory
 from blips.methods import Request, Samples, join, predict_within
 from blips.onepass import OnePass, one_pass
-from blips.predict import Outputs, Prediction, point_prediction
+from blips.predict import Calibrator, Outputs, Prediction
 from blips.sampling import MemoryBound, MemoryGauge
 from blips.spread import ForceSpread, distil_spread
 
 Coefficients = Mapping[str, Tensor]
 CoefficientFunction = Callable[[Graph], dict[str, Tensor]]
 MakeNoise = Callable[[Coefficients], Noise]
-
-
-class Calibrator(Protocol):
-    """Recalibrates standard deviations; `blips.uq.calibration` has three kinds."""
-
-    def apply(self, std: np.ndarray) -> np.ndarray:
-        """Recalibrated standard deviations, same shape and unit."""
-        ...
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able description."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -142,7 +130,7 @@ class BayesianPotential(nn.Module):
             derivatives,
         )
 
-    def draw(self, count: int, seed: int = 0) -> list["FrozenMember"]:
+    def draw(self, count: int, seed: int = 0) -> list[FrozenMember]:
         """`count` smooth, conservative potentials drawn from the posterior; a committee."""
         return [FrozenMember(self, FrozenDraw(seed, member)) for member in range(count)]
 
@@ -350,32 +338,3 @@ class BayesianPotential(nn.Module):
             lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
         )
         return Sample(outputs, coefficients)
-
-
-class FrozenMember(nn.Module):
-    """One frozen draw of a Bayesian potential: deterministic, smooth, conservative."""
-
-    def __init__(self, potential: BayesianPotential, draw: FrozenDraw) -> None:
-        super().__init__()
-        self.potential = potential
-        self.frozen_draw = draw
-
-    def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
-        """As `BayesianPotential.forward`, with this member's weights."""
-        return self.potential.frozen(graph, [self.frozen_draw], **derivatives).outputs
-
-    def predict(
-        self,
-        atoms: Atoms | Sequence[Atoms] | Graph,
-        *,
-        forces: bool = True,
-        stress: bool = False,
-        batch_size: int = 32,
-    ) -> Prediction:
-        """This member's energies, forces and stress; a single draw has no error bars."""
-        parts: list[Prediction] = []
-        for graph in graph_batches(self.potential.backbone, atoms, batch_size):
-            with torch.no_grad():  # forces switch gradients on where they need them
-                outputs = self(graph, forces=forces, stress=stress)
-            parts.append(point_prediction(outputs, graph, method="frozen member"))
-        return Prediction.join(parts)

@@ -6,7 +6,7 @@ that `potential.predict` can be a plain method).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -21,6 +21,18 @@ Outputs = dict[str, Tensor]
 
 PER_STRUCTURE = (keys.ENERGY, keys.STRESS)
 PER_ATOM = (keys.ENERGIES, keys.FORCES, keys.POSITIONS)
+
+
+class Calibrator(Protocol):
+    """Recalibrates standard deviations; `blips.uq.calibration` has three kinds."""
+
+    def apply(self, std: Array) -> Array:
+        """Recalibrated standard deviations, same shape and unit."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able description."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -110,7 +122,7 @@ class Prediction:
             found["largest_force_uncertainty"] = np.maximum.reduceat(by_atom, first).tolist()
         return found
 
-    def recalibrated(self, calibrators: Mapping[str, Any]) -> "Prediction":
+    def recalibrated(self, calibrators: Mapping[str, Calibrator]) -> "Prediction":
         """Total deviations passed through `calibrators[quantity].apply`, where there is one.
 
         Epistemic and aleatoric deviations keep their ratio.

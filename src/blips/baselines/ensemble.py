@@ -21,8 +21,7 @@ from blips.config import Source
 from blips.data.dataset import StructureData
 from blips.data.graph import Graph
 from blips.errors import InputError
-from blips.potential import Calibrator
-from blips.predict import Outputs, Prediction
+from blips.predict import Calibrator, Outputs, Prediction
 from blips.sampling import monte_carlo
 from blips.train.fit import Data, FitResult, fit, resolve_config
 from blips.train.objective import plain_outputs

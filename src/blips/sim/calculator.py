@@ -24,8 +24,9 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from blips import keys
 from blips.bayes.weights import FrozenDraw
 from blips.errors import InputError
+from blips.members import FrozenMember
 from blips.methods import Samples
-from blips.potential import BayesianPotential, FrozenMember
+from blips.potential import BayesianPotential
 from blips.predict import Prediction
 from blips.sim.properties import UNCERTAINTIES, annotate
 

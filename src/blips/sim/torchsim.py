@@ -21,7 +21,8 @@ from blips import keys
 from blips.backbones.foreign import require
 from blips.bayes.weights import FrozenDraw
 from blips.errors import InputError
-from blips.potential import BayesianPotential, FrozenMember
+from blips.members import FrozenMember
+from blips.potential import BayesianPotential
 from blips.predict import Prediction
 from blips.sim.calculator import MODES
 from blips.sim.guard import Finding, Guard

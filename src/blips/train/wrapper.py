@@ -15,8 +15,8 @@ from blips.backbones.derivatives import Derivatives
 from blips.config import TrainingConfig
 from blips.data.batch import Batch
 from blips.data.graph import Graph
-from blips.potential import Calibrator, Sample
-from blips.predict import Outputs
+from blips.potential import Sample
+from blips.predict import Calibrator, Outputs
 
 
 class Wrapper(nn.Module):
