@@ -174,13 +174,6 @@ class StochasticMap(nn.Module):
     map_name: str
     map_kind: Kind
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's own forward, or one with sampled weights."""
-        noise = active()
-        if noise is None:
-            return super().forward(*args, **kwargs)
-        return self.map_kind.sample(self, self.map_name, *args, noise=noise, **kwargs)
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle through the layer's class: converted classes are made on the fly.
 
@@ -198,7 +191,17 @@ def _blank_copy(base: type[nn.Module]) -> nn.Module:
 
 @cache
 def _stochastic_class(base: type[nn.Module]) -> type[StochasticMap]:
-    return type(f"Stochastic{base.__name__}", (StochasticMap, base), {"__doc__": base.__doc__})
+    plain_forward = base.forward  # called as it is: posterior means are to cost what the layer does
+
+    def forward(self: StochasticMap, *args: Any, **kwargs: Any) -> Any:
+        """The layer's own forward, or one with sampled weights."""
+        noise = active()
+        if noise is None:
+            return plain_forward(self, *args, **kwargs)
+        return self.map_kind.sample(self, self.map_name, *args, noise=noise, **kwargs)
+
+    contents = {"__doc__": base.__doc__, "forward": forward}
+    return type(f"Stochastic{base.__name__}", (StochasticMap, base), contents)
 
 
 def base_class(layer: StochasticMap) -> type[nn.Module]:

@@ -1,9 +1,8 @@
 """What error bars cost: time and memory of every way, on the same inputs, in one run.
 
 The subject is PaiNN (128 features, 3 blocks) with energies and forces, on one thread. A second copy
-of the base shows what the measurement (`bench_measure`) can tell at all. The means alone, as
-tensors like the base's and as `predict` gives them, are measured beside the two in many rounds of
-their own.
+of the base shows what the measurement (`bench_measure`) can tell at all. The means alone are
+measured beside it in many rounds of their own, as tensors and as the arrays that `predict` gives.
 
 LLPR needs a backward pass for each feature to get sigmas of forces, in batches whose memory is that
 of 32 passes: it is measured up to `SMALL` atoms, and for energies alone at every size.
@@ -20,7 +19,7 @@ from ase.build import molecule
 
 from blips.backbones import PaiNN
 from blips.backbones.hooks import inputs_of
-from blips.baselines import DeepEnsemble, LastLayerRigidity, ShallowEnsemble
+from blips.baselines import DeepEnsemble, LastLayerRigidity, ShallowEnsemble, predict_plain
 from blips.baselines.last_layer import readout_of
 from blips.baselines.llpr import Rigidity, Scale
 from blips.data.graph import AtomGraph
@@ -38,7 +37,8 @@ SMALL = 100  # atoms; beyond, only the smallest number of samples is also drawn 
 SAMPLES = (8, 32, 100)
 LOOPED = 32  # samples one by one, at most
 REPEATS = 40  # at most
-MEANS, FINER = ("base", "base, a copy", "map", "map, arrays"), 25  # in so many times more rounds
+MEANS = ("base", "base, a copy", "base, arrays", "map", "map, arrays")
+FINER = 25  # times more rounds for these
 CELLS = {36: (2, 2, 1), 144: (4, 4, 1), 720: (4, 4, 5)}  # of 9 atoms
 SIZES = (4, *CELLS)
 
@@ -54,7 +54,8 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
     """Every way to get energies and forces, most with error bars, on one structure."""
     torch.manual_seed(0)
     plain = PaiNN()
-    twin = copy.deepcopy(plain)  # of one's own for each of MEANS, so that no weights are cached
+    # Each of MEANS has weights of its own, so that none finds them in the cache.
+    twin, third = copy.deepcopy(plain), copy.deepcopy(plain)
     potential, other = (bayesianize(copy.deepcopy(plain)) for _ in range(2))
     graph = plain.graph(structure(atoms))
     tensors, refined = _spreads(graph.numbers.unique().tolist())
@@ -73,6 +74,7 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
     calls: dict[str, Call] = {
         "base": lambda: base(plain),
         "base, a copy": lambda: base(twin),
+        "base, arrays": lambda: predict_plain(third, graph),
         "map": means,
         "map, arrays": lambda: other.predict(graph, method="map"),
         "onepass energy": lambda: _in_one_pass(potential, graph, None),
