@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -143,6 +144,9 @@ def test_comparison_of_deviations():
     found = fast.compare(made(0.5), made(1.0))
     assert found["energy_spearman"] == found["atoms_spearman"] == 1.0
     assert found["forces_ratio"] == 0.5
+    assert found["energy_scatter"] == found["forces_scatter"] == 0.0
+    uneven = replace(made(1.0), energy_std=np.exp([1.0, -1.0, 1.0, -1.0]) * np.arange(1.0, 5.0))
+    assert fast.compare(uneven, made(1.0))["energy_scatter"] == 1.0
 
 
 def tiny_study(monkeypatch) -> blips.BayesianPotential:

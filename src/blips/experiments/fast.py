@@ -1,8 +1,8 @@
 """Study: how close error bars without sampling come to those of a thousand samples.
 
 For each model, structures near what it knows and far from it (`fast_data`). Reference: standard
-deviations of `samples` posterior samples. Compared with it, by Spearman's coefficient and the
-median ratio of sigma:
+deviations of `samples` posterior samples. Compared with it, by Spearman's coefficient, the median
+ratio of sigma and its scatter (standard deviation of the ratio's logarithm):
 
 * ``onepass``: `predict(method="onepass")`, after `distil_forces` on other structures;
 * ``refined``: the same after `distil_forces(refine=True)` on those structures (some models);
@@ -162,7 +162,7 @@ def of_kind(prediction: Prediction, cases: Sequence[Case], kind: str) -> Predict
 
 def _without_ratios(row: dict[str, Any]) -> None:
     for part in (row, *row["kinds"].values()):
-        for name in ("energy_ratio", "forces_ratio"):
+        for name in ("energy_ratio", "energy_scatter", "forces_ratio", "forces_scatter"):
             del part[name]
 
 
@@ -190,7 +190,7 @@ def linear_in_noise(potential: BayesianPotential) -> Iterator[None]:
 
 
 def compare(found: Prediction, reference: Prediction) -> dict[str, Any]:
-    """Spearman's coefficients and median ratios of sigma."""
+    """Spearman's coefficients, median ratios of sigma and their scatter."""
     result: dict[str, Any] = {}
     for name in ("energy", "forces"):
         sigma, expected = getattr(found, f"{name}_std"), reference.array(f"{name}_std")
@@ -199,6 +199,7 @@ def compare(found: Prediction, reference: Prediction) -> dict[str, Any]:
         if sigma.size > 2:
             result[f"{name}_spearman"] = _rho(sigma.ravel(), expected.ravel())
         result[f"{name}_ratio"] = round(float(np.median(sigma / expected)), 3)
+        result[f"{name}_scatter"] = round(float(np.std(np.log(sigma / expected))), 3)
         if name == "forces":
             of_atoms = (np.sqrt(np.square(s).sum(axis=1)) for s in (sigma, expected))
             result["atoms_spearman"] = _rho(*of_atoms)
@@ -216,8 +217,10 @@ def _range(values: Array) -> list[float]:
 COLUMNS = (
     "energy_spearman",
     "energy_ratio",
+    "energy_scatter",
     "forces_spearman",
     "forces_ratio",
+    "forces_scatter",
     "atoms_spearman",
 )
 

@@ -140,7 +140,7 @@ SUBJECTS: dict[str, Subject] = {
     "painn-silica": Subject(painn_of_silica, partial(crystal_sets, topology="dft"), refine=True),
     "orb-nh3": Subject(orb_of_ammonia, ammonia_sets, refine=True),
     "orb-silica": Subject(orb_of_silica, partial(crystal_sets, topology="dft"), refine=True),
-    "orb-mixed": Subject(orb_of_all, mixed_sets),
+    "orb-mixed": Subject(orb_of_all, mixed_sets, refine=True),
     "chgnet": Subject(released("chgnet"), mixed_sets),
     "mattersim-1m": Subject(released("mattersim-1m"), mixed_sets),
     "sevennet-0": Subject(released("sevennet-0", trust=True), mixed_sets),
