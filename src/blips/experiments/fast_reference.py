@@ -4,6 +4,10 @@ The samples of a structure are drawn as two halves with seeds of their own. Toge
 reference; compared with each other they say how well it can be met at all. If two runs of K/2
 samples have a rank correlation of r, two runs of K have about 2r / (1 + r) (Spearman and Brown),
 and a method without noise of its own, right in everything else, reaches the root of that.
+
+This takes errors of structures for independent. They are not: all structures have the same seeds,
+so that errors of similar structures are alike. Where sigmas hardly differ, the agreement of two
+halves, and with it that ceiling, is as much chance as what the reference says of their order.
 """
 
 from collections.abc import Sequence
