@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from blips import keys, testing
 from blips.backbones import BACKBONES, EGNN, GNN, PaiNN, SchNet, build
-from blips.backbones.base import first_parameter
 from blips.backbones.derivatives import energy_and_derivatives
 from blips.backbones.painn import NORM_SMOOTHING
 from blips.data.graph import AtomGraph, Graph, ParticleGraph
@@ -46,24 +45,6 @@ def test_plain_functions_can_be_checked_too(atomistic: PaiNN | SchNet):
 def test_particle_backbones_keep_the_contract(particle: EGNN | GNN):
     equivariant = isinstance(particle, EGNN)
     testing.check_particle_contract(particle, equivariant=equivariant)
-
-
-@pytest.mark.parametrize("name", ["painn", "schnet", "egnn", "gnn"])
-def test_the_first_parameter_is_that_of_torch(name: str):
-    model = build(name)
-    assert first_parameter(model) is next(model.parameters())
-
-
-def test_a_first_parameter_may_be_deep_and_beside_nothing():
-    deep = nn.Sequential(
-        nn.SiLU(), nn.Sequential(nn.Identity(), nn.LayerNorm(2, elementwise_affine=False))
-    )
-    with pytest.raises(InputError, match="no parameters"):
-        first_parameter(deep)
-    deep.append(nn.Linear(2, 2))
-    deep[0].register_parameter("missing", None)
-    deep.register_module("gone", None)
-    assert first_parameter(deep) is deep[2].weight
 
 
 # ---- models against their equations ----
