@@ -1,17 +1,25 @@
 """Members of a committee: draws from the posterior that stay as they are."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, Unpack
 
 import torch
 from ase import Atoms
-from torch import nn
+from torch import Tensor, nn
 
 from blips.backbones.base import Backbone, graph_batches
 from blips.backbones.derivatives import Derivatives
 from blips.bayes.weights import FrozenDraw
 from blips.data.graph import Graph
 from blips.predict import Outputs, Prediction, point_prediction
+
+
+@dataclass(frozen=True)
+class LinearDraw:
+    """Noise v [d] of a member that is linear in it, E + b . v."""
+
+    v: Tensor
 
 
 class Sample(Protocol):
@@ -37,18 +45,27 @@ class Potential(Protocol):
         """Outputs of K = len(draws) members."""
         ...
 
+    def linear_members(
+        self, graph: Graph, v: Tensor, **derivatives: Unpack[Derivatives]
+    ) -> Outputs:
+        """Outputs of conditioned members with noise v [K, d]."""
+        ...
+
 
 class FrozenMember(nn.Module):
     """One frozen draw of a Bayesian potential: deterministic, smooth, conservative."""
 
-    def __init__(self, potential: Potential, draw: FrozenDraw) -> None:
+    def __init__(self, potential: Potential, draw: FrozenDraw | LinearDraw) -> None:
         super().__init__()
         self.potential = potential
         self.frozen_draw = draw
 
     def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
         """As `BayesianPotential.forward`, with this member's weights."""
-        return self.potential.frozen(graph, [self.frozen_draw], **derivatives).outputs
+        draw = self.frozen_draw
+        if isinstance(draw, LinearDraw):
+            return self.potential.linear_members(graph, draw.v[None], **derivatives)
+        return self.potential.frozen(graph, [draw], **derivatives).outputs
 
     def predict(
         self,

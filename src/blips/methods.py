@@ -15,13 +15,15 @@ from blips.bayes import noise as noise_context
 from blips.bayes.propagate import Propagation, parts
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError, TooLargeError
+from blips.inference.posterior import ConditionedPosterior
 from blips.onepass import OnePass
 from blips.predict import Outputs, Prediction, point_prediction
 from blips.sampling import MemoryBound, is_large, monte_carlo
 from blips.spread import ForceSpread
 
-METHODS = ("auto", "mc", "frozen", "onepass", "propagate", "map")
+METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "propagate", "map")
 Samples = int | Literal["auto"]
+DEFAULT_SAMPLES = 16  # everywhere where a number of samples can be given
 
 
 class Potential(Protocol):
@@ -35,6 +37,16 @@ class Potential(Protocol):
     @property
     def one_pass(self) -> Callable[..., OnePass]:
         """(graph, **derivatives) -> first-order variances."""
+        ...
+
+    @property
+    def posterior(self) -> ConditionedPosterior | None:
+        """The conditioned posterior, where there is one."""
+        ...
+
+    @property
+    def predict_conditioned(self) -> Callable[..., Prediction]:
+        """(graph, samples, seed, forces, stress, covariance) -> prediction of a batch."""
         ...
 
     @property
@@ -108,11 +120,15 @@ class Choice(NamedTuple):
 
 
 def choose(potential: Potential, graph: Graph, request: Request) -> Choice:
-    """The cheapest method that gives a deviation for everything that is asked for.
+    """The method that is right furthest from the data, then the cheapest.
 
-    One pass where it can (energies always, forces where `distil_forces` was called), otherwise as
-    many samples as `tolerance` needs.
+    The conditioned posterior where there is one. Otherwise one pass where it can (energies always,
+    forces where `distil_forces` was called), or as many samples as `tolerance` needs.
     """
+    if potential.posterior is not None and isinstance(graph, AtomGraph):
+        samples = DEFAULT_SAMPLES if request.samples == "auto" else request.samples
+        conditioned = replace(request, method="conditioned", samples=samples)
+        return Choice(conditioned, "the potential is conditioned on data")
     sampled = replace(request, method="mc", samples="auto")
     one_pass = replace(request, method="onepass")
     if not isinstance(graph, AtomGraph):
@@ -149,6 +165,15 @@ def predict_graph(potential: Potential, graph: Graph, request: Request) -> Predi
     if request.method == "map":
         outputs = potential.outputs_of(graph, None, 0, request.derivatives)
         return point_prediction(outputs, graph)
+    if request.method == "conditioned":
+        return potential.predict_conditioned(
+            graph,
+            samples=DEFAULT_SAMPLES if request.samples == "auto" else request.samples,
+            seed=request.seed,
+            forces=request.forces,
+            stress=request.stress,
+            covariance=request.covariance,
+        )
     if request.method == "onepass":
         return _in_one_pass(potential, graph, request)
     if request.method == "propagate":

@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Unpack
@@ -21,8 +21,15 @@ from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
 from blips.bayes.noise import FrozenNoise, Noise, SampledNoise
 from blips.bayes.weights import FrozenDraw, NoiseStore, WeightNoise
 from blips.data.graph import AtomGraph, Graph
+from blips.data.labels import Labels
 from blips.errors import InputError
-from blips.members import FrozenMember
+from blips.inference.condition import collect, fit_scale
+from blips.inference.conditioned import member_outputs, predict_conditioned
+from blips.inference.linearise import choose_maps
+from blips.inference.posterior import Coefficients as CoefficientChoice
+from blips.inference.posterior import ConditionedPosterior
+from blips.inference.readout import READOUT, chosen_roles
+from blips.members import FrozenMember, LinearDraw
 from blips.memory import keep_freed_memory
 from blips.methods import Request, Samples, join, predict_within
 from blips.onepass import OnePass, one_pass
@@ -31,6 +38,8 @@ from blips.sampling import MemoryBound, MemoryGauge
 from blips.spread import ForceSpread, distil_spread
 
 Coefficients = Mapping[str, Tensor]
+DIMENSION = 1024  # of the conditioned posterior: more weights are sketched
+ROWS = 48  # force rows of a conditioning structure
 CoefficientFunction = Callable[[Graph], dict[str, Tensor]]
 MakeNoise = Callable[[Coefficients], Noise]
 
@@ -62,6 +71,7 @@ class BayesianPotential(nn.Module):
         settings: what `bayesianize` was called with, for checkpoints.
         calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
         force_spread: what `distil_forces` found, for deviations of forces in one pass.
+        posterior: the conditioned posterior, see `condition`; None before.
     """
 
     def __init__(
@@ -81,6 +91,7 @@ class BayesianPotential(nn.Module):
         self.estimator: str = settings["estimator"]
         self.calibration: dict[str, Calibrator] = {}
         self.force_spread: ForceSpread | None = None
+        self.posterior: ConditionedPosterior | None = None
         weights = sum(self._num_weights.values())
         weight_bytes = weights * next(encoder.parameters()).element_size()
         self._gauge = MemoryGauge(weight_bytes)
@@ -130,9 +141,144 @@ class BayesianPotential(nn.Module):
             derivatives,
         )
 
-    def draw(self, count: int, seed: int = 0) -> list[FrozenMember]:
-        """`count` smooth, conservative potentials drawn from the posterior; a committee."""
-        return [FrozenMember(self, FrozenDraw(seed, member)) for member in range(count)]
+    def condition(
+        self,
+        structures: Iterable[Atoms],
+        *,
+        valid: Sequence[Atoms] | None = None,
+        maps: str | Sequence[str] = READOUT,
+        dimension: int = DIMENSION,
+        rows: int = ROWS,
+        coefficients: CoefficientChoice = "constant",
+        labels: Labels | None = None,
+        seed: int = 0,
+    ) -> ConditionedPosterior:
+        """Condition the noise of weights on structures, in closed form; the means stay.
+
+        Error bars are then small where the structures leave nothing open, and grow away from
+        them. Called again with the same maps, it adds to what was seen before.
+
+        Args:
+            structures: geometries that the potential was trained on, or is trusted on; labels are
+                not looked at. Any iterable: they are read in batches.
+            valid: labelled structures for the scale of the error bars, neither trained nor tested
+                on. None keeps the scale of the last call.
+            maps: "readout" (after the last exchange between atoms), "all" Bayesian maps, or
+                patterns of names.
+            dimension: more weights than this are sketched; memory grows with its square.
+            rows: force rows of a structure; larger structures have so many random sums.
+            coefficients: "constant", or "network": noise in proportion to the (trained) inference
+                network's coefficients.
+            labels: names and units of the labels of `valid`.
+            seed: of the sketch and of random sums.
+
+        Returns:
+            What is kept as `posterior`.
+        """
+        backbone, before = self.backbone, self.posterior
+        if not isinstance(backbone, AtomisticBackbone):
+            raise InputError(f"{type(backbone).__name__} is no potential, it cannot be conditioned")
+        roles, last = chosen_roles(backbone, self.conversion.roles, maps)
+        chosen = choose_maps(backbone, roles, dimension, seed, last=last)
+        if before is not None and (before.maps, before.coefficients) != (chosen, coefficients):
+            raise InputError(
+                "the potential is conditioned already, with other maps, dimension, coefficients "
+                "or seed; set potential.posterior = None to begin anew"
+            )
+        if valid is None and before is None:
+            raise InputError(
+                "condition needs valid=..., labelled structures for the scale of the error bars"
+            )
+        of_network = self.detached_coefficients if coefficients == "network" else None
+        seen = collect(
+            backbone,
+            chosen,
+            structures,
+            rows=rows,
+            seed=seed,
+            first=0 if before is None else before.structures,
+            coefficients_of=of_network,
+        )
+        if before is not None:
+            seen = seen.joined(before.evidence, before.structures, before.numbers)
+        scale = before.scale if before is not None else None
+        if valid is not None or scale is None:
+            scale = fit_scale(
+                backbone,
+                chosen,
+                seen.evidence,
+                list(valid or ()),
+                seed=seed,
+                labels=labels,
+                coefficients_of=of_network,
+            )
+        self.posterior = ConditionedPosterior(
+            chosen, scale, coefficients, seen.structures, seen.numbers, seen.evidence
+        )
+        return self.posterior
+
+    def draw(self, count: int, seed: int = 0, *, method: str = "auto") -> list[FrozenMember]:
+        """`count` smooth, conservative potentials drawn from the posterior; a committee.
+
+        Args:
+            count: number of members.
+            seed: the same seed gives the same members.
+            method: "conditioned" (linear in the noise of a conditioned posterior), "frozen"
+                (weights of the paper's posterior), or "auto": the former where there is one.
+        """
+        return [self.member(number, seed, method=method) for number in range(count)]
+
+    def member(self, number: int, seed: int = 0, *, method: str = "auto") -> FrozenMember:
+        """Member `number` of the committee that `draw` gives."""
+        if method not in ("auto", "conditioned", "frozen"):
+            raise InputError(f"unknown method {method!r}; use auto, conditioned or frozen")
+        if method == "conditioned" or (method == "auto" and self.posterior is not None):
+            return FrozenMember(self, LinearDraw(self.conditioned().draws(number + 1, seed)[-1]))
+        return FrozenMember(self, FrozenDraw(seed, number))
+
+    def conditioned(self) -> ConditionedPosterior:
+        """The conditioned posterior; an error where there is none."""
+        if self.posterior is None:
+            raise InputError(
+                "the potential is not conditioned on data; call potential.condition(structures, "
+                "valid=labelled structures), or blips condition"
+            )
+        return self.posterior
+
+    def linear_members(
+        self, graph: Graph, v: Tensor, **derivatives: Unpack[Derivatives]
+    ) -> Outputs:
+        """Outputs of conditioned members with noise v [K, d], replica-major."""
+        if derivatives.get("create_graph"):
+            raise InputError("members of a conditioned posterior cannot be trained")
+        return member_outputs(
+            self.backbone,
+            self.conditioned(),
+            graph,
+            v,
+            forces=derivatives.get("forces", True),
+            stress=derivatives.get("stress", False),
+            coefficients=self._row_coefficients(graph),
+        )
+
+    def predict_conditioned(self, graph: Graph, **options: Any) -> Prediction:
+        """Prediction of one batch by the conditioned posterior (`blips.inference.conditioned`)."""
+        return predict_conditioned(
+            self.backbone,
+            self.conditioned(),
+            graph,
+            coefficients=self._row_coefficients(graph),
+            **options,
+        )
+
+    def detached_coefficients(self, graph: Graph) -> dict[str, Tensor]:
+        """`coefficients`, without gradients."""
+        with torch.no_grad():
+            return self.coefficients(graph)
+
+    def _row_coefficients(self, graph: Graph) -> dict[str, Tensor] | None:
+        network = self.posterior is not None and self.posterior.coefficients == "network"
+        return self.detached_coefficients(graph) if network else None
 
     def predict(
         self,

@@ -96,8 +96,8 @@ def differentiate(
         return {keys.ENERGY: graph.sum_over_structures(energies), keys.ENERGIES: energies}, []
     volumes = graph.volumes() if stress else None
     with torch.enable_grad():
-        strained, inputs = _differentiable(graph, forces=forces, stress=stress)
-        with _derivatives(first_only=not create_graph):
+        strained, inputs = differentiable(graph, forces=forces, stress=stress)
+        with first_derivatives_only(not create_graph):
             energies = energies_of(strained)
         energy = graph.sum_over_structures(energies)
         gradients = torch.autograd.grad(
@@ -126,7 +126,8 @@ def only_first_derivatives() -> bool:
 
 
 @contextmanager
-def _derivatives(*, first_only: bool) -> Generator[None]:
+def first_derivatives_only(first_only: bool) -> Generator[None]:
+    """Say, within the block, whether what is computed will be differentiated at most once."""
     token = _first_only.set(first_only)
     try:
         yield
@@ -134,7 +135,7 @@ def _derivatives(*, first_only: bool) -> Generator[None]:
         _first_only.reset(token)
 
 
-def _differentiable(
+def differentiable(
     graph: AtomGraph, *, forces: bool, stress: bool
 ) -> tuple[AtomGraph, dict[str, Tensor]]:
     """The graph as a function of fresh leaves: its positions and a strain of each structure."""

@@ -59,6 +59,7 @@ class PaiNN(AtomisticBackbone):
         "blocks.*.update.gates.*": keys.NODE,
         "readout.*": keys.NODE,
     }
+    readout_maps: ClassVar = {"readout.*": keys.NODE}
 
     def __init__(
         self, cutoff: float = 5.0, features: int = 128, blocks: int = 3, num_basis: int = 16

@@ -82,6 +82,11 @@ class SevenNet(E3nnBackbone):
         model = _package("model_build").build_E3_equivariant_model(_config(settings, numbers))
         super().__init__(model, settings["cutoff"], numbers)
         self.modal = None if modal is None else modals[modal]
+        last = settings["num_convolution_layer"] - 1
+        self.readout_maps = {  # the readout itself is linear: with the map of the last messages
+            f"model.{last}_self_interaction_2.*": keys.NODE,
+            "model.reduce_*": keys.NODE,
+        }
         self.hyperparameters = {"settings": settings, "numbers": list(numbers), "modal": modal}
 
     @classmethod

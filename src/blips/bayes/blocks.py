@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from blips.bayes.linear import Kind, sampled_linear
+from blips.bayes.linear import Kind, Product, sampled_linear
 from blips.bayes.noise import Noise
 from blips.errors import InputError
 
@@ -85,6 +85,28 @@ class BlockKind(Kind):
         z = _side_by_side(h, outputs, self.width(layer))
         bias = self.bias(layer)
         return z if bias is None else z + bias
+
+    def products(self, layer: nn.Module, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
+        """One for each block, [rows, 2l + 1, channels]."""
+        return [
+            Product(
+                f"{name}[{k}]",
+                _channels(h[:, block.source], block.dim),
+                block.weight,
+                _channels(gradient[:, block.target], block.dim),
+            )
+            for k, block in enumerate(self.blocks(layer))
+        ]
+
+    def shapes(self, layer: nn.Module, name: str) -> dict[str, tuple[int, ...]]:
+        """[out, in] of each block."""
+        blocks = self.blocks(layer)
+        return {f"{name}[{k}]": tuple(block.weight.shape) for k, block in enumerate(blocks)}
+
+
+def _channels(columns: Tensor, dim: int) -> Tensor:
+    """[rows, channels * dim] -> [rows, dim, channels]."""
+    return columns.reshape(len(columns), -1, dim).mT
 
 
 def _columns(h: Tensor, slices: Sequence[slice]) -> list[Tensor]:

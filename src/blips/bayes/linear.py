@@ -12,8 +12,10 @@ blips a new class with `register_kind`.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
@@ -27,6 +29,15 @@ from blips.bayes.weights import WeightNoise
 from blips.errors import ConversionError, InputError
 
 WeightAndBias = tuple[Tensor, Tensor | None]
+
+
+class Product(NamedTuple):
+    """One matrix applied to the rows of a pass, at the posterior means."""
+
+    name: str  # of the matrix
+    h: Tensor  # [rows, *irrep, in]
+    weight: Tensor  # [out, in]
+    gradient: Tensor  # derivative of a scalar by the rows of the product, [rows, *irrep, out]
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,21 @@ class Kind:
     def sample(self, layer: nn.Module, name: str, h: Tensor, noise: Noise) -> Tensor:
         """Output of the layer for weights drawn by `noise`; the leading axis of h are rows."""
         raise TypeError(f"{type(self).__name__} must say how it samples {self.layer.__name__}")
+
+    def products(self, layer: nn.Module, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
+        """The layer's matrices with their inputs, and the gradients by their outputs.
+
+        Args:
+            layer: what was applied.
+            name: of the layer.
+            h: what it was applied to.
+            gradient: of a scalar by the layer's output.
+        """
+        raise TypeError(f"{type(self).__name__} must name the products of {self.layer.__name__}")
+
+    def shapes(self, layer: nn.Module, name: str) -> dict[str, tuple[int, ...]]:
+        """[out, in] of each matrix, by its name."""
+        raise TypeError(f"{type(self).__name__} must name the matrices of {self.layer.__name__}")
 
 
 def _own_weight_and_bias(layer: nn.Module) -> WeightAndBias:
@@ -81,6 +107,18 @@ class MapKind(Kind):
         coef = noise.coefficients_of(name, h.shape[0])
         weight, bias = self.canonical(layer)
         return self.finish(layer, sampled_linear(layer, name, h, weight, bias, coef, noise))
+
+    def products(self, layer: nn.Module, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
+        """The one matrix; the gradient is taken back through what follows the product."""
+        weight, bias = self.canonical(layer)
+        if self.finish is not _identity:
+            z = F.linear(h, weight, bias)
+            (gradient,) = torch.autograd.grad(self.finish(layer, z), z, gradient, create_graph=True)
+        return [Product(name, h, weight, gradient)]
+
+    def shapes(self, layer: nn.Module, name: str) -> dict[str, tuple[int, ...]]:
+        """[out, in] of the one matrix."""
+        return {name: tuple(self.canonical(layer)[0].shape)}
 
 
 def sampled_linear(

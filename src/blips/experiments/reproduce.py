@@ -22,6 +22,7 @@ STUDIES = {
     "ammonia-choices": "blips.experiments.ammonia_choices",
     "silica": "blips.experiments.silica",
     "matpes": "blips.experiments.matpes",
+    "errorbars": "blips.experiments.errorbars",
 }
 NAMED = ("model", "data")  # options that give results a folder of their own
 

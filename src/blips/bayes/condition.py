@@ -1,0 +1,219 @@
+r"""The Gaussian posterior of weights that have seen data, in closed form.
+
+Outputs are linear in the noise v of the weights, y(x; v) = y(x) + b(x) . v, with the prior
+v ~ N(0, tau^2 I). Rows b of the data, seen with noise of variance s^2, leave
+
+    Lambda = I / tau^2 + sum_rows b b^T / s^2,        Var[y*] = b*^T Lambda^-1 b*
+
+Only r = s^2 / tau^2 decides the shape, and tau the size. With the eigenvalues l_j and eigenvectors
+u_j of G = sum_rows b b^T,
+
+    Lambda^-1 = tau^2 ( I - sum_j u_j u_j^T  l_j / (l_j + r) )
+
+so one decomposition serves every r, and directions that no row reaches keep the prior's tau.
+
+| symbol | variable |
+|---|---|
+| b, rows of the data | `rows`, [n, d] |
+| G | `Evidence.gram()`, [d, d] |
+| l_j, u_j | `Spectrum.values` [m], `Spectrum.vectors` [m, d] |
+| r | `ratio` |
+| tau | `scale` |
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from blips.bayes.random import seeded_generator
+from blips.errors import InputError
+
+NEGLIGIBLE = 1e-15  # eigenvalues below this share of the largest are rounding
+
+
+class Evidence:
+    """What rows b say about the weights: G = sum b b^T, in at most d^2 numbers.
+
+    Fewer rows than dimensions are kept as they are (the kernel form), more as their sum. Sums of
+    two are the evidence of both sets of rows, so it streams, and runs in parallel by adding.
+
+    Args:
+        dimension: d.
+    """
+
+    def __init__(self, dimension: int) -> None:
+        self.dimension = dimension
+        self.count = 0  # rows that were added
+        self._rows: list[Tensor] | None = []  # [n, d] each; None once they are summed
+        self._gram: Tensor | None = None  # [d, d]
+
+    def add(self, rows: Tensor) -> None:
+        """Add rows b, [n, d]."""
+        if rows.ndim != 2 or rows.shape[1] != self.dimension:
+            raise InputError(
+                f"rows of shape {tuple(rows.shape)} do not fit a posterior of {self.dimension} "
+                "coordinates; condition with the same maps and dimension as before"
+            )
+        if not bool(torch.isfinite(rows).all()):
+            raise InputError(
+                "the derivatives of the model by its weights are not finite; do atoms of a "
+                "conditioning structure overlap?"
+            )
+        rows = rows.detach().double()
+        self.count += len(rows)
+        if self._rows is not None:
+            self._rows.append(rows)
+            if self.count < self.dimension:
+                return
+            rows, self._rows = torch.cat(self._rows), None
+        added = rows.T @ rows
+        self._gram = added if self._gram is None else self._gram.add_(added)
+
+    def merge(self, other: "Evidence") -> None:
+        """Add all rows of another evidence."""
+        if other._rows is not None:
+            for rows in other._rows:
+                self.add(rows)
+            return
+        gram = other.gram()
+        if gram.shape[0] != self.dimension:
+            raise InputError(
+                f"a posterior of {gram.shape[0]} coordinates cannot be added to one of "
+                f"{self.dimension}"
+            )
+        self._gram, self._rows = self.gram() + gram, None
+        self.count += other.count
+
+    def gram(self) -> Tensor:
+        """G, [d, d] float64."""
+        if self._rows is None and self._gram is not None:
+            return self._gram
+        rows = self.rows()
+        return rows.T @ rows
+
+    def rows(self) -> Tensor:
+        """Rows whose sum of b b^T is G, [n, d]; those that were added, where they are kept."""
+        if self._rows is None:
+            raise InputError("the rows were summed; ask for gram()")
+        return torch.cat(self._rows) if self._rows else torch.zeros(0, self.dimension).double()
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the rows are kept as they are."""
+        return self._rows is not None
+
+    @property
+    def mean_square(self) -> float:
+        """Mean of |b|^2 over the rows."""
+        if not self.count:
+            return 1.0
+        total = self.rows().square().sum() if self.keeps_rows else self.gram().trace()
+        return float(total) / self.count or 1.0
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors to save; G as its lower triangle."""
+        if self.keeps_rows:
+            return {"rows": self.rows()}
+        lower = torch.tril_indices(self.dimension, self.dimension)
+        return {"gram": self.gram()[lower[0], lower[1]]}
+
+    @classmethod
+    def from_state(cls, dimension: int, count: int, state: dict[str, Tensor]) -> "Evidence":
+        """Inverse of `state`."""
+        evidence = cls(dimension)
+        if "rows" in state:
+            evidence.add(state["rows"])
+        else:
+            lower = torch.tril_indices(dimension, dimension)
+            gram = torch.zeros(dimension, dimension, dtype=torch.float64)
+            gram[lower[0], lower[1]] = state["gram"].double()
+            gram[lower[1], lower[0]] = state["gram"].double()
+            return cls.of_gram(gram, count)
+        evidence.count = count
+        return evidence
+
+    @classmethod
+    def of_gram(cls, gram: Tensor, count: int) -> "Evidence":
+        """Evidence of `count` rows whose sum G is known."""
+        evidence = cls(len(gram))
+        evidence._gram, evidence._rows, evidence.count = gram, None, count
+        return evidence
+
+    def spectrum(self) -> "Spectrum":
+        """Eigenvalues and eigenvectors of G."""
+        if self.keeps_rows:
+            rows = self.rows()
+            values, left = torch.linalg.eigh(rows @ rows.T)  # the kernel form, [n, n]
+            kept = _kept(values)
+            values = values[kept]
+            return Spectrum(values, (left[:, kept] / values.sqrt()).T @ rows)
+        values, vectors = torch.linalg.eigh(self.gram())
+        kept = _kept(values)
+        return Spectrum(values[kept], vectors[:, kept].T.contiguous())
+
+
+def _kept(values: Tensor) -> Tensor:
+    largest = values.max() if len(values) else values.new_zeros(())
+    return values > NEGLIGIBLE * largest.clamp_min(torch.finfo(values.dtype).tiny)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """G = sum_j l_j u_j u_j^T, without the directions that no row reaches."""
+
+    values: Tensor  # [m] float64, positive
+    vectors: Tensor  # [m, d]
+
+    def variances(self, rows: Tensor, ratios: Tensor) -> Tensor:
+        """Var[b . v] / tau^2 of rows [n, d] for each ratio [R], [R, n]."""
+        rows = rows.double()
+        along = (rows @ self.vectors.T).square()  # [n, m]
+        removed = self.values / (self.values + ratios[:, None].double())  # [R, m]
+        whole = rows.square().sum(dim=1)  # [n]
+        return (whole - removed @ along.T).clamp_min(0.0)
+
+    def draws(self, normals: Tensor, ratio: float) -> Tensor:
+        """Samples of N(0, Lambda^-1) / tau out of standard normals, [K, d] -> [K, d]."""
+        shrunk = 1.0 - (ratio / (self.values + ratio)).sqrt()  # [m]
+        along = normals.double() @ self.vectors.T  # [K, m]
+        return normals.double() - (along * shrunk) @ self.vectors
+
+
+@dataclass(frozen=True)
+class GaussianPosterior:
+    """N(0, Lambda^-1) for a ratio r and a scale tau."""
+
+    spectrum: Spectrum
+    ratio: float
+    scale: float
+
+    @cached_property
+    def _factor(self) -> Tensor:
+        """u_j sqrt(l_j / (l_j + r)), [m, d]."""
+        values = self.spectrum.values
+        return self.spectrum.vectors * (values / (values + self.ratio)).sqrt()[:, None]
+
+    def var(self, rows: Tensor) -> Tensor:
+        """Var[b . v] of rows [n, d], [n]."""
+        rows = rows.double()
+        removed = (rows @ self._factor.T).square().sum(dim=1)
+        return self.scale**2 * (rows.square().sum(dim=1) - removed).clamp_min(0.0)
+
+    def draw(self, count: int, seed: int = 0, first: int = 0) -> Tensor:
+        """Samples number `first`, `first` + 1, ... of v, functions of (seed, number), [K, d]."""
+        standard = normals(self.spectrum.vectors.shape[1], count, seed, first)
+        return self.scale * self.spectrum.draws(standard, self.ratio)
+
+
+def normals(dimension: int, count: int, seed: int, first: int = 0) -> Tensor:
+    """Standard normal vectors number `first`, `first` + 1, ..., [K, d] float64."""
+    return torch.stack(
+        [
+            torch.randn(
+                dimension, generator=seeded_generator("conditioned", seed, k), dtype=torch.float64
+            )
+            for k in range(first, first + count)
+        ]
+    )

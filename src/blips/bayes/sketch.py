@@ -1,0 +1,113 @@
+r"""The coordinates that weights are conditioned in: the weights themselves, or a sketch of them.
+
+Weights w = theta + |theta| (P v) with v in R^d. Where the chosen weights are at most `dimension`,
+P is the identity. Otherwise P hashes them into d buckets (count sketch, Charikar et al. 2002):
+weight i shares the noise of bucket h(i), with the sign s(i) = +-1. Inner products of gradients
+survive on average, E[(P^T a) . (P^T b)] = a . b, with a relative error of order 1 / sqrt(d).
+
+The hash is integer arithmetic on (seed, i), the same on every machine and version of torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import prod
+
+import torch
+from torch import Tensor
+
+from blips.errors import InputError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """P of some weight matrices.
+
+    Args:
+        shapes: shape of each matrix, by name, in the order of their coordinates.
+        dimension: largest d.
+        seed: of the hash.
+    """
+
+    shapes: Mapping[str, Shape]
+    dimension: int
+    seed: int = 0
+    _buckets: dict[str, tuple[Tensor, Tensor]] = field(
+        default_factory=dict[str, tuple[Tensor, Tensor]], repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse an empty choice and a dimension that is not positive."""
+        if not self.shapes or self.dimension < 1:
+            raise InputError(
+                f"a sketch needs weights and a positive dimension; got {len(self.shapes)} "
+                f"matrices and dimension {self.dimension}"
+            )
+
+    @property
+    def num_weights(self) -> int:
+        """Number of all weights."""
+        return sum(prod(shape) for shape in self.shapes.values())
+
+    @property
+    def size(self) -> int:
+        """d, the number of coordinates."""
+        return min(self.num_weights, self.dimension)
+
+    def gather(self, v: Tensor, name: str) -> Tensor:
+        """(P v) of one matrix, [K, d] -> [K, *shape]."""
+        bucket, sign = self._bucket_and_sign(name, v.device)
+        return (v.index_select(1, bucket) * sign.to(v)).view(len(v), *self.shapes[name])
+
+    def scatter(self, values: Mapping[str, Tensor]) -> Tensor:
+        """P^T of gradients by all matrices, each [S, *shape], -> [S, d]; differentiable."""
+        out: Tensor | None = None
+        for name, value in values.items():
+            bucket, sign = self._bucket_and_sign(name, value.device)
+            flat = value.flatten(1) * sign.to(value)
+            out = value.new_zeros(len(value), self.size) if out is None else out
+            out = out.index_add(1, bucket, flat)
+        if out is None:
+            raise InputError("none of the chosen maps was applied to these structures")
+        return out
+
+    def _bucket_and_sign(self, name: str, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Bucket [weights] and sign [weights] of every weight of a matrix."""
+        if name not in self._buckets:
+            self._buckets.update(self._all_buckets())
+        if name not in self._buckets:
+            raise InputError(f"{name!r} is none of the conditioned maps: {', '.join(self.shapes)}")
+        bucket, sign = self._buckets[name]
+        return bucket.to(device), sign.to(device)
+
+    def _all_buckets(self) -> dict[str, tuple[Tensor, Tensor]]:
+        index = torch.arange(self.num_weights)
+        if self.num_weights <= self.dimension:
+            bucket, sign = index, torch.ones_like(index)
+        else:
+            bits = _mixed(index + (self.seed << 40))
+            bucket = (bits >> 1) % self.dimension
+            sign = 1 - 2 * (bits & 1)
+        sizes = [prod(shape) for shape in self.shapes.values()]
+        ends = list(accumulate(sizes))
+        return {
+            name: (bucket[end - size : end], sign[end - size : end])
+            for name, size, end in zip(self.shapes, sizes, ends, strict=True)
+        }
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_buckets": {}}
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Well-mixed 62-bit numbers of int64 x (the finaliser of SplitMix64, with 62 bits kept)."""
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        x = (x ^ _shifted(x, shift)) * factor
+    return (x ^ _shifted(x, 31)) & (2**62 - 1)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right."""
+    return (x >> bits) & (2 ** (64 - bits) - 1)

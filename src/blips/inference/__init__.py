@@ -1,0 +1,1 @@
+"""Ways to a prediction with error bars, one file each."""

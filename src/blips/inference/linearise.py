@@ -1,0 +1,315 @@
+r"""Outputs of a model to first order in the noise of chosen weights.
+
+With weights w = theta + sqrt(coef) |theta| (P v) of the chosen maps,
+
+    y(x; v) = y(x) + B(x) v + O(v^2),        B = dy/dv at v = 0
+
+B is taken through the maps as they run: for a map z = h W^T on rows with coefficients `coef`, and
+g = dE/dz, the energy has dE/d(P v) = |W| * sum_rows sqrt(coef) g h^T. The value of y, forces
+included, is the plain model's, bit for bit: the maps run as they are, and are only watched.
+
+Forces are -dE/dr, so their rows and the forces of members are derivatives of the energy's by r:
+
+    rows        b_u = -u . db_E/dr        (a double backward pass for each direction u)
+    members     F_k = F - d(b_E . v_k)/dr     (a backward pass for each k over one forward pass)
+
+In the readout everything else of the network is differentiated once only.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from blips import keys
+from blips.backbones.base import Backbone
+from blips.backbones.derivatives import differentiable, first_derivatives_only
+from blips.bayes.linear import Kind, Product, kind_of
+from blips.bayes.sketch import Sketch
+from blips.data.graph import AtomGraph
+from blips.errors import ConversionError, InputError
+from blips.predict import Outputs
+
+STRUCTURE = "structure"  # row type of maps that act on structures
+
+
+@dataclass(frozen=True)
+class ChosenMaps:
+    """The maps whose weights are conditioned.
+
+    Attributes:
+        roles: row type of each map, by name.
+        sketch: coordinates v of their weights.
+        last: whether the energy of an atom (of a structure) depends on its own rows alone, so that
+            the rest of the network is differentiated once where these maps are twice.
+    """
+
+    roles: Mapping[str, str]
+    sketch: Sketch
+    last: bool
+
+
+def choose_maps(
+    backbone: Backbone, roles: Mapping[str, str], dimension: int, seed: int, *, last: bool
+) -> ChosenMaps:
+    """Coordinates for the weights of these maps (name -> row type) of a backbone."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in roles:
+        layer = backbone.get_submodule(name)
+        shapes |= _kind(layer, name).shapes(layer, name)
+    return ChosenMaps(dict(roles), Sketch(shapes, dimension, seed), last)
+
+
+def _kind(layer: nn.Module, name: str) -> Kind:
+    kind = kind_of(layer) or getattr(layer, "map_kind", None)
+    if kind is None:
+        raise ConversionError(
+            f"{name!r} is a {type(layer).__name__}, which is not known as a linear map; choose "
+            "other maps, or register it with blips.bayes.register_kind"
+        )
+    return kind
+
+
+class _Call(NamedTuple):
+    """One application of a chosen map, as it ran."""
+
+    name: str
+    layer: nn.Module
+    h: Tensor
+    output: Tensor
+    version: int
+
+
+@contextmanager
+def _watched(backbone: Backbone, names: Sequence[str]) -> Iterator[list[_Call]]:
+    """Note inputs and outputs of these maps while they run as they are."""
+    calls: list[_Call] = []
+
+    def note(name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        calls.append(_Call(name, layer, args[0], output, output._version))
+
+    with ExitStack() as stack:
+        for name in names:
+            layer = backbone.get_submodule(name)
+            hook = layer.register_forward_hook(
+                lambda layer, args, output, name=name: note(name, layer, args, output)
+            )
+            stack.callback(hook.remove)
+        yield calls
+
+
+def _gradients(scalar: Tensor, calls: Sequence[_Call]) -> list[Product]:
+    """Every product of the calls with d(scalar)/dz, differentiable."""
+    for call in calls:
+        if call.output._version != call.version:
+            raise ConversionError(
+                f"the output of {call.name!r} is changed in place after it was made, so its "
+                "gradient is not that of the map; choose other maps"
+            )
+    outputs = [call.output for call in calls]
+    found = torch.autograd.grad(scalar, outputs, create_graph=True, materialize_grads=True)
+    return [
+        product
+        for call, gradient in zip(calls, found, strict=True)
+        for product in _kind(call.layer, call.name).products(
+            call.layer, call.name, call.h, gradient
+        )
+    ]
+
+
+class _Source(NamedTuple):
+    """Where the first-order change of a quantity comes from: factor * dT/d(leaf)."""
+
+    products: list[Product]
+    leaf: Tensor
+    factor: Tensor | float
+
+
+class Linearised:
+    """A pass over a batch of structures, and its derivatives by the noise of chosen weights.
+
+    Args:
+        backbone: the model.
+        graph: S structures.
+        maps: whose weights have noise.
+        coefficients: [rows] by map name, where noise depends on the rows; elsewhere it is 1.
+        forces: whether forces will be asked for.
+        stress: whether the stress will be asked for.
+        rows: whether rows of forces or stress will be asked for, not only members.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        graph: AtomGraph,
+        maps: ChosenMaps,
+        *,
+        coefficients: Mapping[str, Tensor] | None = None,
+        forces: bool = True,
+        stress: bool = False,
+        rows: bool = False,
+    ) -> None:
+        self.graph, self.maps = graph, maps
+        self._scale = {name: coef.sqrt() for name, coef in (coefficients or {}).items()}
+        self._row_atoms = backbone.row_atoms(graph)
+        volumes = graph.volumes() if stress else None
+        conservative = backbone.conservative
+        with torch.enable_grad():
+            moved, inputs = differentiable(graph, forces=forces or not stress, stress=stress)
+            once = maps.last and not rows
+            with first_derivatives_only(once), _watched(backbone, list(maps.roles)) as calls:
+                outputs = backbone(moved)
+            if not calls:
+                raise ConversionError("none of the chosen maps ran; choose maps that are used")
+            if keys.ENERGIES in outputs:
+                outputs[keys.ENERGY] = graph.sum_over_structures(outputs[keys.ENERGIES])
+            energy = outputs[keys.ENERGY].sum()
+            self._energy = _gradients(energy, calls)
+            self._sources: dict[str, _Source] = {}
+            if conservative and forces:
+                self._sources[keys.FORCES] = _Source(self._energy, inputs["positions"], -1.0)
+            if conservative and volumes is not None:
+                factor = 1.0 / volumes[:, None, None]
+                self._sources[keys.STRESS] = _Source(self._energy, inputs["strain"], factor)
+            if conservative:
+                self._differentiate(energy, outputs)
+            else:
+                wanted = {keys.FORCES: forces, keys.STRESS: stress}
+                for name in [name for name, asked in wanted.items() if asked]:
+                    leaf = torch.zeros_like(outputs[name]).requires_grad_()
+                    products = _gradients((leaf * outputs[name]).sum(), calls)
+                    self._sources[name] = _Source(products, leaf, 1.0)
+                outputs = {k: v for k, v in outputs.items() if wanted.get(k, True)}
+        self.outputs: Outputs = {name: value.detach() for name, value in outputs.items()}
+
+    def _differentiate(self, energy: Tensor, outputs: Outputs) -> None:
+        """Add forces and stress of the plain model to the outputs."""
+        leaves = [source.leaf for source in self._sources.values()]
+        if not leaves:
+            return
+        found = torch.autograd.grad(energy, leaves, retain_graph=True, materialize_grads=True)
+        for (name, source), gradient in zip(self._sources.items(), found, strict=True):
+            outputs[name] = source.factor * gradient
+
+    def energy_rows(self) -> Tensor:
+        """Rows b of the energies, [S, d] per unit of noise, eV."""
+        return self._rows(self._energy).detach()
+
+    def rows_along(self, quantity: str, directions: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Rows b of u . y for one quantity and each direction u, [S, d].
+
+        Args:
+            quantity: "forces" or "stress".
+            directions: u in the shape of the quantity, [N, 3] or [S, 3, 3]; u . y is summed over
+                each structure.
+        """
+        source = self._sources[quantity]
+        with torch.enable_grad():
+            rows = self._rows(source.products)  # [S, d]
+            dual = torch.zeros_like(rows).requires_grad_()
+            (change,) = torch.autograd.grad(
+                (dual * rows).sum(), source.leaf, create_graph=True, materialize_grads=True
+            )
+            change = source.factor * change  # linear in the dual
+            for direction in directions:
+                (row,) = torch.autograd.grad(
+                    (change * direction.to(change)).sum(),
+                    dual,
+                    retain_graph=True,
+                    materialize_grads=True,
+                )
+                yield row
+
+    def members(self, v: Tensor) -> Outputs:
+        """First-order changes of all outputs for noise v [K, d], [K, ...] of each output."""
+        noise = self._weight_noise(v)
+        of_atoms = self._tangents(self._energy, noise)
+        changes = {keys.ENERGY: of_atoms.detach().T}
+        if self._by_atom:
+            energy = self.graph.sum_over_structures(of_atoms.detach())
+            changes = {keys.ENERGY: energy.T, keys.ENERGIES: of_atoms.detach().T}
+        for name, source in self._sources.items():
+            own = source.products is not self._energy
+            tangents = self._tangents(source.products, noise) if own else of_atoms
+            changes[name] = source.factor * _backward_each(tangents.sum(dim=0), source.leaf)
+        return changes
+
+    @property
+    def _by_atom(self) -> bool:
+        """Whether the change of an atom's energy is the sum over its own rows."""
+        return self.maps.last and all(role == keys.NODE for role in self.maps.roles.values())
+
+    def _weight_noise(self, v: Tensor) -> dict[str, Tensor]:
+        """P v of each matrix, [K, out, in]."""
+        sketch = self.maps.sketch
+        return {name: sketch.gather(v, name) for name in sketch.shapes}
+
+    def _tangents(self, products: list[Product], noise: Mapping[str, Tensor]) -> Tensor:
+        """b . v_k, shared out to atoms where that is possible, else to structures, [N or S, K]."""
+        count = self.graph.num_nodes if self._by_atom else self.graph.num_structures
+        total: Tensor | None = None
+        for product in products:
+            eps = noise[product.name].to(product.weight)  # [K, out, in]
+            deviation = (product.weight.abs() * eps).flatten(0, 1)  # [K out, in]
+            moved = torch.nn.functional.linear(product.h, deviation)  # [rows, *irrep, K out]
+            moved = moved.unflatten(-1, eps.shape[:2]) * product.gradient.unsqueeze(-2)
+            of_rows = moved.flatten(1, -3).sum(dim=(1, 3)) if moved.ndim > 3 else moved.sum(dim=2)
+            of_rows = (of_rows * self._row_scale(product)).double()  # [rows, K]
+            total = of_rows.new_zeros(count, len(eps)) if total is None else total
+            total = total.index_add(0, self._owner(product), of_rows)
+        if total is None:
+            raise InputError("none of the chosen maps was applied to these structures")
+        return total
+
+    def _rows(self, products: list[Product]) -> Tensor:
+        """P^T of |W| sum_rows sqrt(coef) g h^T of each structure, [S, d]."""
+        sums: dict[str, Tensor] = {}
+        for product in products:
+            structure = self._structure_of_rows(product)
+            g = product.gradient * self._row_scale(product).view(-1, *[1] * (product.h.ndim - 1))
+            moved = _sum_of_outer(g, product.h, structure, self.graph.num_structures)
+            moved = moved * product.weight.detach().abs()
+            sums[product.name] = sums.get(product.name, 0.0) + moved
+        return self.maps.sketch.scatter(sums)
+
+    def _row_scale(self, product: Product) -> Tensor:
+        """Root of the coefficients of the rows, [rows, 1]; 1 where there are none."""
+        scale = self._scale.get(product.name.partition("[")[0])
+        return product.h.new_ones(1, 1) if scale is None else scale[:, None]
+
+    def _role(self, product: Product) -> str:
+        return self.maps.roles[product.name.partition("[")[0]]
+
+    def _structure_of_rows(self, product: Product) -> Tensor:
+        """The structure of each row, [rows]."""
+        role = self._role(product)
+        if role == STRUCTURE:
+            return torch.arange(self.graph.num_structures, device=product.h.device)
+        return self.graph.structure.index_select(0, self._row_atoms[role])
+
+    def _owner(self, product: Product) -> Tensor:
+        """What `_tangents` shares a row out to, [rows]."""
+        return self._row_atoms[keys.NODE] if self._by_atom else self._structure_of_rows(product)
+
+
+def _sum_of_outer(g: Tensor, h: Tensor, structure: Tensor, count: int) -> Tensor:
+    """Sum over the rows of each structure, and over irreps, of g h^T, [S, out, in]."""
+    if count == 1:
+        return (g.flatten(0, -2).T @ h.flatten(0, -2))[None]
+    order = structure.argsort(stable=True)
+    sizes = torch.bincount(structure, minlength=count).tolist()
+    parts = zip(g[order].split(sizes), h[order].split(sizes), strict=True)
+    return torch.stack([a.flatten(0, -2).T @ b.flatten(0, -2) for a, b in parts])
+
+
+def _backward_each(scalars: Tensor, leaf: Tensor) -> Tensor:
+    """d(scalar_k)/d(leaf), [K] -> [K, *leaf], a backward pass for each."""
+    return torch.stack(
+        [
+            torch.autograd.grad(scalar, leaf, retain_graph=True, materialize_grads=True)[0]
+            for scalar in scalars
+        ]
+    )

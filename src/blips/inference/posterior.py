@@ -1,0 +1,177 @@
+r"""The posterior that has seen the data: what it is made of, and how it is kept.
+
+    Var[y*] = tau^2 b*^T (I + G / r)^-1 b*  +  floor^2
+
+The first term is epistemic: what the data leave open. The floor is the misfit that remains where
+the data leave nothing open (labels that no weights of this model would fit), and is reported as
+the aleatoric part.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from blips import keys
+from blips.bayes.condition import Evidence, GaussianPosterior, normals
+from blips.bayes.sketch import Sketch
+from blips.errors import CheckpointError, InputError
+from blips.inference.linearise import ChosenMaps
+
+Coefficients = Literal["constant", "network"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The few numbers that labels decide.
+
+    Attributes:
+        ratio: r = s^2 / tau^2, in units of the square of the rows (eV, eV/A).
+        scale: tau, standard deviation of the relative noise of a weight before data.
+        floor: standard deviation of the misfit, by quantity (eV, eV/A, eV/A^3).
+    """
+
+    ratio: float
+    scale: float
+    floor: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no error bar."""
+        numbers = {"ratio": self.ratio, "scale": self.scale, **self.floor}
+        unknown = set(self.floor) - {keys.ENERGY, keys.FORCES, keys.STRESS}
+        bad = {name: value for name, value in numbers.items() if not 0 < value < float("inf")}
+        if unknown or bad:
+            raise InputError(f"no scale of a posterior: {bad or sorted(unknown)}")
+
+
+@dataclass(frozen=True)
+class ConditionedPosterior:
+    """A Gaussian posterior of the weights of some maps, conditioned on structures.
+
+    Attributes:
+        maps: the maps, and the coordinates v of their weights.
+        scale: ratio, scale and floor.
+        coefficients: "constant", or "network": rows have the inference network's coefficients.
+        structures: number of structures that it has seen.
+        numbers: atomic numbers in them.
+        evidence: what they say about the weights; None where only draws were kept.
+        kept_draws: draws of v, [K, d], where there is no evidence.
+    """
+
+    maps: ChosenMaps
+    scale: Scale
+    coefficients: Coefficients
+    structures: int
+    numbers: frozenset[int]
+    evidence: Evidence | None
+    kept_draws: Tensor | None = None
+    _draws: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def gaussian(self) -> GaussianPosterior | None:
+        """N(0, Lambda^-1); None where only draws were kept."""
+        if self.evidence is None:
+            return None
+        return GaussianPosterior(self.evidence.spectrum(), self.scale.ratio, self.scale.scale)
+
+    def draws(self, count: int, seed: int = 0) -> Tensor:
+        """Draws 0, 1, ... of v, functions of (seed, number), [K, d]."""
+        if self.gaussian is None:
+            return self._from_kept(count, seed)
+        kept = self._draws.get(seed)
+        if kept is None or len(kept) < count:
+            self._draws.clear()  # of one seed only: memory
+            kept = self._draws[seed] = self.gaussian.draw(count, seed)
+        return kept[:count]
+
+    def prior_draws(self, count: int, seed: int = 0) -> Tensor:
+        """Draws of v as before any data, [K, d]."""
+        return self.scale.scale * normals(self.maps.sketch.size, count, seed)
+
+    def only_draws(self, count: int, seed: int = 0) -> "ConditionedPosterior":
+        """A small copy that keeps `count` draws in place of the evidence."""
+        return replace(self, evidence=None, kept_draws=self.draws(count, seed).float(), _draws={})
+
+    def _from_kept(self, count: int, seed: int) -> Tensor:
+        kept = self.kept_draws
+        if kept is None or count > len(kept) or seed != 0:
+            have = 0 if kept is None else len(kept)
+            raise InputError(
+                f"{count} draws of seed {seed} were asked for, but this posterior was kept as "
+                f"{have} draws of seed 0; ask for at most {have} samples with seed=0, or condition "
+                "the model on structures"
+            )
+        return kept[:count].double()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the tensors, JSON-able."""
+        return {
+            "roles": dict(self.maps.roles),
+            "shapes": {name: list(shape) for name, shape in self.maps.sketch.shapes.items()},
+            "dimension": self.maps.sketch.dimension,
+            "seed": self.maps.sketch.seed,
+            "last": self.maps.last,
+            "ratio": self.scale.ratio,
+            "scale": self.scale.scale,
+            "floor": dict(self.scale.floor),
+            "coefficients": self.coefficients,
+            "structures": self.structures,
+            "numbers": sorted(self.numbers),
+            "rows": None if self.evidence is None else self.evidence.count,
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of the posterior, by name."""
+        if self.evidence is not None:
+            return self.evidence.state()
+        return {} if self.kept_draws is None else {"draws": self.kept_draws}
+
+    @classmethod
+    def from_dict(
+        cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> "ConditionedPosterior":
+        """Inverse of `to_dict` and `tensors`."""
+        shapes = {name: tuple(shape) for name, shape in content["shapes"].items()}
+        sketch = Sketch(shapes, int(content["dimension"]), int(content["seed"]))
+        evidence = None
+        if content["rows"] is not None:
+            evidence = Evidence.from_state(sketch.size, int(content["rows"]), dict(tensors))
+        elif tensors["draws"].ndim != 2 or tensors["draws"].shape[1] != sketch.size:
+            raise CheckpointError(f"the draws do not fit a posterior of {sketch.size} coordinates")
+        return cls(
+            maps=ChosenMaps(dict(content["roles"]), sketch, bool(content["last"])),
+            scale=Scale(content["ratio"], content["scale"], dict(content["floor"])),
+            coefficients=content["coefficients"],
+            structures=int(content["structures"]),
+            numbers=frozenset(content["numbers"]),
+            evidence=evidence,
+            kept_draws=None if evidence is not None else tensors["draws"],
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ConditionedPosterior":
+        """Itself: nothing of it changes."""
+        return self
+
+    def __str__(self) -> str:
+        """One line for people."""
+        sketch, floor = self.maps.sketch, self.scale.floor
+        misfit = ", ".join(f"{name} {value:.2g}" for name, value in floor.items())
+        return (
+            f"conditioned on {self.structures} structures: {sketch.num_weights} weights of "
+            f"{len(self.maps.roles)} maps in {sketch.size} dimensions, scale "
+            f"{self.scale.scale:.3g}, ratio {self.scale.ratio:.2g}, misfit {misfit}"
+        )
+
+
+def unknown_structures(
+    posterior: ConditionedPosterior, numbers: Tensor, structure: Tensor, count: int
+) -> Tensor:
+    """Structures with an element that the conditioning structures lack, [S] bool."""
+    known = torch.tensor(sorted(posterior.numbers), device=numbers.device)
+    lacking = ~torch.isin(numbers, known)  # [N]
+    found = torch.zeros(count, dtype=torch.bool, device=numbers.device)
+    found[structure[lacking]] = True
+    return found

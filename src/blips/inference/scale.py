@@ -1,0 +1,71 @@
+r"""Ratio, scale and floor of a conditioned posterior, by the likelihood of validation errors.
+
+For one ratio r the variances are tau^2 (q_i + phi), q_i = b_i^T (I + G / r)^-1 b_i. Given phi, the
+likelihood of the errors e_i is largest at tau^2 = mean( e_i^2 / (q_i + phi) ); phi = (floor / tau)^2
+is found on a grid. The errors of one structure hang together, so their mean log-likelihood counts
+once for each structure: the weight of a ratio is exp(-S NLL(r)), and the ratio that is taken is the
+mean of log r under these weights. Where validation data cannot tell ratios apart, it is the middle
+of what they allow.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from blips.errors import InputError
+
+RELATIVE_RATIOS = 10.0 ** np.arange(-10.0, 0.25, 0.5)  # in units of the mean |b|^2 of the rows
+LEAST_FLOOR = 0.02  # of the root mean square error: nothing is certain
+
+Array = np.ndarray
+
+
+class Fit(NamedTuple):
+    """Scale and floor for one ratio, and the mean negative log-likelihood that they reach."""
+
+    nll: float
+    scale: float
+    floor: float
+
+
+def fit_scale_and_floor(var: Array, error: Array) -> Fit:
+    """Scale and floor of largest likelihood.
+
+    Args:
+        var: q_i, variances for a scale of 1, [n].
+        error: e_i, [n].
+    """
+    square = error**2
+    floors = np.concatenate([[0.0], np.median(var) * 10.0 ** np.arange(-4.0, 4.01, 0.125)])
+    best = Fit(np.inf, 1.0, 1.0)
+    for floor in floors:
+        total = np.maximum(var + floor, np.finfo(float).tiny)
+        scale_square = np.mean(square / total)
+        nll = 0.5 * (1.0 + np.log(2 * np.pi * scale_square) + np.mean(np.log(total)))
+        if nll < best.nll:
+            best = Fit(nll, scale_square**0.5, (scale_square * floor) ** 0.5)
+    least = LEAST_FLOOR * float(np.sqrt(square.mean()))
+    return best._replace(floor=max(best.floor, least))
+
+
+def choose_ratio(ratios: Array, nlls: Array, structures: int) -> float:
+    """Mean of log r, weighted by exp(-S NLL(r))."""
+    weights = np.exp(-structures * (nlls - nlls.min()))
+    return float(np.exp(np.average(np.log(ratios), weights=weights)))
+
+
+def fit_floor(var: Array, error: Array, size: Array) -> float:
+    """Floor f of largest likelihood for errors of variance var_i + (f size_i)^2.
+
+    Args:
+        var: known part of the variances, [n].
+        error: e_i, [n].
+        size: what the floor is multiplied with, such as the number of atoms, [n].
+    """
+    root_mean_square = float(np.sqrt(np.mean((error / size) ** 2)))
+    if not root_mean_square > 0:
+        raise InputError("all validation errors are zero, so they say nothing about error bars")
+    floors = root_mean_square * np.concatenate([[LEAST_FLOOR], 10.0 ** np.arange(-1.5, 0.31, 0.05)])
+    total = var + (floors[:, None] * size) ** 2  # [F, n]
+    nll = 0.5 * (np.log(total) + error**2 / total).mean(axis=1)
+    return float(floors[nll.argmin()])
