@@ -12,12 +12,12 @@ PACKAGE = Path(blips.__file__).parent
 # Lower layers first. `bayes` stands beside `data` and `backbones`: it may import errors alone.
 LAYERS = [
     {"errors", "keys"},
-    {"config", "units", "memory", "locks"},
+    {"config", "units", "memory", "locks", "defaults"},
     {"bayes", "data"},
     {"backbones"},
     {"predict"},
     {"sampling", "onepass"},
-    {"adaptive", "spread"},
+    {"adaptive", "spread", "inference"},
     {"methods", "members"},
     {"potential"},
     {"factory", "testing"},

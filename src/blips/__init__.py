@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from blips.potential import BayesianPotential
     from blips.predict import Prediction
     from blips.sim.calculator import Calculator
-    from blips.train.checkpoint import load, save
+    from blips.train.checkpoint import save
     from blips.train.fit import fit
+    from blips.train.load import load
 
 __version__ = "0.1.0"
 
@@ -32,7 +33,7 @@ _LAZY = {
     "Prediction": "blips.predict",
     "bayesianize": "blips.factory",
     "fit": "blips.train.fit",
-    "load": "blips.train.checkpoint",
+    "load": "blips.train.load",
     "save": "blips.train.checkpoint",
 }
 _PACKAGES = ("active", "backbones", "baselines", "bayes", "data", "report", "sim", "train", "uq")

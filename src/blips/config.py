@@ -83,7 +83,7 @@ class WeightsConfig(Section):
 class ScheduleConfig(Section):
     """Learning rate over time."""
 
-    kind: Literal["constant", "plateau", "cosine"] = "constant"
+    kind: Literal["constant", "plateau", "cosine"] = "cosine"
     factor: float = Field(default=0.5, gt=0, lt=1, description="plateau: multiply by this")
     patience: int = Field(default=30, ge=0, description="plateau: epochs without improvement")
     min_lr: float = Field(default=0.0, ge=0)
@@ -93,13 +93,19 @@ class ScheduleConfig(Section):
 class TrainingConfig(Section):
     """The optimisation: loss + kl_weight * KL."""
 
-    epochs: int = Field(default=100, ge=1)
-    batch_size: int = Field(default=32, ge=1)
+    epochs: int = Field(default=300, ge=1)
+    batch_size: int = Field(default=8, ge=1)
     loss: Loss = "mae"
     huber_delta: float = Field(default=0.01, gt=0)
     loss_unit: str = Field(default="eV", description="energy unit of the loss; lambda refers to it")
     energy_per_atom: bool = False
     weights: WeightsConfig = WeightsConfig()
+    noise: bool = Field(
+        default=False, description="train with sampled weights and the KL, the paper's BLIP"
+    )
+    condition: bool = Field(
+        default=True, description="condition the readout on the training data at the end"
+    )
     samples: int = Field(default=4, ge=2, description="of the nll and crps losses")
     kl_weight: float = Field(default=1.0, ge=0, description="lambda")
     kl_reduction: Literal["mean", "elbo"] = "mean"

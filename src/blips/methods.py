@@ -14,6 +14,7 @@ from blips.backbones.derivatives import Derivatives, asked_for
 from blips.bayes import noise as noise_context
 from blips.bayes.propagate import Propagation, parts
 from blips.data.graph import AtomGraph, Graph
+from blips.defaults import SAMPLES
 from blips.errors import InputError, TooLargeError
 from blips.inference.posterior import ConditionedPosterior
 from blips.onepass import OnePass
@@ -23,7 +24,6 @@ from blips.spread import ForceSpread
 
 METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "propagate", "map")
 Samples = int | Literal["auto"]
-DEFAULT_SAMPLES = 16  # everywhere where a number of samples can be given
 
 
 class Potential(Protocol):
@@ -78,8 +78,8 @@ class Potential(Protocol):
 class Request:
     """What is asked of a prediction; the arguments of `BayesianPotential.predict`."""
 
-    method: str = "mc"
-    samples: Samples = 32
+    method: str = "auto"
+    samples: Samples = SAMPLES
     tolerance: float = 0.1
     max_samples: int = 512
     seed: int = 0
@@ -126,10 +126,10 @@ def choose(potential: Potential, graph: Graph, request: Request) -> Choice:
     forces where `distil_forces` was called), or as many samples as `tolerance` needs.
     """
     if potential.posterior is not None and isinstance(graph, AtomGraph):
-        samples = DEFAULT_SAMPLES if request.samples == "auto" else request.samples
+        samples = SAMPLES if request.samples == "auto" else request.samples
         conditioned = replace(request, method="conditioned", samples=samples)
         return Choice(conditioned, "the potential is conditioned on data")
-    sampled = replace(request, method="mc", samples="auto")
+    sampled = replace(request, method="mc")
     one_pass = replace(request, method="onepass")
     if not isinstance(graph, AtomGraph):
         return Choice(sampled, "only sampling gives deviations of positions")
@@ -168,7 +168,7 @@ def predict_graph(potential: Potential, graph: Graph, request: Request) -> Predi
     if request.method == "conditioned":
         return potential.predict_conditioned(
             graph,
-            samples=DEFAULT_SAMPLES if request.samples == "auto" else request.samples,
+            samples=SAMPLES if request.samples == "auto" else request.samples,
             seed=request.seed,
             forces=request.forces,
             stress=request.stress,

@@ -22,6 +22,7 @@ from blips.bayes.noise import FrozenNoise, Noise, SampledNoise
 from blips.bayes.weights import FrozenDraw, NoiseStore, WeightNoise
 from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels
+from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.inference.condition import collect, fit_scale
 from blips.inference.conditioned import member_outputs, predict_conditioned
@@ -38,7 +39,7 @@ from blips.sampling import MemoryBound, MemoryGauge
 from blips.spread import ForceSpread, distil_spread
 
 Coefficients = Mapping[str, Tensor]
-DIMENSION = 1024  # of the conditioned posterior: more weights are sketched
+DIMENSION = 2048  # of the conditioned posterior: more weights are sketched
 ROWS = 48  # force rows of a conditioning structure
 CoefficientFunction = Callable[[Graph], dict[str, Tensor]]
 MakeNoise = Callable[[Coefficients], Noise]
@@ -284,8 +285,8 @@ class BayesianPotential(nn.Module):
         self,
         atoms: Atoms | Sequence[Atoms] | Graph,
         *,
-        samples: Samples = 32,
-        method: str = "mc",
+        samples: Samples = SAMPLES,
+        method: str = "auto",
         seed: int = 0,
         forces: bool = True,
         stress: bool = False,
@@ -301,9 +302,11 @@ class BayesianPotential(nn.Module):
         Args:
             atoms: one structure, many, or a graph.
             samples: K, the number of posterior samples, or "auto": as many as `tolerance` needs.
-            method: "auto" (the cheapest of the following that gives what is asked for, see
-                `blips.methods.choose`; the prediction says which), "mc" (fresh weights for each
-                row), "frozen" (a committee of frozen draws),
+            method: "auto" (the conditioned posterior where there is one, else what
+                `blips.methods.choose` says; the prediction names it), "conditioned" (the plain
+                model's means, deviations of the posterior that has seen the data, see
+                `condition`), "mc" (the paper's posterior, fresh weights for each row), "frozen" (a
+                committee of frozen draws),
                 "onepass" (posterior means, and deviations without sampling: the energy's at first
                 order, the forces' where `distil_forces` was called), "propagate"
                 (variances passed forward, direct models only, a rough estimate) or "map"

@@ -81,7 +81,7 @@ class SelectConfig(Section):
     score: Score = "force_std_max"
     batch: int = Field(default=10, ge=1, description="labels in a round")
     samples: int = Field(default=16, ge=2, description="posterior samples for a candidate")
-    method: Literal["mc", "frozen"] = "frozen"
+    method: Literal["auto", "conditioned", "mc", "frozen"] = "auto"
     diversity: bool = Field(default=True, description="spread the batch over structures' features")
     keep: int = Field(default=10, ge=1, description="best candidates kept, in batches")
     chunk: int = Field(default=64, ge=1, description="candidates screened in one job")

@@ -91,7 +91,7 @@ def errors_on(
 ) -> dict[str, Any]:
     """MAE of energies (per atom) and force components, sigma, and the rank correlation of both."""
     references = References.of(structures)
-    found = potential.predict(structures, samples=samples, seed=seed, method="mc")
+    found = potential.predict(structures, samples=samples, seed=seed)
     result: dict[str, Any] = {"structures": len(structures)}
     if references.energy is not None:
         error = np.abs(found.array("energy") - references.energy)

@@ -71,7 +71,7 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
             mode="frozen" if frozen else "map",
             member=job["walker"],
             samples=GUARD_SAMPLES,
-            method="frozen",
+            method="auto" if model_of(job).posterior is not None else "frozen",
         )
         _set_velocities(atoms, job["temperature"], rng)
         frames: list[tuple[str, dict[str, Any]]] = []

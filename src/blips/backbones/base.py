@@ -38,8 +38,8 @@ class Backbone(nn.Module):
             in one pass then differ between the axes too.
         force_head: name of the module that makes the forces of a direct model out of features of
             the atoms, [N, D] -> [N, 3]: what one pass looks at for their error bars, if it is told.
-        readout_maps: glob pattern of a map's name -> row type, of the maps after the last exchange between
-            atoms, which are conditioned by default; found by trial where it is empty.
+        readout_maps: glob pattern of a map's name -> row type, of the maps after the last exchange
+            between atoms, which are conditioned by default; found by trial where it is empty.
         pretrained: True where the weights are those that a model was released with; `bayesianize`
             then begins with a narrow posterior.
         hyperparameters: constructor arguments, so that a checkpoint can rebuild the model.

@@ -57,7 +57,7 @@ class CHGNet(ForeignBackbone):
         "model.angle_embedding": ANGLE,
         "model.angle_layers.*": ANGLE,
     }
-    readout_maps: ClassVar = {"model.mlp.*": keys.NODE}
+    readout_maps: Mapping[str, str] = {"model.mlp.*": keys.NODE}
     _elements: Tensor
 
     def __init__(self, architecture: Mapping[str, Any] | None = None) -> None:

@@ -57,7 +57,7 @@ class MACE(E3nnBackbone):
     pip_line = "pip install mace-torch==0.3.16"
     # A numbered layer of a network inside an interaction is a network of the distance.
     roles: ClassVar = {"model.interactions.*.*.*[0-9]": keys.EDGE, "model.*": keys.NODE}
-    readout_maps: ClassVar = {"model.readouts.*": keys.NODE}
+    readout_maps: Mapping[str, str] = {"model.readouts.*": keys.NODE}
     _index: Tensor
 
     def __init__(self, settings: Mapping[str, Any], head: str | None = None) -> None:

@@ -53,7 +53,7 @@ class MatterSim(ForeignBackbone):
         "model.final.*": keys.NODE,
         "model.atom_embedding.*": keys.NODE,
     }
-    readout_maps: ClassVar = {"model.final.*": keys.NODE}
+    readout_maps: Mapping[str, str] = {"model.final.*": keys.NODE}
 
     def __init__(self, architecture: Mapping[str, Any] | None = None) -> None:
         model = _package().M3Gnet(device="cpu", **(architecture or {}))

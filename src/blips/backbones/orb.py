@@ -62,7 +62,7 @@ class Orb(ForeignBackbone):
         "model.model._encoder._edge_fn.*": keys.EDGE,
         "model.model._encoder._node_fn.*": keys.NODE,
     }
-    readout_maps: ClassVar = {"model.heads.energy.mlp.*": "structure"}
+    readout_maps: Mapping[str, str] = {"model.heads.energy.mlp.*": "structure"}
     deterministic: Mapping[str, str] = {
         "model.model.gnn_stacks.*_attn": "an attention gate, not a message or update network",
         "model.model._encoder.*": OUTSIDE,
@@ -235,7 +235,7 @@ class DirectOrb(Orb):
     force_head = "model.heads.forces.mlp"
     used_heads = ("energy", "forces", "stress")
     roles: ClassVar = {**Orb.roles, "model.heads.forces.mlp.*": keys.NODE}
-    readout_maps: ClassVar = {
+    readout_maps: Mapping[str, str] = {
         "model.heads.energy.mlp.*": "structure",
         "model.heads.forces.mlp.*": keys.NODE,
         "model.heads.stress.mlp.*": "structure",

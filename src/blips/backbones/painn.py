@@ -21,6 +21,7 @@ Vectors start at zero and only scalars are read out, so the first block has no g
 no a_vv: the same function as with them, without maps that never see data.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -59,7 +60,7 @@ class PaiNN(AtomisticBackbone):
         "blocks.*.update.gates.*": keys.NODE,
         "readout.*": keys.NODE,
     }
-    readout_maps: ClassVar = {"readout.*": keys.NODE}
+    readout_maps: Mapping[str, str] = {"readout.*": keys.NODE}
 
     def __init__(
         self, cutoff: float = 5.0, features: int = 128, blocks: int = 3, num_basis: int = 16

@@ -17,6 +17,7 @@ The activation is the shifted softplus log(1 + e^x) - log 2; the readout is shar
 """
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -53,7 +54,7 @@ class SchNet(AtomisticBackbone):
         "blocks.*.update.*": keys.NODE,
         "readout.*": keys.NODE,
     }
-    readout_maps: ClassVar = {"readout.*": keys.NODE}
+    readout_maps: Mapping[str, str] = {"readout.*": keys.NODE}
 
     def __init__(
         self, cutoff: float = 5.0, features: int = 128, blocks: int = 3, num_basis: int = 20

@@ -21,8 +21,10 @@ so one decomposition serves every r, and directions that no row reaches keep the
 | tau | `scale` |
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -145,13 +147,20 @@ class Evidence:
         """Eigenvalues and eigenvectors of G."""
         if self.keeps_rows:
             rows = self.rows()
-            values, left = torch.linalg.eigh(rows @ rows.T)  # the kernel form, [n, n]
+            values, left = _eigh(rows @ rows.T)  # the kernel form, [n, n]
             kept = _kept(values)
             values = values[kept]
             return Spectrum(values, (left[:, kept] / values.sqrt()).T @ rows)
-        values, vectors = torch.linalg.eigh(self.gram())
+        values, vectors = _eigh(self.gram())
         kept = _kept(values)
         return Spectrum(values[kept], vectors[:, kept].T.contiguous())
+
+
+def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues [n] and eigenvectors, in columns, [n, n]."""
+    eigh = cast(Callable[[Tensor], tuple[Tensor, Tensor]], getattr(torch.linalg, "eigh"))  # noqa: B009
+    values, vectors = eigh(matrix)
+    return values, vectors
 
 
 def _kept(values: Tensor) -> Tensor:

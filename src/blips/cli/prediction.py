@@ -17,6 +17,7 @@ from blips.cli.app import (
     print_json,
     read_known,
 )
+from blips.defaults import SAMPLES
 from blips.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ def predict(
     output: Annotated[Path, typer.Option("--output", "-o", help="extxyz file to write")],
     samples: Annotated[
         str, typer.Option(help="posterior samples; auto: as many as the tolerance needs")
-    ] = "32",
-    method: Annotated[str, typer.Option(help="auto, mc, frozen, onepass, propagate or map")] = "mc",
+    ] = str(SAMPLES),
+    method: Annotated[
+        str, typer.Option(help="auto, conditioned, mc, frozen, onepass, propagate or map")
+    ] = "auto",
     seed: Seed = 0,
     stress: Annotated[bool, typer.Option("--stress", help="also the stress")] = False,
     tolerance: Annotated[
@@ -82,11 +85,64 @@ def _how(prediction: "Prediction") -> str:
 
 
 @app.command()
+def condition(
+    model: Annotated[str, typer.Argument(help="a model of blips, or the name of a released one")],
+    structures: Structures,
+    output: Annotated[Path, typer.Option("--output", "-o", help="model to write")],
+    valid: Annotated[
+        Path | None, typer.Option(help="labelled structures for the scale of the error bars")
+    ] = None,
+    maps: Annotated[
+        list[str] | None, typer.Option(help="readout, all, or patterns of names; repeatable")
+    ] = None,
+    dimension: Annotated[int | None, typer.Option(help="more weights are sketched")] = None,
+    rows: Annotated[int | None, typer.Option(help="force rows of a structure, at most")] = None,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="forget structures of an earlier call")
+    ] = False,
+    draws: Annotated[
+        int | None, typer.Option(help="keep so many draws only: a small file, final")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="of a released model")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="let the weights run code")] = False,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Condition a model's error bars on structures that it was trained on, or is trusted on.
+
+    Geometries are enough, labels are needed in --valid alone. The model's energies and forces stay
+    as they are. Called again on the result, it adds structures to those that were seen before.
+
+    Example: blips condition model.safetensors train.extxyz --valid valid.extxyz -o out.safetensors
+    """
+    from blips.data.structures import check_structures, read_structures
+    from blips.train.checkpoint import save
+    from blips.train.command import conditioned
+
+    given = {"dimension": dimension, "rows": rows, "maps": maps and (maps if maps[1:] else maps[0])}
+    options = {name: value for name, value in given.items() if value is not None}
+    known = None if valid is None else check_structures(read_structures(valid), valid)
+    atoms = check_structures(read_structures(structures), structures)
+    with messages_aside(json):
+        potential = conditioned(
+            model, atoms, known, anew=anew, weights=weights, trust=trust, seed=seed, **options
+        )
+    if draws is not None:
+        potential.posterior = potential.conditioned().only_draws(draws)
+    save(potential, output)
+    if json:
+        print_json({"output": str(output), "posterior": potential.conditioned().to_dict()})
+        return
+    typer.echo(str(potential.posterior))
+    typer.echo(f"model in {output}; predict, evaluate, md and report use its error bars")
+
+
+@app.command()
 def distil(
     model: Model,
     structures: Structures,
     output: Annotated[Path, typer.Option("--output", "-o", help="model to write")],
-    samples: Samples = 64,
+    samples: Samples = SAMPLES,
     refine: Annotated[
         bool, typer.Option(help="train a small network on top; for 16 structures or more")
     ] = False,
@@ -119,7 +175,7 @@ def evaluate(
     model: Model,
     structures: Structures,
     folder: Annotated[Path, typer.Option(help="for metrics.json and figures")] = Path("evaluation"),
-    samples: Samples = 32,
+    samples: Samples = SAMPLES,
     seed: Seed = 0,
     bootstrap: Annotated[int, typer.Option(help="resamples for the intervals")] = 1000,
     json: Json = False,
@@ -154,7 +210,7 @@ def calibrate(
     structures: Structures,
     output: Annotated[Path, typer.Option("--output", "-o", help="calibrated model to write")],
     kind: Annotated[str, typer.Option(help="scale, isotonic or conformal")] = "scale",
-    samples: Samples = 64,
+    samples: Samples = SAMPLES,
     seed: Seed = 0,
     epochs: Annotated[int, typer.Option(help="for models without posterior")] = 30,
     align: Annotated[

@@ -16,6 +16,7 @@ from blips.cli.app import (
     load_bayesian,
     print_json,
 )
+from blips.defaults import SAMPLES
 from blips.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def md(
     reference_limit: Annotated[
         float, _guard_option("--reference-limit", "ask: true force error to go on with, eV/A")
     ] = 0.5,
-    samples: Samples = 32,
+    samples: Samples = SAMPLES,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:

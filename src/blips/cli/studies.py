@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from blips.cli.app import Samples, Seed, app
+from blips.defaults import SAMPLES
 from blips.errors import ConfigError
 
 
@@ -72,7 +73,7 @@ def report(
         list[Path] | None,
         typer.Option(help="labelled structures to predict, instead of the run's own; repeatable"),
     ] = None,
-    samples: Samples = 32,
+    samples: Samples = SAMPLES,
     seed: Seed = 0,
     bootstrap: Annotated[int, typer.Option(help="resamples for the intervals")] = 1000,
     shown: Annotated[int, typer.Option(help="structures of each set in the 3D view")] = 12,

@@ -70,6 +70,10 @@ class AtomData:
         check_indices(indices, len(self))
         return Batch.join([self._sample(index) for index in indices])
 
+    def atoms(self, index: int) -> Atoms:
+        """The structure with this number."""
+        raise NotImplementedError
+
     def _sample(self, index: int) -> Batch:
         """A batch of one structure."""
         raise NotImplementedError
@@ -118,6 +122,10 @@ class StructureData(AtomData):
     def __len__(self) -> int:
         return len(self.structures)
 
+    def atoms(self, index: int) -> Atoms:
+        """The structure with this number."""
+        return self.structures[index]
+
     def _sample(self, index: int) -> Batch:
         sample = self._samples[index]
         if sample is None:
@@ -165,11 +173,15 @@ class StreamedData(AtomData):
             self._bytes -= _num_bytes(oldest)
         return sample
 
-    def _read(self, index: int) -> Batch:
+    def atoms(self, index: int) -> Atoms:
+        """The structure with this number, from the file."""
         if self._file_stamp() != self._stamp:
             raise InputError(f"{self.path}: changed while it was in use; start again")
         with self.path.open("rb") as file:
-            atoms = read_xyz_frame(file, self.path, index, self._offsets)
+            return read_xyz_frame(file, self.path, index, self._offsets)
+
+    def _read(self, index: int) -> Batch:
+        atoms = self.atoms(index)
         return Batch(self._graph(atoms, index), self._targets(atoms, index), (index,))
 
     def _file_stamp(self) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from blips.active.calculators import make_calculator
 from blips.active.campaign import run_campaign
 from blips.active.config import load_campaign
 from blips.active.summary import labels_to_reach
-from blips.experiments.spec import Findings, Layout, Run, RunSpec
+from blips.experiments.spec import BLIP_TRAINING, Findings, Layout, Run, RunSpec
 from blips.experiments.tables import Column, Row, Table
 
 STUDY = "active"
@@ -130,6 +130,8 @@ def execute(run: Run) -> Findings:
         run.spec.settings["campaign"],
         {
             "seed": run.spec.seed,
+            "training": BLIP_TRAINING,
+            "select": {"method": "frozen"},
             "folder": str(run.folder / "campaign"),
             "initial": {"structures": str(data / "pool.extxyz")},
             "explore": {"pool": str(data / "pool.extxyz")},

@@ -13,7 +13,7 @@ from blips.config import ModelConfig
 from blips.data.dataset import StructureData
 from blips.errors import ConfigError
 from blips.experiments.ammonia_data import Data, load_data
-from blips.experiments.spec import Findings, Run
+from blips.experiments.spec import BLIP_TRAINING, Findings, Run
 from blips.factory import bayesianize
 from blips.potential import BayesianPotential
 from blips.predict import Prediction
@@ -101,7 +101,7 @@ def trained(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any]]
         model,
         data.train,
         valid=data.valid,
-        config={"training": settings["training"], "seed": seed},
+        config={"training": {**BLIP_TRAINING, **settings["training"]}, "seed": seed},
         folder=run.folder,
         resume=True,
     )

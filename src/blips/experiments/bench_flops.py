@@ -110,7 +110,7 @@ def _step(model: Any, backbone: AtomisticBackbone, atoms: Any) -> None:
     labelled = atoms.copy()
     forces = 0.1 * labelled.positions
     labelled.calc = SinglePointCalculator(labelled, energy=0.0, forces=forces)
-    config = load_config({"training": {"loss": "huber", "kl_weight": 1e-3}}).training
+    config = load_config({"training": {"loss": "huber", "noise": True, "kl_weight": 1e-3}}).training
     dtype = next(backbone.parameters()).dtype
     batch = StructureData([labelled], backbone.graph_of, dtype=dtype).batch([0])
     objective = Objective(model, config, num_data=100)

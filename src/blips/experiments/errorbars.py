@@ -24,7 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from blips.experiments.errorbars_data import SETS, data_folder
+from blips.experiments.errorbars_data import data_folder
 from blips.experiments.errorbars_run import execute
 from blips.experiments.spec import Layout, RunSpec
 from blips.experiments.tables import Column, Row, Table

@@ -6,7 +6,7 @@
 | nh3-public | first 64 of `train_78` | the other 14 (validation data) | 30, `attack_30a` |
 | acac-100, acac-450 | acetylacetone at 300 K | 300 of `test_MD_300K` | 300 of `test_MD_600K` |
 | ethanol | first 100 of `train` | 300 of `test_MD` | 60, hydrogen pulled off (energies) |
-| si, ge, li | mlearn: bulk dynamics and strained cells | a fifth of these | surfaces and vacancies |
+| si, ge, li | mlearn: bulk dynamics, strained cells | a fifth of these | surfaces, vacancies |
 
 Validation structures are near ones that are neither trained nor tested on. All but `nh3` are read
 from $BLIPS_DATA.
@@ -95,8 +95,10 @@ def _mlearn(element: str) -> NearFar:
     known = [atoms for atoms in everything if atoms.info["group"] not in FAR_GROUPS]
     order = np.random.default_rng(0).permutation(len(known))
     fifth = len(known) // 5
-    near, valid, train = np.split(order, [fifth, fifth + fifth // 2])
-    return NearFar(*([known[k] for k in part] for part in (train, valid, near)), far)
+    first, second = fifth, fifth + fifth // 2
+    parts = {"near": order[:first], "valid": order[first:second], "train": order[second:]}
+    picked = {name: [known[k] for k in part] for name, part in parts.items()}
+    return NearFar(**picked, far=far)
 
 
 SETS: dict[str, Callable[[], NearFar]] = {

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from ase import Atoms
+from scipy.stats import norm
 
 from blips import baselines
 from blips.backbones.base import Backbone
@@ -24,6 +26,7 @@ from blips.train.objective import Model
 from blips.uq.report import References, assess, recalibrate
 
 Uncertain = BayesianPotential | Baseline
+LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
 Metrics = dict[str, dict[str, float | None]]
 ON_FEATURES: Any = {"llpr": baselines.LastLayerRigidity, "gmm": baselines.EmbeddingMixture}
 
@@ -43,7 +46,20 @@ def execute(run: Run) -> Findings:
         tested = structures[: settings["tested"]]
         found = _predict(model, tested, options)
         metrics |= measure(found, tested, settings["bootstrap"], where)
+        if (curve := covered(found, tested)) is not None:
+            details.setdefault("covered", {})[where] = curve
+    if isinstance(model, BayesianPotential) and model.posterior is not None:
+        details["posterior"] = str(model.posterior)
     return Findings(metrics, details)
+
+
+def covered(prediction: Prediction, structures: Sequence[Atoms]) -> list[float] | None:
+    """Share of force components within the central interval of each of `LEVELS`."""
+    target = References.of(structures).forces
+    if prediction.forces_total_std is None or target is None:
+        return None
+    z = np.abs(prediction.array("forces") - target) / np.maximum(prediction.forces_total_std, 1e-6)
+    return [float((z < norm.ppf(0.5 + level / 2)).mean()) for level in LEVELS]
 
 
 def trained(run: Run, data: NearFar) -> tuple[Backbone | Uncertain, dict[str, Any]]:

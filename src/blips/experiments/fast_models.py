@@ -11,7 +11,7 @@ from ase import Atoms
 from blips.backbones import PaiNN, build, load
 from blips.data.ammonia import load_ammonia
 from blips.experiments import silica_data
-from blips.experiments.demo import BACKBONE, NUM_TRAIN, TRAINING
+from blips.experiments.demo import BACKBONE, BLIP_TRAINING, NUM_TRAIN
 from blips.experiments.fast_data import MakeSets, ammonia_sets, crystal_sets, mixed_sets, turned
 from blips.factory import bayesianize
 from blips.potential import BayesianPotential
@@ -104,7 +104,7 @@ def _train(
     **settings: Any,
 ) -> None:
     """Fit as the demo does, but for these settings; in `folder`, where it goes on if stopped."""
-    config = {"training": {**TRAINING, **settings}, "seed": seed}
+    config = {"training": {**BLIP_TRAINING, **settings}, "seed": seed}
     fit(model, train, valid=valid, config=config, folder=folder, resume=True)
 
 

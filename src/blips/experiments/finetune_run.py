@@ -28,7 +28,7 @@ from blips.baselines import DeepEnsemble, predict_plain
 from blips.config import ModelConfig, RunConfig
 from blips.errors import ConfigError
 from blips.experiments.silica_data import Data, load_data
-from blips.experiments.spec import Findings, Run
+from blips.experiments.spec import BLIP_TRAINING, Findings, Run
 from blips.factory import bayesianize
 from blips.potential import BayesianPotential
 from blips.predict import Prediction
@@ -88,7 +88,7 @@ def finetuned(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any
         model,
         data.train[: settings["data"].get("afterwards")],
         valid=data.valid,
-        config={"training": settings["training"], "seed": seed},
+        config={"training": {**BLIP_TRAINING, **settings["training"]}, "seed": seed},
         folder=run.folder,
         resume=True,
     )

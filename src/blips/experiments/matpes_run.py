@@ -22,7 +22,7 @@ from blips.data.structures import read_structures
 from blips.errors import ConfigError
 from blips.experiments.finetune_run import BATCH_SIZE, Metrics, measure
 from blips.experiments.matpes_data import Parts, write_parts
-from blips.experiments.spec import Findings, Run
+from blips.experiments.spec import BLIP_TRAINING, Findings, Run
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import load
 from blips.train.command import build_model
@@ -65,7 +65,7 @@ def campaign_config(run: Run, parts: Parts) -> CampaignConfig:
     return CampaignConfig.model_validate(
         {
             "model": {**settings["model"], "bayes": settings["bayes"]},
-            "training": settings["training"],
+            "training": {**BLIP_TRAINING, **settings["training"]},
             "valid": settings["valid"],
             "retrain": "continue",
             "reference_energies": "none",
@@ -136,7 +136,7 @@ def _plain_rounds(run: Run) -> Iterator[tuple[int, Backbone]]:
             structures,
             valid=settings["valid"],
             config={
-                "training": settings["training"],
+                "training": {**BLIP_TRAINING, **settings["training"]},
                 "seed": run.spec.seed,
                 "data": {"reference_energies": "none"},
             },

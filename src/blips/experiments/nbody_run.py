@@ -12,7 +12,7 @@ from blips.config import ModelConfig
 from blips.data.dataset import ParticleData
 from blips.data.nbody import NBodySplit, generate, load_nbody
 from blips.errors import ConfigError
-from blips.experiments.spec import Findings, Run
+from blips.experiments.spec import BLIP_TRAINING, Findings, Run
 from blips.potential import BayesianPotential
 from blips.predict import Prediction
 from blips.train.checkpoint import load
@@ -107,7 +107,7 @@ def _trained(run: Run, data: Mapping[str, ParticleData]) -> tuple[Trained, dict[
         plain = [member for member in members if isinstance(member, Backbone)]
         return DeepEnsemble.of(plain), {"members": list(run.needs)}
     model = build_method(settings, seed)
-    config = {"training": settings["training"], "seed": seed}
+    config = {"training": {**BLIP_TRAINING, **settings["training"]}, "seed": seed}
     result = fit(
         model, data["train"], valid=data["valid"], config=config, folder=run.folder, resume=True
     )

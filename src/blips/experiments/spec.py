@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 HASH_DIGITS = 10
+BLIP_TRAINING = {"noise": True, "condition": False}
+"""What training in the paper's studies has beside their settings: they are about BLIP's noise."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from blips.inference.rows import components, force_rows, random_sums
 from blips.inference.scale import (
     RELATIVE_RATIOS,
     choose_ratio,
+    fit_factor,
     fit_floor,
     fit_scale_and_floor,
 )
@@ -154,10 +155,12 @@ def fit_scale(
     near = int(np.abs(np.log(ratios / ratio)).argmin())
     ratio, best = float(ratios[near]), fits[near]
     floor = {keys.FORCES: best.floor} if keys.FORCES in has else {}
+    factor = 1.0
     if keys.ENERGY in has:
         var = best.scale**2 * found.energy.var[near]
-        floor[keys.ENERGY] = fit_floor(var, found.energy.error, found.sizes)
-    return Scale(ratio, best.scale, floor)
+        factor = fit_factor(var, found.energy.error)
+        floor[keys.ENERGY] = fit_floor(factor**2 * var, found.energy.error, found.sizes)
+    return Scale(ratio, best.scale, floor, factor)
 
 
 def keys_of(valid: Sequence[Atoms], labels: Labels | None) -> list[str]:

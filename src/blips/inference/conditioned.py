@@ -5,7 +5,8 @@ is v = 0, so deviations are taken from the plain model's outputs, with K in the 
 
     std = sqrt( 1/K sum_k (y_k - y)^2 )
 
-The energy's is exact, b_E^T Lambda^-1 b_E, wherever the posterior has more than draws.
+The energy's is exact, b_E^T Lambda^-1 b_E, wherever the posterior has more than draws. Deviations
+of energies have the posterior's `energy_factor` on top, which validation energies decide.
 """
 
 import warnings
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from ase.data import chemical_symbols
 from torch import Tensor
@@ -71,13 +73,17 @@ def predict_conditioned(
         for name, change in changes.items()
     }
     arrays |= _exact_energy_std(linearised, posterior, unknown)
+    for name in (keys.ENERGY, keys.ENERGIES):
+        if f"{name}_std" in arrays:
+            arrays[f"{name}_std"] = posterior.scale.energy_factor * arrays[f"{name}_std"]
     if covariance and forces:
         cov = torch.einsum("kna,knb->nab", *[changes[keys.FORCES].double()] * 2) / samples
         arrays["forces_cov"] = cov.cpu().numpy()
     mean = point_prediction(linearised.outputs, graph, method="conditioned")
     for name, floor in posterior.scale.floor.items():
         if f"{name}_std" in arrays:
-            arrays[f"{name}_aleatoric_std"] = 0.0 * arrays[f"{name}_std"] + floor
+            size = mean.n_atoms if name == keys.ENERGY else np.ones_like(arrays[f"{name}_std"])
+            arrays[f"{name}_aleatoric_std"] = floor * size
     return replace(mean, samples=samples, **arrays)
 
 

@@ -95,7 +95,7 @@ def _watched(backbone: Backbone, names: Sequence[str]) -> Iterator[list[_Call]]:
         for name in names:
             layer = backbone.get_submodule(name)
             hook = layer.register_forward_hook(
-                lambda layer, args, output, name=name: note(name, layer, args, output)
+                lambda layer, args, output, name=name: note(name, layer, args, output)  # pyright: ignore[reportArgumentType]
             )
             stack.callback(hook.remove)
         yield calls
@@ -248,7 +248,7 @@ class Linearised:
         return {name: sketch.gather(v, name) for name in sketch.shapes}
 
     def _tangents(self, products: list[Product], noise: Mapping[str, Tensor]) -> Tensor:
-        """b . v_k, shared out to atoms where that is possible, else to structures, [N or S, K]."""
+        """B . v_k, shared out to atoms where that is possible, else to structures, [N or S, K]."""
         count = self.graph.num_nodes if self._by_atom else self.graph.num_structures
         total: Tensor | None = None
         for product in products:

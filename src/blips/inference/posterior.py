@@ -31,16 +31,19 @@ class Scale:
     Attributes:
         ratio: r = s^2 / tau^2, in units of the square of the rows (eV, eV/A).
         scale: tau, standard deviation of the relative noise of a weight before data.
-        floor: standard deviation of the misfit, by quantity (eV, eV/A, eV/A^3).
+        floor: standard deviation of the misfit, by quantity (eV/atom, eV/A, eV/A^3).
+        energy_factor: what deviations of energies are multiplied with, at least 1.
     """
 
     ratio: float
     scale: float
     floor: Mapping[str, float]
+    energy_factor: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse what makes no error bar."""
-        numbers = {"ratio": self.ratio, "scale": self.scale, **self.floor}
+        numbers = {"ratio": self.ratio, "scale": self.scale, "factor": self.energy_factor}
+        numbers |= self.floor
         unknown = set(self.floor) - {keys.ENERGY, keys.FORCES, keys.STRESS}
         bad = {name: value for name, value in numbers.items() if not 0 < value < float("inf")}
         if unknown or bad:
@@ -96,15 +99,18 @@ class ConditionedPosterior:
         return replace(self, evidence=None, kept_draws=self.draws(count, seed).float(), _draws={})
 
     def _from_kept(self, count: int, seed: int) -> Tensor:
+        """The kept draws; of other seeds than 0 orthonormal mixtures of them, draws as well."""
         kept = self.kept_draws
-        if kept is None or count > len(kept) or seed != 0:
+        if kept is None or count > len(kept):
             have = 0 if kept is None else len(kept)
             raise InputError(
-                f"{count} draws of seed {seed} were asked for, but this posterior was kept as "
-                f"{have} draws of seed 0; ask for at most {have} samples with seed=0, or condition "
-                "the model on structures"
+                f"{count} draws were asked for, but this posterior was kept as {have}; ask for at "
+                f"most {have} samples, or condition the model on structures"
             )
-        return kept[:count].double()
+        if seed == 0:
+            return kept[:count].double()
+        mixture, _ = torch.linalg.qr(normals(len(kept), len(kept), seed))
+        return mixture[:count] @ kept.double()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the tensors, JSON-able."""
@@ -117,6 +123,7 @@ class ConditionedPosterior:
             "ratio": self.scale.ratio,
             "scale": self.scale.scale,
             "floor": dict(self.scale.floor),
+            "energy_factor": self.scale.energy_factor,
             "coefficients": self.coefficients,
             "structures": self.structures,
             "numbers": sorted(self.numbers),
@@ -143,7 +150,12 @@ class ConditionedPosterior:
             raise CheckpointError(f"the draws do not fit a posterior of {sketch.size} coordinates")
         return cls(
             maps=ChosenMaps(dict(content["roles"]), sketch, bool(content["last"])),
-            scale=Scale(content["ratio"], content["scale"], dict(content["floor"])),
+            scale=Scale(
+                content["ratio"],
+                content["scale"],
+                dict(content["floor"]),
+                content["energy_factor"],
+            ),
             coefficients=content["coefficients"],
             structures=int(content["structures"]),
             numbers=frozenset(content["numbers"]),

@@ -1,4 +1,4 @@
-"""Which maps are conditioned: the readout of a backbone, all Bayesian maps, or those of patterns."""
+"""Which maps are conditioned: the readout of a backbone, all Bayesian maps, or some by name."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -76,7 +76,7 @@ def _found_readout(backbone: Backbone, roles: Mapping[str, str]) -> dict[str, st
     outputs: dict[str, list[Tensor]] = {}
     handles = [
         backbone.get_submodule(name).register_forward_hook(
-            lambda _layer, _args, z, name=name: outputs.setdefault(name, []).append(z)
+            lambda _layer, _args, z, name=name: outputs.setdefault(name, []).append(z)  # pyright: ignore[reportArgumentType]
         )
         for name, role in roles.items()
         if role == keys.NODE

@@ -25,7 +25,7 @@ class Directions(NamedTuple):
 def random_sums(
     graph: AtomGraph, count: int, generators: Sequence[torch.Generator]
 ) -> Iterator[Directions]:
-    """`count` random directions with components +-1 / sqrt(count), a generator for each structure."""
+    """`count` random directions with components +-1 / sqrt(count); a generator each structure."""
     atoms = torch.bincount(graph.structure, minlength=graph.num_structures)  # [S]
     everywhere = torch.ones(graph.num_structures, dtype=torch.bool)
     for _ in range(count):

@@ -1,11 +1,14 @@
 r"""Ratio, scale and floor of a conditioned posterior, by the likelihood of validation errors.
 
-For one ratio r the variances are tau^2 (q_i + phi), q_i = b_i^T (I + G / r)^-1 b_i. Given phi, the
-likelihood of the errors e_i is largest at tau^2 = mean( e_i^2 / (q_i + phi) ); phi = (floor / tau)^2
-is found on a grid. The errors of one structure hang together, so their mean log-likelihood counts
-once for each structure: the weight of a ratio is exp(-S NLL(r)), and the ratio that is taken is the
-mean of log r under these weights. Where validation data cannot tell ratios apart, it is the middle
-of what they allow.
+For one ratio r the variances are tau^2 (q_i + phi), q_i = b_i^T (I + G / r)^-1 b_i. Given phi =
+(floor / tau)^2, the likelihood of the errors e_i is largest at tau^2 = mean( e_i^2 / (q_i + phi) );
+phi is found on a grid. The errors of one structure hang together, so their mean log-likelihood
+counts once for each structure: the weight of a ratio is exp(-S NLL(r)), and the ratio that is taken
+is the mean of log r under these weights. Where validation data cannot tell ratios apart, it is the
+middle of what they allow.
+
+Energies take the scale of the forces times a factor of at least one: errors of energies that the
+forces' scale does not explain grow away from the data, as epistemic ones do, so they are no floor.
 """
 
 from typing import NamedTuple
@@ -15,6 +18,7 @@ import numpy as np
 from blips.errors import InputError
 
 RELATIVE_RATIOS = 10.0 ** np.arange(-10.0, 0.25, 0.5)  # in units of the mean |b|^2 of the rows
+LARGEST_FACTOR = 4.0  # of energies: an offset of all energies is no sign of wider error bars
 LEAST_FLOOR = 0.02  # of the root mean square error: nothing is certain
 
 Array = np.ndarray
@@ -52,6 +56,19 @@ def choose_ratio(ratios: Array, nlls: Array, structures: int) -> float:
     """Mean of log r, weighted by exp(-S NLL(r))."""
     weights = np.exp(-structures * (nlls - nlls.min()))
     return float(np.exp(np.average(np.log(ratios), weights=weights)))
+
+
+def fit_factor(var: Array, error: Array) -> float:
+    """Factor on the deviations of largest likelihood, between 1 and `LARGEST_FACTOR`.
+
+    Args:
+        var: variances, [n].
+        error: e_i, [n].
+    """
+    positive = var > 0
+    if not positive.any():
+        return 1.0
+    return float(np.clip(np.sqrt(np.mean(error[positive] ** 2 / var[positive])), 1, LARGEST_FACTOR))
 
 
 def fit_floor(var: Array, error: Array, size: Array) -> float:

@@ -9,6 +9,7 @@ from ase import Atoms
 
 from blips.backbones.base import Backbone
 from blips.baselines import predict_plain
+from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.potential import BayesianPotential
 from blips.predict import Prediction
@@ -28,7 +29,7 @@ def write_report(
     output: str | Path,
     *,
     structures: Sequence[str | Path] = (),
-    samples: int = 32,
+    samples: int = SAMPLES,
     seed: int = 0,
     bootstrap: int = 1000,
     shown: int = 12,
@@ -101,6 +102,8 @@ def _lead(model: Saveable, samples: int) -> str:
     known = ", ".join(model.calibration)
     calibrated = f"calibrated for {known}" if known else "not calibrated"
     if isinstance(model, BayesianPotential):
+        if model.posterior is not None:
+            return f"{backbone}, {model.posterior}. Means of the plain model; {samples} draws."
         return f"A Bayesian {backbone}, {calibrated}; means and sigmas of {samples} samples."
     return f"A {type(model).__name__} of {backbone}, {calibrated}."
 

@@ -1,6 +1,6 @@
 """ASE calculator: energies, forces and stress with their standard deviations.
 
-    atoms.calc = blips.Calculator(potential)              # means and deviations of 32 samples
+    atoms.calc = blips.Calculator(potential)              # means and deviations at every call
     atoms.calc = blips.Calculator(potential, mode="map", every=10)    # for MD
     atoms.calc = blips.Calculator(potential, mode="frozen", member=3) # for phonons, a committee
 
@@ -9,8 +9,9 @@
 | mc | means of posterior samples | at every call |
 | map | posterior means, the base model's cost | of samples, at every n-th call and when asked for |
 | frozen | one draw of the weights: smooth and conservative | as for map |
+| conditioned | the plain model | of the posterior that has seen the data, at every call |
 | onepass | posterior means | at every call, without sampling; forces after `distil_forces` |
-| auto | as `predict(method="auto")` chooses: as onepass, or as mc if stress is asked | always |
+| auto (default) | as `predict(method="auto")` chooses: conditioned where it can | always |
 """
 
 from typing import Any
@@ -22,16 +23,15 @@ from ase.calculators.calculator import all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from blips import keys
-from blips.bayes.weights import FrozenDraw
+from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.members import FrozenMember
 from blips.methods import Samples
 from blips.potential import BayesianPotential
 from blips.predict import Prediction
 from blips.sim.properties import UNCERTAINTIES, annotate
 
-MODES = ("mc", "map", "frozen", "onepass", "auto")
-ALWAYS_UNCERTAIN = ("mc", "onepass", "auto")  # deviations come with every energy
+MODES = ("auto", "conditioned", "mc", "map", "frozen", "onepass")
+ALWAYS_UNCERTAIN = ("auto", "conditioned", "mc", "onepass")  # deviations come with every energy
 
 
 class Calculator(ASECalculator):
@@ -39,7 +39,7 @@ class Calculator(ASECalculator):
 
     Args:
         potential: made by `blips.bayesianize` or `blips.load`.
-        mode: "mc", "map", "frozen", "onepass" or "auto", see above.
+        mode: "auto", "conditioned", "mc", "map", "frozen" or "onepass", see above.
         samples: posterior samples (or "auto") behind uncertainties (and the means of "mc").
         every: "map" and "frozen": also work out the uncertainties at every n-th new structure;
             0 for only when they are asked for.
@@ -61,13 +61,13 @@ class Calculator(ASECalculator):
     def __init__(
         self,
         potential: BayesianPotential,
-        mode: str = "mc",
+        mode: str = "auto",
         *,
-        samples: Samples = 32,
+        samples: Samples = SAMPLES,
         every: int = 0,
         member: int = 0,
         seed: int = 0,
-        method: str = "mc",
+        method: str = "auto",
         **options: Any,
     ) -> None:
         if not isinstance(potential, BayesianPotential):
@@ -82,12 +82,12 @@ class Calculator(ASECalculator):
         super().__init__()
         self.potential = potential
         self._always = mode in ALWAYS_UNCERTAIN
-        method = mode if mode in ("onepass", "auto") else method
+        method = mode if mode in ALWAYS_UNCERTAIN else method
         self.samples: Samples = samples
         self.mode, self.every = mode, every
         self.member, self.seed, self.method, self.options = member, seed, method, options
         self.structures_seen = 0
-        self._member = FrozenMember(potential, FrozenDraw(seed, member))
+        self._member = potential.member(member, seed) if mode == "frozen" else None
 
     def calculate(
         self,
@@ -122,7 +122,7 @@ class Calculator(ASECalculator):
         return keys.STRESS in self.results
 
     def _without_sampling(self, atoms: Atoms, stress: bool) -> Prediction:
-        if self.mode == "frozen":
+        if self._member is not None:
             return self._member.predict(atoms, stress=stress)
         return self.potential.predict(atoms, method="map", stress=stress)
 

@@ -22,6 +22,7 @@ from ase.md.verlet import VelocityVerlet
 from ase.units import fs
 
 from blips.data.structures import replacing
+from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.potential import BayesianPotential
 from blips.sim.calculator import Calculator
@@ -61,7 +62,7 @@ class MDSettings:
     friction: float = 10.0
     mode: str = "map"
     member: int = 0
-    samples: int = 32
+    samples: int = SAMPLES
     every: int = 10
     action: str = "stop"
     reference_limit: float = 0.5

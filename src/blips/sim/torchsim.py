@@ -19,12 +19,11 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.foreign import require
-from blips.bayes.weights import FrozenDraw
+from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.members import FrozenMember
 from blips.potential import BayesianPotential
 from blips.predict import Prediction
-from blips.sim.calculator import MODES
+from blips.sim.calculator import ALWAYS_UNCERTAIN, MODES
 from blips.sim.guard import Finding, Guard
 from blips.sim.properties import UNCERTAINTIES
 
@@ -44,14 +43,14 @@ PER_ATOM = (keys.FORCES, keys.FORCES_UNCERTAINTY)
 class TorchSimModel(ModelInterface):
     """A Bayesian potential as a model of TorchSim; eV, eV/A, eV/A^3.
 
-    The outputs are `energy` [S], `forces` [N, 3] and, if asked for, `stress` [S, 3, 3]; in mode
-    "mc" also their `*_uncertainty`. A structure whose positions are no finite numbers gets NaN and
-    leaves the others alone.
+    The outputs are `energy` [S], `forces` [N, 3] and, if asked for, `stress` [S, 3, 3]; in modes
+    that are methods of prediction also their `*_uncertainty`. A structure whose positions are no
+    finite numbers gets NaN and leaves the others alone.
 
     Args:
         potential: made by `blips.bayesianize` or `blips.load`.
-        mode: "map" (posterior means, the base model's cost), "frozen" (one draw of the weights) or
-            "mc" (means and deviations of samples at every step).
+        mode: "map" (posterior means, the base model's cost), "frozen" (one member), or a method of
+            `BayesianPotential.predict` (means and deviations at every step).
         samples: posterior samples behind uncertainties.
         member: "frozen": number of the draw.
         seed: of all noise.
@@ -65,10 +64,10 @@ class TorchSimModel(ModelInterface):
         potential: BayesianPotential,
         mode: str = "map",
         *,
-        samples: int = 16,
+        samples: int = SAMPLES,
         member: int = 0,
         seed: int = 0,
-        method: str = "mc",
+        method: str = "auto",
         compute_stress: bool = False,
         **options: Any,
     ) -> None:
@@ -81,9 +80,10 @@ class TorchSimModel(ModelInterface):
         if mode not in MODES:
             raise InputError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
         self.potential = potential
-        self.mode, self.samples, self.seed, self.method = mode, samples, seed, method
+        self.mode, self.samples, self.seed = mode, samples, seed
+        self.method = mode if mode in ALWAYS_UNCERTAIN else method
         self.options = options
-        self._member = FrozenMember(potential, FrozenDraw(seed, member))
+        self._member = potential.member(member, seed) if mode == "frozen" else None
         self._dtype, self._device = STATE_DTYPE, next(potential.parameters()).device
         self._compute_forces, self._compute_stress = True, compute_stress
 
@@ -92,12 +92,13 @@ class TorchSimModel(ModelInterface):
         state = state if isinstance(state, ts.SimState) else ts.SimState(**state)
         structures = state.to_atoms()
         stress = self._compute_stress
-        if self.mode == "mc":
+        if self.mode in ALWAYS_UNCERTAIN:
             return self._tensors(structures, lambda some: self._sampled(some, stress))
-        if self.mode == "frozen":
+        member = self._member
+        if member is not None:
             return self._tensors(
                 structures,
-                lambda some: self._member.predict(some, stress=stress, batch_size=len(some)),
+                lambda some: member.predict(some, stress=stress, batch_size=len(some)),
             )
         return self._tensors(
             structures,

@@ -23,12 +23,15 @@ from blips.backbones import build, family_of
 from blips.backbones.base import Backbone
 from blips.errors import BlipsError, CheckpointError
 from blips.factory import bayesianize
+from blips.inference.linearise import choose_maps
+from blips.inference.posterior import ConditionedPosterior
 from blips.potential import BayesianPotential
 from blips.spread import ForceSpread
 from blips.train.wrapper import Wrapper
 from blips.uq.calibration import calibrator_from_dict
 
 FORMAT = "blips-1"
+POSTERIOR = "posterior."  # prefix of the conditioned posterior's tensors
 HEADER_LENGTH_BYTES = 8
 
 Saveable = BayesianPotential | Backbone | Wrapper
@@ -44,15 +47,23 @@ def save(potential: Saveable, path: str | Path) -> Path:
             "build it again; keep the weights, torch.save(model.state_dict(), file), and give "
             "them to a model that you build as you built this one, with its load_state_dict"
         )
-    return write_tensors(path, potential.state_dict(), {"model": description})
+    return write_tensors(path, state_of(potential), {"model": description})
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
     """Read a model written by `save`: a Bayesian potential, a plain backbone or a baseline."""
     tensors, header = read_tensors(path)
     model = rebuild(header.get("model"), path)
-    restore(model, tensors, path)
+    restore(model, tensors, path, header)
     return model.to(device)
+
+
+def state_of(model: Saveable) -> dict[str, Tensor]:
+    """Weights, and the tensors of the conditioned posterior behind their own prefix."""
+    tensors = dict(model.state_dict())
+    if isinstance(model, BayesianPotential) and model.posterior is not None:
+        tensors |= {f"{POSTERIOR}{k}": v for k, v in model.posterior.tensors().items()}
+    return tensors
 
 
 def describe(model: Saveable) -> dict[str, Any]:
@@ -67,6 +78,8 @@ def describe(model: Saveable) -> dict[str, Any]:
         description["bayes"] = model.settings
         spread = model.force_spread
         description["force_spread"] = None if spread is None else spread.to_dict()
+        seen = model.posterior
+        description["posterior"] = None if seen is None else seen.to_dict()
     if isinstance(model, Wrapper):
         description["wrapper"] = {"kind": model.kind, "settings": model.settings}
     if not isinstance(model, Backbone):
@@ -113,12 +126,46 @@ def _wrapped(backbone: Backbone, kind: str, settings: dict[str, Any]) -> Wrapper
     return Wrapper.kinds[kind](backbone, **settings)
 
 
-def restore(model: torch.nn.Module, tensors: Mapping[str, Tensor], path: str | Path) -> None:
-    """Load weights, with an error that names what does not fit."""
+def restore(
+    model: torch.nn.Module,
+    tensors: Mapping[str, Tensor],
+    path: str | Path,
+    header: Mapping[str, Any] | None = None,
+) -> None:
+    """Load weights and, where the header describes one, the posterior; errors name what is off."""
+    seen = {k.removeprefix(POSTERIOR): v for k, v in tensors.items() if k.startswith(POSTERIOR)}
+    weights = {k: v for k, v in tensors.items() if not k.startswith(POSTERIOR)}
     try:
-        model.load_state_dict(dict(tensors))
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"the weights in {path} do not fit its model: {error}") from None
+    described = (header or {}).get("model", {}).get("posterior")
+    if isinstance(model, BayesianPotential):
+        model.posterior = None
+        if described:
+            model.posterior = posterior_from(described, seen, model, path)
+
+
+def posterior_from(
+    described: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    model: BayesianPotential,
+    path: str | Path,
+) -> ConditionedPosterior:
+    """A saved posterior, checked against the model that it is for."""
+    try:
+        posterior = ConditionedPosterior.from_dict(described, tensors)
+        sketch = posterior.maps.sketch
+        fresh = choose_maps(
+            model.backbone, posterior.maps.roles, sketch.dimension, sketch.seed, last=True
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the posterior in {path} cannot be read ({type(error).__name__}: {error})"
+        ) from None
+    if dict(fresh.sketch.shapes) != dict(sketch.shapes):
+        raise CheckpointError(f"the posterior in {path} is of another model's weights")
+    return posterior
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping) -> Path:

@@ -74,22 +74,57 @@ def calibrated(
         align: see `uncertainty_for`.
         options: kind, samples and seed of the calibration.
     """
-    if model in RELEASED and not Path(model).is_file():
-        given = {} if weights is None else {"weights": weights, "trust": trust}
-        found = load(model, **given)
-    elif Path(model).suffix == "" and not Path(model).exists():
-        raise ConfigError(
-            f"{model!r} is neither a file nor a released model; released are "
-            f"{', '.join(sorted(RELEASED))}"
-        )
-    else:
-        found = load_checkpoint(model)
+    found = _model(model, weights, trust)
     if isinstance(found, Wrapper):
         raise ConfigError(f"{model} holds a {found.kind}, which calibrates itself as it is trained")
     if isinstance(found, Backbone):
         return uncertainty_for(found, structures, epochs=epochs, align=align, **options)
     recalibrate(found, structures, **options)
     return found
+
+
+def conditioned(
+    model: str,
+    structures: Sequence[Atoms],
+    valid: Sequence[Atoms] | None,
+    *,
+    anew: bool = False,
+    weights: Path | None = None,
+    trust: bool = False,
+    **options: Any,
+) -> BayesianPotential:
+    """A model that is conditioned on these structures.
+
+    Args:
+        model: a file that blips wrote, or the name of a released model.
+        structures: geometries.
+        valid: labelled, for the scale of the error bars.
+        anew: forget what the model was conditioned on before.
+        weights: of the released model.
+        trust: let them run code.
+        options: of `BayesianPotential.condition`.
+    """
+    found = _model(model, weights, trust)
+    if isinstance(found, Wrapper):
+        raise ConfigError(f"{model} holds a {found.kind}, which has error bars of its own")
+    potential = bayesianize(found) if isinstance(found, Backbone) else found
+    if anew:
+        potential.posterior = None
+    potential.condition(structures, valid=valid, **options)
+    return potential
+
+
+def _model(model: str, weights: Path | None, trust: bool) -> BayesianPotential | Backbone | Wrapper:
+    """What a file that blips wrote holds, or a released model by its name."""
+    if model in RELEASED and not Path(model).is_file():
+        given = {} if weights is None else {"weights": weights, "trust": trust}
+        return load(model, **given)
+    if Path(model).suffix == "" and not Path(model).exists():
+        raise ConfigError(
+            f"{model!r} is neither a file nor a released model; released are "
+            f"{', '.join(sorted(RELEASED))}"
+        )
+    return load_checkpoint(model)
 
 
 def export_model(path: Path, output: Path) -> Path:

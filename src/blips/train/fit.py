@@ -1,12 +1,14 @@
 """`fit`: from structures, files or data sets to a trained potential in a run folder."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import numpy as np
 from ase import Atoms
 from ase.data import atomic_numbers, chemical_symbols
 from pydantic import BaseModel
@@ -15,19 +17,23 @@ from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig, Source, load_config
 from blips.data.batch import TrainingData
-from blips.data.dataset import StreamedData, StructureData
+from blips.data.dataset import AtomData, StreamedData, StructureData
 from blips.data.labels import Labels
 from blips.data.splits import Split, group_split, random_split
 from blips.data.structures import check_structures, read_structures
-from blips.errors import ConfigError, InputError
-from blips.train.checkpoint import read_tensors, restore
+from blips.errors import ConfigError, ConversionError, InputError
+from blips.potential import BayesianPotential
+from blips.train.checkpoint import read_tensors, restore, save
 from blips.train.display import TrainingDisplay
 from blips.train.loop import Trainer
+from blips.train.loss import DISTRIBUTION_LOSSES
 from blips.train.objective import Model
 from blips.train.references import moved, set_reference_energies, unexplained_energies
 from blips.train.run import RunFolder
 from blips.train.state import Progress
 
+MOST_CONDITIONED = 2000  # training structures, a random choice of more
+MOST_VALID = 200
 Data = str | Path | Sequence[Atoms] | TrainingData
 
 
@@ -54,6 +60,9 @@ def fit(
 ) -> FitResult:
     """Train `potential` in place; it ends with the weights of the best validation loss.
 
+    At the end a Bayesian potential is conditioned on the training structures, with the validation
+    structures for the scale of its error bars (`training.condition`).
+
     Args:
         potential: what `bayesianize` returns, a plain backbone, or a wrapper of one.
         train: a file that ASE reads, structures, or a data set; default: config's data.train.
@@ -66,6 +75,7 @@ def fit(
         display: show progress.
     """
     settings = resolve_config(config)
+    _check_noise(potential, settings)
     run = RunFolder(folder or settings.folder)
     run.start(settings, resume=resume)
     train_data, valid_data = _datasets(potential, train, valid, settings, run)
@@ -79,7 +89,52 @@ def fit(
         progress = trainer.run()
     if run.best.exists():
         restore(potential, read_tensors(run.best)[0], run.best)
+    if isinstance(potential, BayesianPotential) and settings.training.condition:
+        _condition(potential, train_data, valid_data, settings, run)
     return FitResult(run.path, progress, train_data, valid_data)
+
+
+def _check_noise(potential: Model, settings: RunConfig) -> None:
+    """Refuse settings that need sampled weights without them; forget an old posterior."""
+    training = settings.training
+    if not isinstance(potential, BayesianPotential):
+        return
+    needing = [name for name in ("freeze_backbone", "beyond_weight") if getattr(training, name)]
+    if training.loss in DISTRIBUTION_LOSSES:
+        needing.append(f"loss={training.loss}")
+    if needing and not training.noise:
+        raise ConfigError(
+            f"training.{', training.'.join(needing)} needs sampled weights; set training.noise=true"
+        )
+    if not training.freeze_backbone:
+        potential.posterior = None  # of weights that are about to change
+
+
+def _condition(
+    potential: BayesianPotential,
+    train: TrainingData,
+    valid: TrainingData,
+    settings: RunConfig,
+    run: RunFolder,
+) -> None:
+    """Condition a trained potential on its training data, and keep that in its checkpoint."""
+    if not (isinstance(train, AtomData) and isinstance(valid, AtomData)):
+        return
+    generator = np.random.default_rng(settings.seed)
+    few = generator.permutation(len(train))[:MOST_CONDITIONED]
+    count = min(len(valid), MOST_VALID)
+    try:
+        potential.condition(
+            (train.atoms(int(k)) for k in np.sort(few)),
+            valid=[valid.atoms(k) for k in range(count)],
+            labels=_labels(settings),
+            seed=settings.seed,
+        )
+    except ConversionError as error:
+        warnings.warn(f"the potential was not conditioned on its data: {error}", stacklevel=2)
+        return
+    if run.best.exists():
+        save(potential, run.best)
 
 
 def resolve_config(config: Source | Sequence[Source]) -> RunConfig:

@@ -1,4 +1,6 @@
-"""What a training step minimises: data loss of posterior samples + lambda * KL + mu * KL' + ...
+"""What a training step minimises: the data loss, of the plain model or of posterior samples.
+
+With `training.noise`, data loss of samples + lambda * KL + mu * KL' + ..., the paper's objective.
 
 KL is taken on the training structures, where the data loss holds the posterior narrow. KL' is
 taken on displaced copies of them (`blips.data.displace`), where no label speaks: there the
@@ -75,7 +77,7 @@ class Objective(nn.Module):
         config = self.config
         data_terms, coefficients = self._training_terms(batch, noise_key)
         penalties: Penalties = {}
-        if isinstance(self.model, BayesianPotential):
+        if isinstance(self.model, BayesianPotential) and config.noise:
             penalties |= self._kl_penalties(self.model, batch, coefficients, noise_key, kl_scale)
         if self.anchor is not None:
             penalties["anchor"] = (config.anchor_weight, self.anchor.penalty(self.model))
@@ -83,7 +85,7 @@ class Objective(nn.Module):
             terms, _ = self._training_terms(replay, (*noise_key, "replay"))
             penalties["replay"] = (config.replay_weight, torch.stack(list(terms.values())).sum())
         total = _total(data_terms, penalties)
-        if isinstance(self.model, BayesianPotential):
+        if isinstance(self.model, BayesianPotential) and coefficients:
             for role, mean in _mean_coefficients(self.model, coefficients).items():
                 total.parts[f"coef_{role}"] = mean
         return total
@@ -117,6 +119,8 @@ class Objective(nn.Module):
         if isinstance(self.model, Backbone):
             outputs = plain_outputs(self.model, batch.graph, **derivatives)
             return self._data_terms(outputs, batch, 1), {}
+        if isinstance(self.model, BayesianPotential) and not self.config.noise:
+            return self._data_terms(self.model(batch.graph, **derivatives), batch, 1), {}
         count = self.config.samples if self.config.loss in DISTRIBUTION_LOSSES else 1
         device = batch.graph.positions.device
         generators = [seeded_generator(*noise_key, k, device=device) for k in range(count)]

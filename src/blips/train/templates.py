@@ -7,7 +7,7 @@ from blips.errors import ConfigError
 
 TEMPLATES: dict[str, dict[str, Any]] = {
     "train": {"data": {"train": "train.extxyz"}},
-    # The settings with which the paper fine-tunes a foundation model to silica.
+    # The paper's settings for silica, without its noise on the weights: see docs/fine-tuning.md.
     "finetune": {
         "model": {
             "backbone": "chgnet",

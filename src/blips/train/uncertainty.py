@@ -32,7 +32,10 @@ TRAINING: dict[str, Any] = {
     "batch_size": 4,
     "lr": 1e-3,
     "clip_norm": 1.0,
+    "schedule": {"kind": "constant"},
     "freeze_backbone": True,
+    "noise": True,
+    "condition": False,
     "tensorboard": False,
 }
 

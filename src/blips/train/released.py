@@ -1,0 +1,73 @@
+"""Released potentials with error bars: `blips.load("chgnet")`.
+
+The posterior of their readouts was conditioned once on geometries of the Materials Project
+(`recipes/released_posteriors.py`) and is shipped as draws, with where it comes from.
+"""
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from blips.backbones import RELEASED
+from blips.backbones import load as load_backbone
+from blips.errors import CheckpointError
+from blips.factory import bayesianize
+from blips.potential import BayesianPotential
+from blips.train.checkpoint import posterior_from, read_tensors
+
+FOLDER = "posteriors"
+
+
+def is_released_name(name: object) -> bool:
+    """Whether this is the name of a released model, and of no file."""
+    return isinstance(name, str) and name in RELEASED and not Path(name).is_file()
+
+
+def load_released(name: str, **options: Any) -> BayesianPotential:
+    """A released potential with the error bars that are shipped for it, if there are such.
+
+    Args:
+        name: one of `blips.backbones.RELEASED`.
+        options: of the adapter, such as `weights` and `trust`; other weights than the released
+            ones come without error bars until the potential is conditioned.
+    """
+    potential = bayesianize(load_backbone(name, **options))
+    if not options:
+        attach_posterior(potential, name)
+    return potential
+
+
+def attach_posterior(potential: BayesianPotential, name: str) -> None:
+    """Give a released potential its shipped posterior; nothing happens where there is none."""
+    source = resources.files("blips.data") / FOLDER / f"{name}.safetensors"
+    with resources.as_file(source) as path:
+        if not path.is_file():
+            return
+        tensors, header = read_tensors(path)
+        potential.posterior = posterior_from(header["posterior"], tensors, potential, path)
+        known = header["weights"]
+        if weights_digest(potential) != known:
+            raise CheckpointError(
+                f"the error bars shipped for {name} are of other weights than those installed; "
+                "install the version of its package that blips names, or load it with "
+                "blips.backbones.load and condition it"
+            )
+
+
+def provenance(name: str) -> dict[str, Any] | None:
+    """What a shipped posterior was made from; None where there is none."""
+    source = resources.files("blips.data") / FOLDER / f"{name}.safetensors"
+    with resources.as_file(source) as path:
+        return read_tensors(path)[1]["provenance"] if path.is_file() else None
+
+
+def weights_digest(potential: BayesianPotential) -> str:
+    """Digest of the conditioned weights, rounded so that platforms agree."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for name in potential.conditioned().maps.roles:
+        layer = potential.backbone.get_submodule(name)
+        for weight in layer.parameters(recurse=False):
+            digest.update(weight.detach().double().mul(1e5).round().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
