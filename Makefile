@@ -1,5 +1,5 @@
 # Everything from a fresh machine with Python 3.11, gcc, make and a package index.
-#   make demo   environment + the main job: train, calibrate and evaluate a Bayesian potential
+#   make demo   environment + the main job: train a potential, test its error bars near and far from its data
 #   make test   environment + lint + the whole test suite, MACE's in an environment of its own
 #   make docs   environment + the documentation site, in build/site
 

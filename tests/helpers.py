@@ -21,7 +21,16 @@ SMALL_ORB = {
     "head_mlp_hidden_dim": 16,
     "num_message_passing_steps": 2,
 }
-QUICK = {"epochs": 5, "batch_size": 4, "lr": 0.01, "tensorboard": False, "threads": 1}
+QUICK = {
+    "epochs": 5,
+    "batch_size": 4,
+    "lr": 0.01,
+    "noise": True,
+    "condition": False,
+    "schedule": {"kind": "constant"},
+    "tensorboard": False,
+    "threads": 1,
+}
 
 
 def morse_ammonia(count: int, seed: int, scale: float = 0.05) -> list[Atoms]:

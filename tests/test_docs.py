@@ -57,10 +57,10 @@ def first_page(tmp_path_factory):
     return folder
 
 
-def test_the_first_page_leaves_a_calibrated_model(first_page, capsys):
+def test_the_first_page_leaves_a_conditioned_model(first_page, capsys):
     import blips
 
-    assert blips.load(first_page / "ammonia.safetensors").calibration.keys() == {"energy", "forces"}
+    assert blips.load(first_page / "ammonia.safetensors").posterior is not None
 
 
 SLOW = {"simulation.md"}

@@ -36,7 +36,7 @@ def test_energies_alone_take_one_pass(potential):
 
 
 def test_forces_are_sampled_until_they_are_distilled(potential):
-    before = potential.predict(rattled(2), method="auto", tolerance=0.2)
+    before = potential.predict(rattled(2), samples="auto", tolerance=0.2)
     assert before.method == "mc"
     assert before.details["tolerance_reached"]
     assert "distil_forces" in before.details["chosen_because"]
@@ -58,7 +58,7 @@ def test_stress_and_particles_are_sampled(potential):
 
 
 def test_unknown_methods_are_refused(potential):
-    with pytest.raises(InputError, match="auto, mc"):
+    with pytest.raises(InputError, match="auto, conditioned, mc"):
         potential.predict(rattled(1), method="best")
 
 

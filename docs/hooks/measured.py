@@ -1,7 +1,11 @@
 """Pages that read `results/` as the site is built: tables and figures are never copied by hand.
 
-<!-- studies -->      every results/STUDY/VARIANT/table.md, with its figures
-<!-- benchmarks -->   every results/benchmarks/*.md
+<!-- studies -->                  every results/STUDY/VARIANT/table.md, with its figures
+<!-- benchmarks -->               every results/benchmarks/*.md
+<!-- table: STUDY/VARIANT -->     results/STUDY/VARIANT/table.md alone
+<!-- figure: NAME.png, TEXT -->   docs/assets/NAME.png, which a recipe draws from results
+
+A table or figure that is not there yet leaves a line that says so.
 """
 
 import html
@@ -13,7 +17,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
-MARK = re.compile(r"<!-- (studies|benchmarks) -->")
+MARK = re.compile(r"<!-- (studies|benchmarks|table: [\w/-]+|figure: [^>]+) -->")
+ASSETS = ROOT / "docs" / "assets"
 BENCHMARKS = RESULTS / "benchmarks"
 FIRST_SEED = re.compile(r"-seed0-|^(?!.*-seed\d)")  # figures of further seeds look alike
 
@@ -28,11 +33,31 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put tables and figures in the place of their marks."""
-    sections = {"studies": studies, "benchmarks": benchmarks}
     return MARK.sub(
-        lambda match: f'<div class="measured" markdown>\n\n{sections[match.group(1)]()}\n\n</div>',
+        lambda match: f'<div class="measured" markdown>\n\n{section(match.group(1))}\n\n</div>',
         markdown,
     )
+
+
+def section(mark: str) -> str:
+    """What a mark stands for."""
+    kind, _, what = mark.partition(": ")
+    if kind == "table":
+        return one_table(what)
+    if kind == "figure":
+        return one_figure(*what.split(", ", 1))
+    return studies() if kind == "studies" else benchmarks()
+
+
+def one_table(name: str) -> str:
+    """The table of one variant of a study."""
+    path = RESULTS / name / "table.md"
+    return demoted(path.read_text()) if path.exists() else "The study has not been run yet."
+
+
+def one_figure(name: str, text: str = "") -> str:
+    """A figure of the folder of assets."""
+    return f"![{text}](assets/{name})" if (ASSETS / name).exists() else "No figure yet."
 
 
 def tables() -> list[Path]:

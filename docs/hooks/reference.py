@@ -11,7 +11,7 @@ SURFACE = {
     "BayesianPotential": ("blips.potential.BayesianPotential", "what it returns"),
     "Prediction": ("blips.predict.Prediction", "means and standard deviations"),
     "fit": ("blips.train.fit.fit", "train"),
-    "load": ("blips.train.checkpoint.load", "a potential from a file"),
+    "load": ("blips.train.load.load", "a potential from a file, or a released one by its name"),
     "save": ("blips.train.checkpoint.save", "and into one"),
     "Calculator": ("blips.sim.calculator.Calculator", "an ASE calculator with uncertainties"),
 }

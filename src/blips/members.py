@@ -45,10 +45,8 @@ class Potential(Protocol):
         """Outputs of K = len(draws) members."""
         ...
 
-    def linear_members(
-        self, graph: Graph, v: Tensor, **derivatives: Unpack[Derivatives]
-    ) -> Outputs:
-        """Outputs of conditioned members with noise v [K, d]."""
+    def linear_member(self, graph: Graph, v: Tensor, **derivatives: Unpack[Derivatives]) -> Outputs:
+        """Outputs of the conditioned member with noise v [d]."""
         ...
 
 
@@ -64,7 +62,7 @@ class FrozenMember(nn.Module):
         """As `BayesianPotential.forward`, with this member's weights."""
         draw = self.frozen_draw
         if isinstance(draw, LinearDraw):
-            return self.potential.linear_members(graph, draw.v[None], **derivatives)
+            return self.potential.linear_member(graph, draw.v, **derivatives)
         return self.potential.frozen(graph, [draw], **derivatives).outputs
 
     def predict(

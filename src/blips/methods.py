@@ -191,6 +191,10 @@ def join(parts: Sequence[Prediction]) -> Prediction:
 
 
 def _in_one_pass(potential: Potential, graph: Graph, request: Request) -> Prediction:
+    if potential.posterior is not None and not (request.forces and potential.force_spread):
+        return potential.predict_conditioned(
+            graph, samples=0, seed=request.seed, forces=request.forces, stress=request.stress
+        )
     found = potential.one_pass(graph, **request.derivatives)
     changes: dict[str, Any] = {}
     changes["energy_std"] = found.attribution().energy_var.sqrt().cpu().numpy()

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Unpack
+from typing import Any, Unpack, get_args
 
 import torch
 from ase import Atoms
@@ -24,7 +24,7 @@ from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels
 from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.inference.condition import collect, fit_scale
+from blips.inference.condition import collect, fit_scale, keys_of
 from blips.inference.conditioned import member_outputs, predict_conditioned
 from blips.inference.linearise import choose_maps
 from blips.inference.posterior import Coefficients as CoefficientChoice
@@ -177,6 +177,11 @@ class BayesianPotential(nn.Module):
             What is kept as `posterior`.
         """
         backbone, before = self.backbone, self.posterior
+        structures = [structures] if isinstance(structures, Atoms) else structures
+        valid = [valid] if isinstance(valid, Atoms) else valid
+        known = get_args(CoefficientChoice)
+        if coefficients not in known:
+            raise InputError(f"unknown coefficients {coefficients!r}; use {' or '.join(known)}")
         if not isinstance(backbone, AtomisticBackbone):
             raise InputError(f"{type(backbone).__name__} is no potential, it cannot be conditioned")
         roles, last = chosen_roles(backbone, self.conversion.roles, maps)
@@ -190,7 +195,14 @@ class BayesianPotential(nn.Module):
             raise InputError(
                 "condition needs valid=..., labelled structures for the scale of the error bars"
             )
-        of_network = self.detached_coefficients if coefficients == "network" else None
+        if valid is not None:
+            keys_of(valid, labels)  # an error now, not after all structures were read
+        if before is not None and before.evidence is None:
+            raise InputError(
+                "the posterior was kept as draws alone, to which nothing can be added; set "
+                "potential.posterior = None and condition on all structures"
+            )
+        of_network = self.coefficients if coefficients == "network" else None
         seen = collect(
             backbone,
             chosen,
@@ -200,7 +212,7 @@ class BayesianPotential(nn.Module):
             first=0 if before is None else before.structures,
             coefficients_of=of_network,
         )
-        if before is not None:
+        if before is not None and before.evidence is not None:
             seen = seen.joined(before.evidence, before.structures, before.numbers)
         scale = before.scale if before is not None else None
         if valid is not None or scale is None:
@@ -216,6 +228,7 @@ class BayesianPotential(nn.Module):
         self.posterior = ConditionedPosterior(
             chosen, scale, coefficients, seen.structures, seen.numbers, seen.evidence
         )
+        self.calibration, self.force_spread = {}, None  # of other error bars
         return self.posterior
 
     def draw(self, count: int, seed: int = 0, *, method: str = "auto") -> list[FrozenMember]:
@@ -246,10 +259,8 @@ class BayesianPotential(nn.Module):
             )
         return self.posterior
 
-    def linear_members(
-        self, graph: Graph, v: Tensor, **derivatives: Unpack[Derivatives]
-    ) -> Outputs:
-        """Outputs of conditioned members with noise v [K, d], replica-major."""
+    def linear_member(self, graph: Graph, v: Tensor, **derivatives: Unpack[Derivatives]) -> Outputs:
+        """Outputs of the conditioned member with noise v [d]."""
         if derivatives.get("create_graph"):
             raise InputError("members of a conditioned posterior cannot be trained")
         return member_outputs(
@@ -259,7 +270,7 @@ class BayesianPotential(nn.Module):
             v,
             forces=derivatives.get("forces", True),
             stress=derivatives.get("stress", False),
-            coefficients=self._row_coefficients(graph),
+            coefficients=self._row_coefficients(),
         )
 
     def predict_conditioned(self, graph: Graph, **options: Any) -> Prediction:
@@ -268,18 +279,13 @@ class BayesianPotential(nn.Module):
             self.backbone,
             self.conditioned(),
             graph,
-            coefficients=self._row_coefficients(graph),
+            coefficients=self._row_coefficients(),
             **options,
         )
 
-    def detached_coefficients(self, graph: Graph) -> dict[str, Tensor]:
-        """`coefficients`, without gradients."""
-        with torch.no_grad():
-            return self.coefficients(graph)
-
-    def _row_coefficients(self, graph: Graph) -> dict[str, Tensor] | None:
+    def _row_coefficients(self) -> CoefficientFunction | None:
         network = self.posterior is not None and self.posterior.coefficients == "network"
-        return self.detached_coefficients(graph) if network else None
+        return self.coefficients if network else None
 
     def predict(
         self,

@@ -35,7 +35,7 @@ def test_a_round_with_density_functional_theory(tmp_path):
     config = tiny_campaign(
         tmp_path,
         initial={"count": 4},
-        select={"batch": 2},
+        select={"batch": 2, "method": "frozen"},
         label={"calculator": "pyscf", "timeout": 300.0},
         stop={"rounds": 1},
     )
@@ -113,7 +113,7 @@ def test_a_campaign_labels_silicon_with_quantum_espresso(silicon_job, tmp_path):
     config = tiny_campaign(
         tmp_path,
         initial={"count": 3},  # one of them for validation
-        select={"batch": 1},
+        select={"batch": 1, "method": "frozen"},
         explore={"walkers": 1},
         label=label_options,
         stop={"rounds": 1},

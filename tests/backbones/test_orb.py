@@ -232,6 +232,8 @@ def test_it_trains(orb: Orb, stress: float, tmp_path):
             "epochs": 2,
             "batch_size": 2,
             "lr": 1e-3,
+            "noise": True,
+            "schedule": {"kind": "constant"},
             "kl_weight": 1e-3,
             "weights": {"energy": 1.0, "forces": 1.0, "stress": stress},
             "tensorboard": False,

@@ -22,7 +22,7 @@ from blips.bayes.noise import FrozenNoise, Noise, SampledNoise
 from blips.bayes.weights import FrozenDraw
 from blips.errors import CheckpointError, InputError, MissingPackageError
 from blips.testing.compare import rotation_matrix
-from helpers import morse_ammonia, quartz
+from helpers import QUICK, morse_ammonia, quartz
 
 SETTINGS = {
     "cutoff": 3.5,
@@ -274,9 +274,7 @@ def test_training_moves_weights_and_widths_but_no_constants(small, tmp_path):
     potential = blips.bayesianize(small, **FOUNDATION)
     before = {name: p.detach().clone() for name, p in potential.named_parameters()}
     structures = morse_ammonia(4, seed=1)
-    config = {
-        "training": {"epochs": 2, "batch_size": 2, "lr": 1e-3, "tensorboard": False, "threads": 1}
-    }
+    config = {"training": {**QUICK, "epochs": 2, "batch_size": 2, "lr": 1e-3, "condition": True}}
     result = blips.fit(
         potential, structures[:3], valid=structures[3:], config=config, folder=tmp_path / "run",
         display=False,

@@ -15,6 +15,8 @@ TRAINING = {
     "lr": 3e-3,
     "encoder_lr": 5e-3,
     "schedule": {"kind": "cosine"},
+    "noise": True,
+    "condition": False,
     "kl_weight": 0.1,
     "beyond_weight": 1.0,
     "checkpoint_every": 1000,

@@ -44,7 +44,7 @@ def test_the_loss_has_the_weighted_kl_of_displaced_structures(batch):
     torch.manual_seed(0)
     potential = bayesianize(PaiNN(cutoff=CUTOFF, features=8, blocks=1))
     key = ("step", 3)
-    config = TrainingConfig(kl_weight=0.5, beyond_weight=2.0, beyond_displacement=0.4)
+    config = TrainingConfig(noise=True, kl_weight=0.5, beyond_weight=2.0, beyond_displacement=0.4)
     terms = Objective(potential, config, num_data=6)(batch, key, 1.0)
     moved = displaced(batch.graph, 0.4, seeded_generator(*key, "beyond"))
     expected = potential.kl(potential.coefficients(moved))
@@ -52,7 +52,9 @@ def test_the_loss_has_the_weighted_kl_of_displaced_structures(batch):
     assert float(terms.total.detach()) == pytest.approx(
         terms.parts["loss"] + 0.5 * terms.parts["kl"] + 2.0 * terms.parts["kl_beyond"]
     )
-    without = Objective(potential, TrainingConfig(kl_weight=0.5), num_data=6)(batch, key, 1.0)
+    without = Objective(potential, TrainingConfig(noise=True, kl_weight=0.5), num_data=6)(
+        batch, key, 1.0
+    )
     assert "kl_beyond" not in without.parts
     assert without.parts["loss"] == terms.parts["loss"]
 

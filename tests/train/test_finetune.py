@@ -124,7 +124,7 @@ def test_the_loss_has_the_weighted_anchor_and_the_weighted_second_set():
     model = painn()
     data = StructureData(morse_ammonia(4, seed=0), TINY["cutoff"])
     batch, second = data.batch([0, 1]), data.batch([2, 3])
-    config = TrainingConfig(kl_weight=0.5, anchor_weight=3.0, replay_weight=2.0)
+    config = TrainingConfig(noise=True, kl_weight=0.5, anchor_weight=3.0, replay_weight=2.0)
     objective = Objective(model, config, num_data=4)
     alone = objective(batch, ("step", 1), 1.0)
     objective.anchor = Anchor(model)

@@ -22,7 +22,16 @@ from blips.train.loop import NonFiniteLossError
 from blips.train.run import environment
 
 TINY = {"cutoff": 4.0, "features": 8, "blocks": 1, "num_basis": 4}
-QUICK = {"epochs": 4, "batch_size": 5, "kl_weight": 0.1, "tensorboard": False, "threads": 1}
+QUICK = {
+    "epochs": 4,
+    "batch_size": 5,
+    "noise": True,
+    "condition": False,
+    "schedule": {"kind": "constant"},
+    "kl_weight": 0.1,
+    "tensorboard": False,
+    "threads": 1,
+}
 
 
 def potential(seed: int = 0) -> blips.BayesianPotential:

@@ -8,6 +8,7 @@ survive on average, E[(P^T a) . (P^T b)] = a . b, with a relative error of order
 The hash is integer arithmetic on (seed, i), the same on every machine and version of torch.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -87,7 +88,7 @@ class Sketch:
         if self.num_weights <= self.dimension:
             bucket, sign = index, torch.ones_like(index)
         else:
-            bits = _mixed(index + (self.seed << 40))
+            bits = _mixed(index + (_folded(self.seed) << 40))
             bucket = (bits >> 1) % self.dimension
             sign = 1 - 2 * (bits & 1)
         sizes = [prod(shape) for shape in self.shapes.values()]
@@ -99,6 +100,13 @@ class Sketch:
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_buckets": {}}
+
+
+def _folded(seed: int) -> int:
+    """A number below 2^22 for every seed; small ones are their own."""
+    if 0 <= seed < 2**22:
+        return seed
+    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=8).digest()) % 2**22
 
 
 def _mixed(x: Tensor) -> Tensor:

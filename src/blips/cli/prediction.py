@@ -167,7 +167,7 @@ def distil(
             f"median ratio of sigma {quality['median_ratio']:.2f}; on their copies displaced the "
             f"most: {quality['far_spearman']:.3f}, {quality['far_median_ratio']:.2f}"
         )
-    typer.echo(f"model in {output}; use it with blips predict --method auto")
+    typer.echo(f"model in {output}; use it with blips predict --method onepass")
 
 
 @app.command()

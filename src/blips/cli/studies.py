@@ -16,7 +16,7 @@ def demo(
     epochs: Annotated[int | None, typer.Option(help="fewer for a quick look")] = None,
     seed: Seed = 0,
 ) -> None:
-    """Train, calibrate and test a Bayesian potential for ammonia on the shipped data.
+    """Train and condition a potential for ammonia, test its error bars near and far, report.
 
     Example: blips demo --epochs 1 --folder runs/look
     """
@@ -28,7 +28,8 @@ def demo(
 @app.command()
 def reproduce(
     study: Annotated[
-        str, typer.Argument(help="nbody, ammonia, ammonia-choices, silica, matpes, active")
+        str,
+        typer.Argument(help="errorbars, nbody, ammonia, ammonia-choices, silica, matpes, active"),
     ],
     settings: Annotated[
         list[str] | None, typer.Argument(help="options of the study, such as model=chgnet")

@@ -21,12 +21,18 @@ from blips.backbones import PaiNN
 from blips.backbones.hooks import inputs_of
 from blips.baselines import DeepEnsemble, LastLayerRigidity, ShallowEnsemble, predict_plain
 from blips.baselines.last_layer import readout_of
-from blips.baselines.llpr import Rigidity, Scale
+from blips.baselines.llpr import Rigidity
+from blips.baselines.llpr import Scale as RigidityScale
+from blips.bayes.condition import Evidence, normals
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
 from blips.experiments.bench_measure import Call, measure
 from blips.experiments.fast_data import displaced, quartz
 from blips.factory import bayesianize
+from blips.inference.linearise import choose_maps
+from blips.inference.posterior import ConditionedPosterior, Scale
+from blips.inference.readout import READOUT, chosen_roles
+from blips.potential import DIMENSION, BayesianPotential
 from blips.spread import ForceSpread
 from blips.spread.network import Refinement
 from blips.spread.tensors import GROUPS, feature_names
@@ -35,6 +41,8 @@ from blips.train.objective import plain_outputs
 MEMBERS = 4
 SMALL = 100  # atoms; beyond, only the smallest number of samples is also drawn one by one
 SAMPLES = (8, 32, 100)
+DRAWS = (8, 16)  # of the conditioned posterior
+RANK = 1500  # directions that its data pin down
 LOOPED = 32  # samples one by one, at most
 REPEATS = 40  # at most
 MEANS = ("base", "base, a copy", "base, arrays", "map", "map, arrays")
@@ -57,6 +65,8 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
     # Each of MEANS has weights of its own, so that none finds them in the cache.
     twin, third = copy.deepcopy(plain), copy.deepcopy(plain)
     potential, other = (bayesianize(copy.deepcopy(plain)) for _ in range(2))
+    conditioned = bayesianize(copy.deepcopy(plain))
+    conditioned.posterior = _posterior(conditioned)
     graph = plain.graph(structure(atoms))
     tensors, refined = _spreads(graph.numbers.unique().tolist())
     ensemble = DeepEnsemble.of([copy.deepcopy(plain) for _ in range(MEMBERS)])
@@ -81,16 +91,36 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
         "onepass energy + forces": lambda: _in_one_pass(potential, graph, tensors),
         "onepass energy + forces, refined": lambda: _in_one_pass(potential, graph, refined),
     }
+    calls["conditioned energies"] = lambda: conditioned.predict(
+        graph, method="conditioned", forces=False
+    )
+    calls["base energies"] = lambda: other.predict(graph, method="map", forces=False)
+    for count in DRAWS:
+        calls[f"conditioned {count}"] = lambda count=count: conditioned.predict(
+            graph, method="conditioned", samples=count
+        )
     for count in samples:
         if count <= (LOOPED if atoms <= SMALL else min(samples)):
             calls[f"mc loop {count}"] = lambda count=count: _one_by_one(potential, graph, count)
-        calls[f"mc batched {count}"] = lambda count=count: potential.predict(graph, samples=count)
+        calls[f"mc batched {count}"] = lambda count=count: potential.predict(
+            graph, method="mc", samples=count
+        )
     calls[f"deep ensemble {MEMBERS}"] = lambda: ensemble.predict_graph(graph)
     calls["shallow ensemble 16"] = lambda: shallow.predict_graph(graph)
     calls["llpr energy"] = lambda: _rigid_energy(rigidity, graph)
     if atoms <= SMALL:
         calls["llpr"] = lambda: rigidity.predict_graph(graph)
     return calls
+
+
+def _posterior(potential: BayesianPotential) -> ConditionedPosterior:
+    """A posterior of any evidence: the cost of a prediction does not depend on its values."""
+    roles, last = chosen_roles(potential.backbone, potential.conversion.roles, READOUT)
+    maps = choose_maps(potential.backbone, roles, DIMENSION, 0, last=last)
+    evidence = Evidence(maps.sketch.size)
+    evidence.add(normals(maps.sketch.size, RANK, 0))
+    scale = Scale(1e-3, 1.0, {"energy": 1e-3, "forces": 1e-2})
+    return ConditionedPosterior(maps, scale, "constant", 1, frozenset(range(119)), evidence)
 
 
 def _one_by_one(potential: Any, graph: AtomGraph, count: int) -> None:
@@ -115,7 +145,7 @@ def _rigidity(plain: PaiNN) -> LastLayerRigidity:
     found = LastLayerRigidity(copy.deepcopy(plain))
     width = plain.readout[-1].in_features
     found.rigidity = Rigidity.of(torch.eye(int(width), dtype=torch.float64))  # type: ignore
-    found.scales = {name: Scale(1.0, 1.0) for name in ("energy", "forces")}
+    found.scales = {name: RigidityScale(1.0, 1.0) for name in ("energy", "forces")}
     return found
 
 

@@ -1,4 +1,4 @@
-"""Are the error bars right? Nine pairs of sets, near the training data and away from it.
+"""Are the error bars right? Eight pairs of sets, near the training data and away from it.
 
 The same models, seeds and splits for every method; everything that is chosen or calibrated is
 chosen or calibrated on near validation data (`blips.experiments.errorbars_data`).

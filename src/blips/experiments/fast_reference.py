@@ -84,7 +84,7 @@ def _halves(
 
 def alone(potential: BayesianPotential, atoms: Atoms, **options: Any) -> Prediction:
     """Prediction of one structure by itself, without calibration."""
-    return potential.predict(atoms, calibrated=False, **options)
+    return potential.predict(atoms, calibrated=False, **{"method": "mc", **options})
 
 
 def each(potential: BayesianPotential, cases: Sequence[Case], **options: Any) -> Prediction:

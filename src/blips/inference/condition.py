@@ -5,7 +5,7 @@ the square of the dimension, whatever the number of structures. Several processe
 structure each and add their sums.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +18,9 @@ from blips import keys
 from blips.backbones.base import AtomisticBackbone
 from blips.bayes.condition import Evidence, Spectrum
 from blips.bayes.random import seeded_generator
-from blips.data.graph import AtomGraph
 from blips.data.labels import Labels, available, extract
 from blips.errors import InputError, TooLargeError
-from blips.inference.linearise import ChosenMaps, Linearised
+from blips.inference.linearise import ChosenMaps, CoefficientFunction, Linearised
 from blips.inference.posterior import Scale
 from blips.inference.rows import components, force_rows, random_sums
 from blips.inference.scale import (
@@ -35,9 +34,8 @@ from blips.memory import available_bytes
 
 BATCH_ATOMS = 256
 VALID_ROWS = 24  # force components of each validation structure, at most
+VANISHING = 1e-6  # rows that are smaller by this factor than the largest direction are rounding
 MATRICES = 4  # of dimension x dimension float64, that are alive at once at worst
-
-CoefficientFunction = Callable[[AtomGraph], Mapping[str, Tensor]]
 
 
 class Seen(NamedTuple):
@@ -47,13 +45,8 @@ class Seen(NamedTuple):
     structures: int
     numbers: frozenset[int]
 
-    def joined(self, evidence: Evidence | None, structures: int, numbers: frozenset[int]) -> "Seen":
+    def joined(self, evidence: Evidence, structures: int, numbers: frozenset[int]) -> "Seen":
         """What was seen before, and this."""
-        if evidence is None:
-            raise InputError(
-                "the posterior was kept as draws alone, to which nothing can be added; set "
-                "potential.posterior = None and condition on all structures"
-            )
         whole = Evidence(evidence.dimension)
         whole.merge(evidence)
         whole.merge(self.evidence)
@@ -98,7 +91,7 @@ def collect(
                 backbone,
                 graph,
                 maps,
-                coefficients=coefficients_of(graph) if coefficients_of else None,
+                coefficients=coefficients_of,
                 rows=True,
             )
             evidence.add(linearised.energy_rows())
@@ -154,12 +147,13 @@ def fit_scale(
     ratio = choose_ratio(ratios, np.array([fit.nll for fit in fits]), len(valid))
     near = int(np.abs(np.log(ratios / ratio)).argmin())
     ratio, best = float(ratios[near]), fits[near]
-    floor = {keys.FORCES: best.floor} if keys.FORCES in has else {}
-    factor = 1.0
+    floor, factor = {keys.FORCES: best.floor}, 1.0
     if keys.ENERGY in has:
         var = best.scale**2 * found.energy.var[near]
         factor = fit_factor(var, found.energy.error)
         floor[keys.ENERGY] = fit_floor(factor**2 * var, found.energy.error, found.sizes)
+    if keys.FORCES not in has:  # no force label: the energy's misfit of an atom over 1 A
+        floor[keys.FORCES] = floor[keys.ENERGY]
     return Scale(ratio, best.scale, floor, factor)
 
 
@@ -201,15 +195,15 @@ def _valid_rows(
 ) -> _ValidRows:
     """Variances for all ratios, and errors, of energies and of force components."""
     grid = torch.as_tensor(ratios)
+    least = VANISHING * float(spectrum.values.max()) ** 0.5
     var: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
     error: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
     generator = seeded_generator("valid rows", seed)
     for batch in _batches(valid):
         graph = backbone.graph(batch)
-        coefficients = coefficients_of(graph) if coefficients_of else None
         forces = keys.FORCES in has
         linearised = Linearised(
-            backbone, graph, maps, coefficients=coefficients, forces=forces, rows=forces
+            backbone, graph, maps, coefficients=coefficients_of, forces=forces, rows=forces
         )
         known = [extract(atoms, sorted(has), labels) for atoms in batch]
         if keys.ENERGY in has:
@@ -222,7 +216,7 @@ def _valid_rows(
         difference = linearised.outputs[keys.FORCES].double() - target  # [N, 3]
         for along, row in force_rows(linearised, components(graph, VALID_ROWS, generator)):
             off = graph.sum_over_structures((along.u * difference).sum(dim=1))[along.present]
-            moves = row.abs().amax(dim=1) > 0  # forces that vanish by symmetry say nothing
+            moves = row.norm(dim=1) > least  # forces that vanish by symmetry say nothing
             var[keys.FORCES].append(spectrum.variances(row[moves], grid))
             error[keys.FORCES].append(off[moves])
     joined = {

@@ -10,7 +10,7 @@ of energies have the posterior's `energy_factor` on top, which validation energi
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from blips import keys
 from blips.backbones.base import Backbone
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
-from blips.inference.linearise import Linearised
+from blips.inference.linearise import CoefficientFunction, Linearised
 from blips.inference.posterior import ConditionedPosterior, unknown_structures
 from blips.predict import Outputs, Prediction, point_prediction
 
@@ -40,7 +40,7 @@ def predict_conditioned(
     forces: bool = True,
     stress: bool = False,
     covariance: bool = False,
-    coefficients: Mapping[str, Tensor] | None = None,
+    coefficients: CoefficientFunction | None = None,
 ) -> Prediction:
     """Means and standard deviations of one batch.
 
@@ -48,26 +48,24 @@ def predict_conditioned(
         backbone: the model, at its trained weights.
         posterior: of some of its maps.
         graph: the structures.
-        samples: K, draws for forces and stress.
+        samples: K, draws for forces and stress; 0 gives deviations of energies alone.
         seed: of the draws.
         forces: also predict forces.
         stress: also predict the stress.
         covariance: also the 3x3 covariance of each atom's force.
-        coefficients: of the inference network, where the posterior was made with them.
+        coefficients: the inference network, where the posterior was made with it.
     """
-    if samples < 2:
+    if samples < 2 and samples != 0:
         raise InputError(
             f"samples={samples}: a deviation needs at least 2 draws; "
             'use method="map" for a prediction without error bars'
         )
     linearised = linearise(backbone, posterior, graph, forces, stress, coefficients)
+    if samples == 0:
+        return _energies_alone(linearised, posterior, seed)
     graph = linearised.graph
-    unknown = unknown_structures(posterior, graph.numbers, graph.structure, graph.num_structures)
-    changes = linearised.members(_draws(posterior, samples, seed, forces or stress))
-    if bool(unknown.any()):
-        _warn(posterior, graph)
-        wide = linearised.members(posterior.prior_draws(samples, seed))
-        changes = {name: _where(unknown, graph, wide[name], v) for name, v in changes.items()}
+    draws = _draws(posterior, samples, seed, forces or stress)
+    changes, unknown = _widened(linearised.members, linearised, posterior, draws, seed)
     arrays: dict[str, Any] = {
         f"{name}_std": change.double().square().mean(dim=0).sqrt().cpu().numpy()
         for name, change in changes.items()
@@ -87,6 +85,44 @@ def predict_conditioned(
     return replace(mean, samples=samples, **arrays)
 
 
+def _energies_alone(
+    linearised: Linearised, posterior: ConditionedPosterior, seed: int
+) -> Prediction:
+    """Deviations of energies and energies of atoms, which need no backward pass of their own."""
+    graph = linearised.graph
+    most = ATOM_DRAWS if posterior.kept_draws is None else len(posterior.kept_draws)
+    draws = posterior.draws(min(ATOM_DRAWS, most), seed)
+    changes, unknown = _widened(linearised.energy_changes, linearised, posterior, draws, seed)
+    factor = posterior.scale.energy_factor
+    arrays: dict[str, Any] = {
+        f"{name}_std": factor * change.square().mean(dim=0).sqrt().cpu().numpy()
+        for name, change in changes.items()
+    }
+    exact = _exact_energy_std(linearised, posterior, unknown)
+    arrays |= {name: factor * value for name, value in exact.items()}
+    mean = point_prediction(linearised.outputs, graph, method="onepass")
+    arrays["energy_aleatoric_std"] = posterior.scale.floor.get(keys.ENERGY, 0.0) * mean.n_atoms
+    return replace(mean, **arrays)
+
+
+def _widened(
+    changes_of: Callable[[Tensor], Outputs],
+    linearised: Linearised,
+    posterior: ConditionedPosterior,
+    draws: Tensor,
+    seed: int,
+) -> tuple[Outputs, Tensor]:
+    """Changes for these draws, the prior's for structures with unknown elements; which they are."""
+    graph = linearised.graph
+    unknown = unknown_structures(posterior, graph.numbers, graph.structure, graph.num_structures)
+    changes = changes_of(draws)
+    if not bool(unknown.any()):
+        return changes, unknown
+    _warn(posterior, graph)
+    wide = changes_of(posterior.prior_draws(len(draws), seed))
+    return {k: _where(unknown, graph, wide[k], v) for k, v in changes.items()}, unknown
+
+
 def member_outputs(
     backbone: Backbone,
     posterior: ConditionedPosterior,
@@ -95,14 +131,10 @@ def member_outputs(
     *,
     forces: bool = True,
     stress: bool = False,
-    coefficients: Mapping[str, Tensor] | None = None,
+    coefficients: CoefficientFunction | None = None,
 ) -> Outputs:
-    """Outputs of the members with noise v [K, d]: energy [K * S], ..., replica-major."""
-    linearised = linearise(backbone, posterior, graph, forces, stress, coefficients)
-    changes = linearised.members(v)
-    return {
-        name: (linearised.outputs[name] + change).flatten(0, 1) for name, change in changes.items()
-    }
+    """Outputs of the member with noise v [d]: energy [S], forces [N, 3], ..."""
+    return linearise(backbone, posterior, graph, forces, stress, coefficients).member(v)
 
 
 def linearise(
@@ -111,7 +143,7 @@ def linearise(
     graph: Graph,
     forces: bool,
     stress: bool,
-    coefficients: Mapping[str, Tensor] | None,
+    coefficients: CoefficientFunction | None,
 ) -> Linearised:
     """The model on a batch, to first order in the noise of the posterior's weights."""
     if not isinstance(graph, AtomGraph):

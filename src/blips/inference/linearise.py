@@ -16,9 +16,10 @@ Forces are -dE/dr, so their rows and the forces of members are derivatives of th
 In the readout everything else of the network is differentiated once only.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -26,14 +27,21 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.backbones.derivatives import differentiable, first_derivatives_only
+from blips.backbones.derivatives import (
+    Derivatives,
+    asked_for,
+    differentiable,
+    energy_and_derivatives,
+    first_derivatives_only,
+)
 from blips.bayes.linear import Kind, Product, kind_of
 from blips.bayes.sketch import Sketch
-from blips.data.graph import AtomGraph
+from blips.data.graph import AtomGraph, Graph
 from blips.errors import ConversionError, InputError
 from blips.predict import Outputs
 
 STRUCTURE = "structure"  # row type of maps that act on structures
+CoefficientFunction = Callable[[Graph], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -88,8 +96,11 @@ def _watched(backbone: Backbone, names: Sequence[str]) -> Iterator[list[_Call]]:
     """Note inputs and outputs of these maps while they run as they are."""
     calls: list[_Call] = []
 
-    def note(name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def note(name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        if not output.requires_grad:  # of frozen weights and constant inputs
+            output = output.detach().requires_grad_()
         calls.append(_Call(name, layer, args[0], output, output._version))
+        return output
 
     with ExitStack() as stack:
         for name in names:
@@ -121,11 +132,11 @@ def _gradients(scalar: Tensor, calls: Sequence[_Call]) -> list[Product]:
 
 
 class _Source(NamedTuple):
-    """Where the first-order change of a quantity comes from: factor * dT/d(leaf)."""
+    """Where the first-order change of a quantity comes from: dT/d(leaf) / divisor."""
 
     products: list[Product]
     leaf: Tensor
-    factor: Tensor | float
+    divisor: Tensor | float
 
 
 class Linearised:
@@ -135,7 +146,8 @@ class Linearised:
         backbone: the model.
         graph: S structures.
         maps: whose weights have noise.
-        coefficients: [rows] by map name, where noise depends on the rows; elsewhere it is 1.
+        coefficients: graph -> [rows] by map name, where noise depends on the rows (and so on the
+            positions); elsewhere it is 1.
         forces: whether forces will be asked for.
         stress: whether the stress will be asked for.
         rows: whether rows of forces or stress will be asked for, not only members.
@@ -147,13 +159,12 @@ class Linearised:
         graph: AtomGraph,
         maps: ChosenMaps,
         *,
-        coefficients: Mapping[str, Tensor] | None = None,
+        coefficients: CoefficientFunction | None = None,
         forces: bool = True,
         stress: bool = False,
         rows: bool = False,
     ) -> None:
         self.graph, self.maps = graph, maps
-        self._scale = {name: coef.sqrt() for name, coef in (coefficients or {}).items()}
         self._row_atoms = backbone.row_atoms(graph)
         volumes = graph.volumes() if stress else None
         conservative = backbone.conservative
@@ -162,6 +173,8 @@ class Linearised:
             once = maps.last and not rows
             with first_derivatives_only(once), _watched(backbone, list(maps.roles)) as calls:
                 outputs = backbone(moved)
+            found = coefficients(moved) if coefficients else {}
+            self._scale = {name: coef.sqrt() for name, coef in found.items()}
             if not calls:
                 raise ConversionError("none of the chosen maps ran; choose maps that are used")
             if keys.ENERGIES in outputs:
@@ -172,27 +185,40 @@ class Linearised:
             if conservative and forces:
                 self._sources[keys.FORCES] = _Source(self._energy, inputs["positions"], -1.0)
             if conservative and volumes is not None:
-                factor = 1.0 / volumes[:, None, None]
-                self._sources[keys.STRESS] = _Source(self._energy, inputs["strain"], factor)
-            if conservative:
-                self._differentiate(energy, outputs)
-            else:
+                divisor = volumes[:, None, None]
+                self._sources[keys.STRESS] = _Source(self._energy, inputs["strain"], divisor)
+            if not conservative:
                 wanted = {keys.FORCES: forces, keys.STRESS: stress}
+                outputs = asked_for(outputs, graph, Derivatives(forces=forces, stress=stress))
                 for name in [name for name, asked in wanted.items() if asked]:
                     leaf = torch.zeros_like(outputs[name]).requires_grad_()
                     products = _gradients((leaf * outputs[name]).sum(), calls)
                     self._sources[name] = _Source(products, leaf, 1.0)
-                outputs = {k: v for k, v in outputs.items() if wanted.get(k, True)}
-        self.outputs: Outputs = {name: value.detach() for name, value in outputs.items()}
+        self._backbone, self._conservative, self._total = backbone, conservative, energy
+        self._known: Outputs = {name: value.detach() for name, value in outputs.items()}
 
-    def _differentiate(self, energy: Tensor, outputs: Outputs) -> None:
-        """Add forces and stress of the plain model to the outputs."""
+    @cached_property
+    def outputs(self) -> Outputs:
+        """Energy, energies, forces and stress of the plain model, bit for bit."""
+        if not self._conservative:
+            return self._known
+        if self.maps.last:
+            return self._known | self._derivatives(self._total)
+        wanted = {name: name in self._sources for name in (keys.FORCES, keys.STRESS)}
+        return energy_and_derivatives(  # as the plain model runs: with compiled first derivatives
+            lambda graph: self._backbone(graph)[keys.ENERGIES], self.graph, **wanted
+        )
+
+    def _derivatives(self, energy: Tensor) -> Outputs:
+        """Forces and stress of a total energy, as far as they are asked for."""
         leaves = [source.leaf for source in self._sources.values()]
         if not leaves:
-            return
+            return {}
         found = torch.autograd.grad(energy, leaves, retain_graph=True, materialize_grads=True)
-        for (name, source), gradient in zip(self._sources.items(), found, strict=True):
-            outputs[name] = source.factor * gradient
+        return {
+            name: gradient / source.divisor
+            for (name, source), gradient in zip(self._sources.items(), found, strict=True)
+        }
 
     def energy_rows(self) -> Tensor:
         """Rows b of the energies, [S, d] per unit of noise, eV."""
@@ -213,7 +239,7 @@ class Linearised:
             (change,) = torch.autograd.grad(
                 (dual * rows).sum(), source.leaf, create_graph=True, materialize_grads=True
             )
-            change = source.factor * change  # linear in the dual
+            change = change / source.divisor  # linear in the dual
             for direction in directions:
                 (row,) = torch.autograd.grad(
                     (change * direction.to(change)).sum(),
@@ -223,19 +249,40 @@ class Linearised:
                 )
                 yield row
 
+    @torch.enable_grad()
     def members(self, v: Tensor) -> Outputs:
         """First-order changes of all outputs for noise v [K, d], [K, ...] of each output."""
         noise = self._weight_noise(v)
         of_atoms = self._tangents(self._energy, noise)
-        changes = {keys.ENERGY: of_atoms.detach().T}
-        if self._by_atom:
-            energy = self.graph.sum_over_structures(of_atoms.detach())
-            changes = {keys.ENERGY: energy.T, keys.ENERGIES: of_atoms.detach().T}
+        changes = self._energies_of(of_atoms.detach())
         for name, source in self._sources.items():
             own = source.products is not self._energy
             tangents = self._tangents(source.products, noise) if own else of_atoms
-            changes[name] = source.factor * _backward_each(tangents.sum(dim=0), source.leaf)
+            changes[name] = _backward_each(tangents.sum(dim=0), source.leaf) / source.divisor
         return changes
+
+    def energy_changes(self, v: Tensor) -> Outputs:
+        """First-order changes of the energies for noise v [K, d], of atoms too where possible."""
+        with torch.no_grad():
+            return self._energies_of(self._tangents(self._energy, self._weight_noise(v)))
+
+    def _energies_of(self, of_rows: Tensor) -> Outputs:
+        """Energy [K, S], and energies [K, N] where rows are those of atoms, of [N or S, K]."""
+        if not self._by_atom:
+            return {keys.ENERGY: of_rows.T}
+        energy = self.graph.sum_over_structures(of_rows)
+        return {keys.ENERGY: energy.T, keys.ENERGIES: of_rows.T}
+
+    @torch.enable_grad()
+    def member(self, v: Tensor) -> Outputs:
+        """Outputs of the member with noise v [d], E + b . v: one backward pass, as the model's."""
+        if not self._conservative:
+            changes = self.members(v[None])
+            return {name: self.outputs[name] + change[0] for name, change in changes.items()}
+        of_rows = self._tangents(self._energy, self._weight_noise(v[None]))  # [N or S, 1]
+        changes = self._energies_of(of_rows.detach())
+        found = {name: self._known[name] + change[0] for name, change in changes.items()}
+        return found | self._derivatives(self._total + of_rows.sum())
 
     @property
     def _by_atom(self) -> bool:

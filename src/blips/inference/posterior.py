@@ -71,7 +71,7 @@ class ConditionedPosterior:
     numbers: frozenset[int]
     evidence: Evidence | None
     kept_draws: Tensor | None = None
-    _draws: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _draws: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def gaussian(self) -> GaussianPosterior | None:
@@ -96,7 +96,7 @@ class ConditionedPosterior:
 
     def only_draws(self, count: int, seed: int = 0) -> "ConditionedPosterior":
         """A small copy that keeps `count` draws in place of the evidence."""
-        return replace(self, evidence=None, kept_draws=self.draws(count, seed).float(), _draws={})
+        return replace(self, evidence=None, kept_draws=self.draws(count, seed).float())
 
     def _from_kept(self, count: int, seed: int) -> Tensor:
         """The kept draws; of other seeds than 0 orthonormal mixtures of them, draws as well."""

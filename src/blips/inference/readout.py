@@ -26,7 +26,9 @@ def chosen_roles(
     """
     if maps == ALL:
         return dict(roles), False
-    readout = readout_roles(backbone, roles)
+    patterns = [maps] if isinstance(maps, str) else list(maps)
+    direct = not backbone.conservative and not backbone.readout_maps
+    readout = {} if direct and maps != READOUT else readout_roles(backbone, roles)
     if maps == READOUT:
         if not readout:
             raise ConversionError(
@@ -34,7 +36,6 @@ def chosen_roles(
                 'exchange between them; choose maps="all", or patterns of names'
             )
         return readout, True
-    patterns = [maps] if isinstance(maps, str) else list(maps)
     known = {**roles, **readout}
     chosen = {
         name: role
@@ -66,42 +67,39 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def _found_readout(backbone: Backbone, roles: Mapping[str, str]) -> dict[str, str]:
-    """Maps on atoms to whose outputs z the energy is a sum over atoms, d^2E / dz_i dz_j = 0."""
+    """Maps on atoms after the last exchange: energies with dE_i/dz_j = 0 for atoms j != i."""
     if not isinstance(backbone, AtomisticBackbone) or not backbone.conservative:
         raise ConversionError(
             f"{type(backbone).__name__} predicts forces directly and does not say which of its "
             "maps are the readout; choose maps by patterns of names"
         )
-    graph = backbone.graph(backbone.examples())
     outputs: dict[str, list[Tensor]] = {}
+
+    def note(name: str, z: Tensor) -> Tensor:
+        outputs.setdefault(name, []).append(z if z.requires_grad else z.detach().requires_grad_())
+        return outputs[name][-1]
+
     handles = [
         backbone.get_submodule(name).register_forward_hook(
-            lambda _layer, _args, z, name=name: outputs.setdefault(name, []).append(z)  # pyright: ignore[reportArgumentType]
+            lambda _layer, _args, z, name=name: note(name, z)  # pyright: ignore[reportArgumentType]
         )
         for name, role in roles.items()
         if role == keys.NODE
     ]
     try:
         with torch.enable_grad():
-            energy = backbone(graph)[keys.ENERGIES].sum()
+            energies = backbone(backbone.graph(backbone.examples()))[keys.ENERGIES]
+            return {
+                name: keys.NODE
+                for name, found in outputs.items()
+                if len(found) == 1 and _is_of_its_own_row(energies, found[0])
+            }
     finally:
         for handle in handles:
             handle.remove()
-    return {
-        name: keys.NODE
-        for name, found in outputs.items()
-        if len(found) == 1 and _is_sum_over_rows(energy, found[0])
-    }
 
 
-def _is_sum_over_rows(energy: Tensor, z: Tensor) -> bool:
-    (slope,) = torch.autograd.grad(energy, z, create_graph=True, allow_unused=True)
-    if slope is None or slope.shape[0] < 2:
-        return False
-    if not slope.requires_grad:
-        return True  # the energy is linear in z
-    weights = torch.linspace(0.5, 1.5, slope[0].numel()).to(slope).view_as(slope[0])
-    (mixed,) = torch.autograd.grad(
-        (slope[0] * weights).sum(), z, retain_graph=True, materialize_grads=True
-    )
-    return not bool(mixed[1:].any())
+def _is_of_its_own_row(energies: Tensor, z: Tensor) -> bool:
+    """Whether the first energy depends on the first row of z, and on no other."""
+    (slope,) = torch.autograd.grad(energies[0], z, retain_graph=True, allow_unused=True)
+    return slope is not None and bool(slope[0].any()) and not bool(slope[1:].any())

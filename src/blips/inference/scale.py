@@ -19,6 +19,7 @@ from blips.errors import InputError
 
 RELATIVE_RATIOS = 10.0 ** np.arange(-10.0, 0.25, 0.5)  # in units of the mean |b|^2 of the rows
 LARGEST_FACTOR = 4.0  # of energies: an offset of all energies is no sign of wider error bars
+LEAST_VARIANCE = 1e-12  # of the mean square error, where data pin a variance down to zero
 LEAST_FLOOR = 0.02  # of the root mean square error: nothing is certain
 
 Array = np.ndarray
@@ -40,14 +41,19 @@ def fit_scale_and_floor(var: Array, error: Array) -> Fit:
         error: e_i, [n].
     """
     square = error**2
+    if not np.any(square > 0):
+        raise InputError(
+            f"{len(error)} validation errors, all zero, say nothing about error bars; give "
+            "labelled structures on which the model is not exact and forces do not vanish"
+        )
     floors = np.concatenate([[0.0], np.median(var) * 10.0 ** np.arange(-4.0, 4.01, 0.125)])
     best = Fit(np.inf, 1.0, 1.0)
     for floor in floors:
-        total = np.maximum(var + floor, np.finfo(float).tiny)
+        total = np.maximum(var + floor, LEAST_VARIANCE * square.mean())
         scale_square = np.mean(square / total)
         nll = 0.5 * (1.0 + np.log(2 * np.pi * scale_square) + np.mean(np.log(total)))
         if nll < best.nll:
-            best = Fit(nll, scale_square**0.5, (scale_square * floor) ** 0.5)
+            best = Fit(float(nll), float(scale_square**0.5), float((scale_square * floor) ** 0.5))
     least = LEAST_FLOOR * float(np.sqrt(square.mean()))
     return best._replace(floor=max(best.floor, least))
 

@@ -35,6 +35,11 @@ class Teacher(Protocol):
         ...
 
     @property
+    def posterior(self) -> object | None:
+        """The conditioned posterior, where there is one."""
+        ...
+
+    @property
     def predict(self) -> Callable[..., Prediction]:
         """(graph, **options) -> means and deviations of samples."""
         ...
@@ -125,7 +130,14 @@ def lesson(
     teacher: Teacher, graph: Any, samples: int, seed: int, origin: int, displacement: float
 ) -> Lesson:
     """Tensors and sampled covariance of one structure."""
-    sampled = teacher.predict(graph, samples=samples, seed=seed, covariance=True, calibrated=False)
+    sampled = teacher.predict(
+        graph,
+        method="mc" if teacher.posterior is None else "conditioned",
+        samples=samples,
+        seed=seed,
+        covariance=True,
+        calibrated=False,
+    )
     axes = not teacher.backbone.equivariant
     ingredients = Ingredients.of(teacher.one_pass(graph), axes=axes).to("cpu")
     basis = ingredients.basis().permute(1, 2, 3, 0).numpy()

@@ -21,9 +21,9 @@ from blips.data.dataset import AtomData, StreamedData, StructureData
 from blips.data.labels import Labels
 from blips.data.splits import Split, group_split, random_split
 from blips.data.structures import check_structures, read_structures
-from blips.errors import ConfigError, ConversionError, InputError
+from blips.errors import BlipsError, ConfigError, InputError
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import read_tensors, restore, save
+from blips.train.checkpoint import describe, read_tensors, restore, state_of, write_tensors
 from blips.train.display import TrainingDisplay
 from blips.train.loop import Trainer
 from blips.train.loss import DISTRIBUTION_LOSSES
@@ -130,11 +130,11 @@ def _condition(
             labels=_labels(settings),
             seed=settings.seed,
         )
-    except ConversionError as error:
+    except BlipsError as error:  # a finished training is worth more than its error bars
         warnings.warn(f"the potential was not conditioned on its data: {error}", stacklevel=2)
         return
     if run.best.exists():
-        save(potential, run.best)
+        write_tensors(run.best, state_of(potential), {"model": describe(potential)})
 
 
 def resolve_config(config: Source | Sequence[Source]) -> RunConfig:

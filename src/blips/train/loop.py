@@ -81,7 +81,7 @@ class Trainer:
         )
         self.fabric.launch()
         self.model = model.to(self.dtype)
-        self._frozen = _freeze_backbone(model, settings) if settings.freeze_backbone else []
+        self._frozen = _frozen_parameters(model, settings)
         optimizer = make_optimizer(self.model, settings)
         objective = Objective(self.model, settings, num_data=len(train))
         self.objective, self.optimizer = self.fabric.setup(objective, optimizer)
@@ -272,8 +272,21 @@ class Totals:
         return {name: total / max(1, self._count) for name, total in self._sums.items()}
 
 
-def _freeze_backbone(model: Model, settings: TrainingConfig) -> list[torch.nn.Parameter]:
-    """Switch the backbone's training off; its parameters that were on."""
+def _frozen_parameters(model: Model, settings: TrainingConfig) -> list[torch.nn.Parameter]:
+    """Switch off the training of what the loss does not use; the parameters that were on."""
+    if settings.freeze_backbone:
+        frozen = _backbone_parameters(model, settings)
+    elif isinstance(model, BayesianPotential) and not settings.noise:
+        frozen = [p for p in model.encoder.parameters() if p.requires_grad]
+    else:
+        frozen = []
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    return frozen
+
+
+def _backbone_parameters(model: Model, settings: TrainingConfig) -> list[torch.nn.Parameter]:
+    """The backbone's trained parameters, where they can be frozen."""
     if not isinstance(model, BayesianPotential):
         raise ConfigError("training.freeze_backbone needs a Bayesian potential; see bayesianize")
     if settings.loss not in DISTRIBUTION_LOSSES:
@@ -281,10 +294,7 @@ def _freeze_backbone(model: Model, settings: TrainingConfig) -> list[torch.nn.Pa
             f"training.freeze_backbone with loss {settings.loss!r} would only make the posterior "
             f"vanish; use training.loss={' or '.join(DISTRIBUTION_LOSSES)}"
         )
-    frozen = [p for p in model.backbone.parameters() if p.requires_grad]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    return frozen
+    return [p for p in model.backbone.parameters() if p.requires_grad]
 
 
 def _loggers(config: RunConfig, folder: RunFolder) -> list[Any]:

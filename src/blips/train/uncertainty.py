@@ -81,6 +81,7 @@ def uncertainty_for(
     if isinstance(model, Backbone):
         model.pretrained = True
         model = bayesianize(model, seed=seed)
+    model.posterior = None  # error bars are those of the inference network
     shift = dict.fromkeys(range(119), 0.0)
     if align and "energy" in quantities:
         shift |= unexplained_energies(model.backbone, structures, labels)
