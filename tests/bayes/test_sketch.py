@@ -121,7 +121,6 @@ def test_seeds_have_hashes_of_their_own():
 
 @pytest.mark.parametrize("seed", [2**24, 2**40])
 def test_large_seeds_are_seeds(seed):
-    # BUG: seed << 40 has more than 64 bits, OverflowError
     there, zero = (matrix(Sketch({"w": (50,)}, 10, s)) for s in (seed, 0))
     assert not torch.equal(there, zero)
 

@@ -151,12 +151,10 @@ def test_a_map_that_runs_twice_counts_twice():
 
 
 def test_a_map_before_a_linear_exchange_is_not_found():
-    # BUG: d^2E / dz_i dz_j = 0 holds for it, too
     assert readout_of(wrapped(LinearAfterExchange)) == {"model.last": keys.NODE}
 
 
 def test_energies_are_not_shared_out_to_atoms_whose_they_are_not():
-    # BUG: what the last test shows, as it reaches predictions
     found, expected = slopes_of_atoms(wrapped(LinearAfterExchange))
     if found is not None:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
@@ -170,7 +168,6 @@ def test_trials_leave_no_hooks_and_no_gradients():
 
 
 def test_a_readout_can_be_found_without_gradients_around():
-    # BUG: _is_sum_over_rows differentiates outside of enable_grad
     with torch.no_grad():
         assert readout_of(wrapped(Foreign))
 

@@ -77,7 +77,6 @@ def test_units_of_errors_and_variances_are_free():
 
 def test_errors_without_variance_are_not_certain():
     """Rounding leaves a variance of zero where the data pin a force down."""
-    # BUG: a RuntimeWarning, error^2 / tiny overflows
     var, error = simulated(2.0, 0.5, count=200)
     var[:20] = 0.0
     fit = fit_scale_and_floor(var, error)
@@ -93,7 +92,6 @@ def test_the_floor_is_never_nothing():
 
 @pytest.mark.parametrize("errors", [np.zeros(5), np.zeros(0)], ids=["zero", "none"])
 def test_errors_that_say_nothing_are_refused(errors):
-    # BUG: fit_floor says so for energies; here a RuntimeWarning of numpy, and a scale of nothing
     with pytest.raises(InputError, match="validation"):
         fit_scale_and_floor(np.ones(len(errors)), errors)
 

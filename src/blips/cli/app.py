@@ -41,7 +41,9 @@ def common(
 
 
 Files = Annotated[list[str], typer.Argument(help="config files and a.b=value, left to right")]
-Model = Annotated[Path, typer.Argument(help="a model written by blips (.safetensors)")]
+Model = Annotated[
+    Path, typer.Argument(help="a model written by blips (.safetensors), or a released one's name")
+]
 Structures = Annotated[Path, typer.Argument(help="structures, any file that ASE reads")]
 Samples = Annotated[int, typer.Option(help="posterior samples")]
 Seed = Annotated[int, typer.Option(help="the same seed gives the same result")]
@@ -93,11 +95,11 @@ def ctrl_c_asks() -> Iterator[Callable[[], bool]]:
 
 
 def load_bayesian(path: Path) -> "BayesianPotential":
-    """The potential in a file; a model without posterior is refused."""
+    """The potential in a file, or a released one by its name; plain models are refused."""
     from blips.potential import BayesianPotential
-    from blips.train.checkpoint import load
+    from blips.train.load import load
 
-    model = load(path)
+    model = load(str(path))
     if not isinstance(model, BayesianPotential):
         raise ConfigError(
             f"{path} holds a plain {type(model).__name__} without posterior, which has no error "

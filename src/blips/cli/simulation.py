@@ -54,7 +54,7 @@ def md(
     mode: Annotated[
         str,
         typer.Option(
-            help="what moves the atoms: map (posterior means), frozen (one draw) or mc",
+            help="what moves the atoms: map (posterior means), frozen (one draw), auto or mc",
             rich_help_panel=RUN,
         ),
     ] = "map",
@@ -201,7 +201,7 @@ def _tell(outcome: "Outcome", folder: Path) -> None:
 
 
 def _check_calibrated(potential: "BayesianPotential", model: Path) -> None:
-    if "forces" not in potential.calibration:
+    if "forces" not in potential.calibration and potential.posterior is None:
         raise ConfigError(
             f"--max-error needs calibrated error bars, and {model} has none for forces; "
             f"run blips calibrate {model} held-out.extxyz -o calibrated.safetensors first"
