@@ -148,9 +148,11 @@ def test_the_factor_is_recovered():
     assert fit_factor(var, error) == pytest.approx(2.5, rel=5 / np.sqrt(2000))
 
 
-@pytest.mark.parametrize(("size", "factor"), [(1e-6, 1.0), (0.5, 1.0), (100.0, LARGEST_FACTOR)])
+@pytest.mark.parametrize(
+    ("size", "factor"), [(1e-6, 0.01), (0.5, 0.75), (0.9, 1.0), (1.2, 1.2), (100.0, LARGEST_FACTOR)]
+)
 def test_the_factor_stays_within_its_bounds(size, factor):
-    assert fit_factor(np.ones(20), np.full(20, size)) == factor
+    assert fit_factor(np.ones(20), np.full(20, size)) == pytest.approx(factor)
 
 
 def test_energies_without_variance_do_not_decide_the_factor():

@@ -62,6 +62,10 @@ class Sketch:
         bucket, sign = self._bucket_and_sign(name, v.device)
         return (v.index_select(1, bucket) * sign.to(v)).view(len(v), *self.shapes[name])
 
+    def gather_all(self, v: Tensor) -> dict[str, Tensor]:
+        """(P v) of all matrices, [K, *shape] by name."""
+        return {name: self.gather(v, name) for name in self.shapes}
+
     def scatter(self, values: Mapping[str, Tensor]) -> Tensor:
         """P^T of gradients by all matrices, each [S, *shape], -> [S, d]; differentiable."""
         out: Tensor | None = None

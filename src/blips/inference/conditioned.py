@@ -23,7 +23,7 @@ from blips import keys
 from blips.backbones.base import Backbone
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
-from blips.inference.linearise import CoefficientFunction, Linearised
+from blips.inference.linearise import CoefficientFunction, Linearised, Noise
 from blips.inference.posterior import ConditionedPosterior, unknown_structures
 from blips.predict import Outputs, Prediction, point_prediction
 
@@ -64,8 +64,8 @@ def predict_conditioned(
     if samples == 0:
         return _energies_alone(linearised, posterior, seed)
     graph = linearised.graph
-    draws = _draws(posterior, samples, seed, forces or stress)
-    changes, unknown = _widened(linearised.members, linearised, posterior, draws, seed)
+    count = _number_of_draws(posterior, samples, forces or stress)
+    changes, unknown = _widened(linearised.members, linearised, posterior, count, seed)
     arrays: dict[str, Any] = {
         f"{name}_std": change.double().square().mean(dim=0).sqrt().cpu().numpy()
         for name, change in changes.items()
@@ -88,38 +88,35 @@ def predict_conditioned(
 def _energies_alone(
     linearised: Linearised, posterior: ConditionedPosterior, seed: int
 ) -> Prediction:
-    """Deviations of energies and energies of atoms, which need no backward pass of their own."""
+    """Deviations of energies by many draws: they need no backward pass of their own."""
     graph = linearised.graph
-    most = ATOM_DRAWS if posterior.kept_draws is None else len(posterior.kept_draws)
-    draws = posterior.draws(min(ATOM_DRAWS, most), seed)
-    changes, unknown = _widened(linearised.energy_changes, linearised, posterior, draws, seed)
+    count = _number_of_draws(posterior, ATOM_DRAWS, derivatives=False)
+    changes, _ = _widened(linearised.energy_changes, linearised, posterior, count, seed)
     factor = posterior.scale.energy_factor
     arrays: dict[str, Any] = {
         f"{name}_std": factor * change.square().mean(dim=0).sqrt().cpu().numpy()
         for name, change in changes.items()
     }
-    exact = _exact_energy_std(linearised, posterior, unknown)
-    arrays |= {name: factor * value for name, value in exact.items()}
     mean = point_prediction(linearised.outputs, graph, method="onepass")
     arrays["energy_aleatoric_std"] = posterior.scale.floor.get(keys.ENERGY, 0.0) * mean.n_atoms
     return replace(mean, **arrays)
 
 
 def _widened(
-    changes_of: Callable[[Tensor], Outputs],
+    changes_of: Callable[[Noise], Outputs],
     linearised: Linearised,
     posterior: ConditionedPosterior,
-    draws: Tensor,
+    count: int,
     seed: int,
 ) -> tuple[Outputs, Tensor]:
-    """Changes for these draws, the prior's for structures with unknown elements; which they are."""
+    """Changes for `count` draws, of the prior where elements are unknown; where they are."""
     graph = linearised.graph
     unknown = unknown_structures(posterior, graph.numbers, graph.structure, graph.num_structures)
-    changes = changes_of(draws)
+    changes = changes_of(posterior.weight_noise(count, seed, graph.positions.dtype))
     if not bool(unknown.any()):
         return changes, unknown
     _warn(posterior, graph)
-    wide = changes_of(posterior.prior_draws(len(draws), seed))
+    wide = changes_of(posterior.prior_draws(count, seed))
     return {k: _where(unknown, graph, wide[k], v) for k, v in changes.items()}, unknown
 
 
@@ -153,11 +150,12 @@ def linearise(
     )
 
 
-def _draws(posterior: ConditionedPosterior, samples: int, seed: int, derivatives: bool) -> Tensor:
-    """`samples` draws; more where they cost no backward pass, as far as there are more."""
-    if derivatives or posterior.gaussian is None:
-        return posterior.draws(samples, seed)
-    return posterior.draws(max(samples, ATOM_DRAWS), seed)
+def _number_of_draws(posterior: ConditionedPosterior, samples: int, derivatives: bool) -> int:
+    """`samples`; more where they cost no backward pass, as far as there are more."""
+    if derivatives:
+        return samples
+    kept = posterior.kept_draws
+    return max(samples, ATOM_DRAWS) if kept is None else min(max(samples, ATOM_DRAWS), len(kept))
 
 
 def _exact_energy_std(

@@ -41,6 +41,7 @@ from blips.errors import ConversionError, InputError
 from blips.predict import Outputs
 
 STRUCTURE = "structure"  # row type of maps that act on structures
+Noise = Tensor | Mapping[str, Tensor]  # v [K, d], or P v [K, out, in] of each matrix
 CoefficientFunction = Callable[[Graph], Mapping[str, Tensor]]
 
 
@@ -250,7 +251,7 @@ class Linearised:
                 yield row
 
     @torch.enable_grad()
-    def members(self, v: Tensor) -> Outputs:
+    def members(self, v: Noise) -> Outputs:
         """First-order changes of all outputs for noise v [K, d], [K, ...] of each output."""
         noise = self._weight_noise(v)
         of_atoms = self._tangents(self._energy, noise)
@@ -261,7 +262,7 @@ class Linearised:
             changes[name] = _backward_each(tangents.sum(dim=0), source.leaf) / source.divisor
         return changes
 
-    def energy_changes(self, v: Tensor) -> Outputs:
+    def energy_changes(self, v: Noise) -> Outputs:
         """First-order changes of the energies for noise v [K, d], of atoms too where possible."""
         with torch.no_grad():
             return self._energies_of(self._tangents(self._energy, self._weight_noise(v)))
@@ -289,10 +290,9 @@ class Linearised:
         """Whether the change of an atom's energy is the sum over its own rows."""
         return self.maps.last and all(role == keys.NODE for role in self.maps.roles.values())
 
-    def _weight_noise(self, v: Tensor) -> dict[str, Tensor]:
+    def _weight_noise(self, v: Noise) -> Mapping[str, Tensor]:
         """P v of each matrix, [K, out, in]."""
-        sketch = self.maps.sketch
-        return {name: sketch.gather(v, name) for name in sketch.shapes}
+        return v if isinstance(v, Mapping) else self.maps.sketch.gather_all(v)
 
     def _tangents(self, products: list[Product], noise: Mapping[str, Tensor]) -> Tensor:
         """B . v_k, shared out to atoms where that is possible, else to structures, [N or S, K]."""

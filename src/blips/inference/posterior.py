@@ -32,7 +32,7 @@ class Scale:
         ratio: r = s^2 / tau^2, in units of the square of the rows (eV, eV/A).
         scale: tau, standard deviation of the relative noise of a weight before data.
         floor: standard deviation of the misfit, by quantity (eV/atom, eV/A, eV/A^3).
-        energy_factor: what deviations of energies are multiplied with, at least 1.
+        energy_factor: what deviations of energies are multiplied with.
     """
 
     ratio: float
@@ -71,6 +71,9 @@ class ConditionedPosterior:
     numbers: frozenset[int]
     evidence: Evidence | None
     kept_draws: Tensor | None = None
+    _noise: dict[tuple[int, int, torch.dtype], dict[str, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _draws: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -89,6 +92,15 @@ class ConditionedPosterior:
             self._draws.clear()  # of one seed only: memory
             kept = self._draws[seed] = self.gaussian.draw(count, seed)
         return kept[:count]
+
+    def weight_noise(self, count: int, seed: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
+        """P v of draws 0, 1, ..., [K, out, in] by matrix; kept between calls."""
+        key = (count, seed, dtype)
+        if key not in self._noise:
+            self._noise.clear()
+            draws = self.draws(count, seed).to(dtype)
+            self._noise[key] = self.maps.sketch.gather_all(draws)
+        return self._noise[key]
 
     def prior_draws(self, count: int, seed: int = 0) -> Tensor:
         """Draws of v as before any data, [K, d]."""

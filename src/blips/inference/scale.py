@@ -7,8 +7,9 @@ counts once for each structure: the weight of a ratio is exp(-S NLL(r)), and the
 is the mean of log r under these weights. Where validation data cannot tell ratios apart, it is the
 middle of what they allow.
 
-Energies take the scale of the forces times a factor of at least one: errors of energies that the
-forces' scale does not explain grow away from the data, as epistemic ones do, so they are no floor.
+Energies take the scale of the forces times a factor: errors of energies that the forces' scale
+does not explain grow away from the data, as epistemic ones do, so they are no floor. Error bars of
+energies are made narrower only where validation energies leave them half as wide again as needed.
 """
 
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from blips.errors import InputError
 RELATIVE_RATIOS = 10.0 ** np.arange(-10.0, 0.25, 0.5)  # in units of the mean |b|^2 of the rows
 LARGEST_FACTOR = 4.0  # of energies: an offset of all energies is no sign of wider error bars
 LEAST_VARIANCE = 1e-12  # of the mean square error, where data pin a variance down to zero
+LEAST_FACTOR, SAFETY = 0.01, 1.5
 LEAST_FLOOR = 0.02  # of the root mean square error: nothing is certain
 
 Array = np.ndarray
@@ -65,7 +67,10 @@ def choose_ratio(ratios: Array, nlls: Array, structures: int) -> float:
 
 
 def fit_factor(var: Array, error: Array) -> float:
-    """Factor on the deviations of largest likelihood, between 1 and `LARGEST_FACTOR`.
+    """Factor on the deviations of largest likelihood, at most `LARGEST_FACTOR`.
+
+    Where it is below one, it is 1.5 times as large, or one: a dozen energies near the data are a
+    poor reason for narrow error bars far from it.
 
     Args:
         var: variances, [n].
@@ -74,7 +79,8 @@ def fit_factor(var: Array, error: Array) -> float:
     positive = var > 0
     if not positive.any():
         return 1.0
-    return float(np.clip(np.sqrt(np.mean(error[positive] ** 2 / var[positive])), 1, LARGEST_FACTOR))
+    best = float(np.sqrt(np.mean(error[positive] ** 2 / var[positive])))
+    return min(best, LARGEST_FACTOR) if best >= 1 else min(1.0, max(SAFETY * best, LEAST_FACTOR))
 
 
 def fit_floor(var: Array, error: Array, size: Array) -> float:
