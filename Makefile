@@ -40,6 +40,7 @@ bench: $(STAMP)
 	$(BIN)/blips bench --folder results/benchmarks
 	$(BIN)/python benchmarks/batched.py --output results/benchmarks/batched
 	$(BIN)/python benchmarks/pool.py --output results/benchmarks/pool
+	$(BIN)/python benchmarks/conditioned.py --output results/benchmarks/conditioned
 
 # The site, with executed notebooks, in build/site: open build/site/index.html.
 docs: $(STAMP)

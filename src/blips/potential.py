@@ -368,6 +368,10 @@ class BayesianPotential(nn.Module):
     ) -> ForceSpread:
         """Learn from own samples what one pass needs for deviations of forces; keep it.
 
+        The samples are those of the paper's posterior (`method="mc"`). Deviations of a conditioned
+        posterior span orders of magnitude and are not learned well this way (on NH3 ranks agree by
+        0.5 near the data and 0.65 far from it); eight draws of it are cheap and rank by 0.98.
+
         Args:
             structures: such as the potential will be used for, without labels; 10 are enough.
             samples: posterior samples of each.

@@ -103,6 +103,7 @@ def _assembled(run: Run, data: NearFar) -> Uncertain:
     if kind == "conditioned":
         (parent,) = parents
         potential = parent if isinstance(parent, BayesianPotential) else bayesianize(parent)
+        potential.posterior = None  # of its training
         potential.condition(data.train, valid=data.valid, seed=run.spec.seed, **options)
         return potential
     plain = [parent for parent in parents if isinstance(parent, Backbone)]

@@ -35,11 +35,6 @@ class Teacher(Protocol):
         ...
 
     @property
-    def posterior(self) -> object | None:
-        """The conditioned posterior, where there is one."""
-        ...
-
-    @property
     def predict(self) -> Callable[..., Prediction]:
         """(graph, **options) -> means and deviations of samples."""
         ...
@@ -132,7 +127,7 @@ def lesson(
     """Tensors and sampled covariance of one structure."""
     sampled = teacher.predict(
         graph,
-        method="mc" if teacher.posterior is None else "conditioned",
+        method="mc",
         samples=samples,
         seed=seed,
         covariance=True,
