@@ -1,7 +1,8 @@
 """Make the posteriors that are shipped for released models, from geometries and labels of MPtrj.
 
-Geometries and labels are those of `blips.experiments.released_data`; energies of the conditioning
-structures align the model's energies per element.
+Geometries and labels are those of `blips.experiments.released_data`. Energies of these labels are
+without the corrections that some models include (anions, Hubbard U), so that they are no measure of
+a model's error: forces alone give the scale, which energies share.
 
     python recipes/released_posteriors.py chgnet sevennet-0 mattersim-1m
 """
@@ -18,7 +19,7 @@ from blips.experiments.released_data import CONDITIONED, SOURCE, VALID, mptrj_sp
 from blips.factory import bayesianize
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import write_tensors
-from blips.train.references import moved, unexplained_energies
+from blips.train.references import moved
 from blips.train.released import FOLDER, weights_digest
 from blips.train.run import environment
 
@@ -27,13 +28,11 @@ OUTPUT = Path(__file__).parents[1] / "src/blips/data" / FOLDER
 
 
 def condition(name: str, data: Path) -> BayesianPotential:
-    """The released model, conditioned; energies up to a constant for each element."""
+    """The released model, conditioned; the scale is that of its force errors."""
     potential = bayesianize(load(name))
     geometries, valid, _ = mptrj_split(data, potential.backbone)
-    shift = dict.fromkeys(range(119), 0.0)
-    shift |= unexplained_energies(potential.backbone, geometries)
-    valid = moved(valid, shift, ("energy", "forces"))
-    potential.condition(geometries, valid=valid, rows=ROWS)
+    no_shift = dict.fromkeys(range(119), 0.0)
+    potential.condition(geometries, valid=moved(valid, no_shift, ("forces",)), rows=ROWS)
     return potential
 
 

@@ -79,7 +79,7 @@ def test_numbers_are_those_of_the_model(page, fit_run):
     assert series["y"] == pytest.approx(prediction.forces.ravel(), rel=1e-4, abs=1e-7)
     assert series["sigma"] == pytest.approx(prediction.forces_total_std.ravel(), rel=1e-4, abs=1e-7)
     for entry in found["structures"]:
-        expected = np.linalg.norm(prediction[entry["index"]].forces_std, axis=1)
+        expected = np.linalg.norm(prediction[entry["index"]].forces_total_std, axis=1)
         assert entry["sigma"] == pytest.approx(expected, rel=1e-3)
 
 

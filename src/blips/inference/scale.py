@@ -5,7 +5,9 @@ For one ratio r the variances are tau^2 (q_i + phi), q_i = b_i^T (I + G / r)^-1 
 phi is found on a grid. The errors of one structure hang together, so their mean log-likelihood
 counts once for each structure: the weight of a ratio is exp(-S NLL(r)), and the ratio that is taken
 is the mean of log r under these weights. Where validation data cannot tell ratios apart, it is the
-middle of what they allow.
+middle of what they allow. Ratios end at 1e-4 of the mean |b|^2: what was trained on is known to
+better than a hundredth of what the prior leaves open. Larger ratios can look better near the data,
+for models whose errors have other causes, and make error bars grow too little away from it.
 
 Energies take the scale of the forces times a factor: errors of energies that the forces' scale
 does not explain grow away from the data, as epistemic ones do, so they are no floor. Error bars of
@@ -18,7 +20,7 @@ import numpy as np
 
 from blips.errors import InputError
 
-RELATIVE_RATIOS = 10.0 ** np.arange(-10.0, 0.25, 0.5)  # in units of the mean |b|^2 of the rows
+RELATIVE_RATIOS = 10.0 ** np.arange(-10.0, -3.75, 0.5)  # in units of the mean |b|^2 of the rows
 LARGEST_FACTOR = 4.0  # of energies: an offset of all energies is no sign of wider error bars
 LEAST_VARIANCE = 1e-12  # of the mean square error, where data pin a variance down to zero
 LEAST_FACTOR, SAFETY = 0.01, 1.5
