@@ -23,7 +23,7 @@ from blips.train.references import moved
 from blips.train.released import FOLDER, weights_digest
 from blips.train.run import environment
 
-ROWS, DRAWS = 4, 64
+ROWS, DIMENSION, DRAWS = 4, 8192, 32  # more dimensions than rows: directions have to stay open
 OUTPUT = Path(__file__).parents[1] / "src/blips/data" / FOLDER
 
 
@@ -32,7 +32,9 @@ def condition(name: str, data: Path) -> BayesianPotential:
     potential = bayesianize(load(name))
     geometries, valid, _ = mptrj_split(data, potential.backbone)
     no_shift = dict.fromkeys(range(119), 0.0)
-    potential.condition(geometries, valid=moved(valid, no_shift, ("forces",)), rows=ROWS)
+    potential.condition(
+        geometries, valid=moved(valid, no_shift, ("forces",)), rows=ROWS, dimension=DIMENSION
+    )
     return potential
 
 
