@@ -25,7 +25,7 @@ from blips.uq.plots.style import COLOURS, DASHES, GUIDE, TEXT_SIZE, add_legend, 
 
 ROOT = Path(__file__).parents[1]
 RESULTS, OUTPUT = ROOT / "results/errorbars/default", ROOT / "docs/assets/reliability.png"
-SHOWN = ("conditioned", "deep_ensemble", "llpr", "blip_paper")
+SHOWN = ("conditioned", "deep_ensemble", "llpr")
 BANDS = SHOWN[:2]  # more of them would hide each other
 PANELS = {"near": "near the training data", "far": "far from the training data"}
 LARGEST_FILE = 150_000  # bytes: it is in the repository

@@ -29,7 +29,7 @@ from blips.bayes.weights import FrozenDraw
 from blips.errors import CheckpointError, InputError, MissingPackageError
 from blips.testing.compare import rotation_matrix
 from blips.train.uncertainty import uncertainty_for
-from helpers import morse_ammonia, quartz
+from helpers import QUICK, morse_ammonia, quartz
 
 # e3nn 0.4 keeps its generated code as TorchScript, of which torch warns whenever it is copied.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -244,9 +244,7 @@ def test_training_moves_weights_and_widths_and_stays_finite(request, model, tmp_
     potential = blips.bayesianize(backbone, **FOUNDATION, initial=1e-4)
     before = {name: p.detach().clone() for name, p in potential.named_parameters()}
     structures = morse_ammonia(4, seed=1)
-    config = {
-        "training": {"epochs": 2, "batch_size": 2, "lr": 1e-5, "tensorboard": False, "threads": 1}
-    }
+    config = {"training": {**QUICK, "epochs": 2, "batch_size": 2, "lr": 1e-5, "condition": True}}
     result = blips.fit(
         potential, structures[:3], valid=structures[3:], config=config, folder=tmp_path / "run",
         display=False,
@@ -256,6 +254,11 @@ def test_training_moves_weights_and_widths_and_stays_finite(request, model, tmp_
     for name in potential.conversion.roles:
         assert f"backbone.{name}.weight" in moved
     assert any(name.startswith("encoder.") for name in moved)
+    assert potential.posterior is not None
+    found = potential.predict(structures)
+    assert found.method == "conditioned"
+    assert (found.forces_total_std > 0).all()
+    np.testing.assert_array_equal(found.forces, potential.predict(structures, method="map").forces)
 
 
 def labelled_by_a_stretched_model(backbone: MACE, structures: list[Atoms]) -> list[Atoms]:
