@@ -23,7 +23,7 @@ from blips.train.references import moved
 from blips.train.released import FOLDER, weights_digest
 from blips.train.run import environment
 
-ROWS, DIMENSION, DRAWS = 4, 8192, 32  # more dimensions than rows: directions have to stay open
+ROWS, DIMENSION, DRAWS = 6, 2048, 64  # more dimensions than rows: directions have to stay open
 OUTPUT = Path(__file__).parents[1] / "src/blips/data" / FOLDER
 
 

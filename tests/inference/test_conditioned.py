@@ -707,7 +707,7 @@ def test_labels_of_the_posterior_itself_have_the_errors_that_are_predicted():
     energy = np.array([atoms.get_potential_energy() for atoms in test])
     z = (energy - prediction.energy) / prediction.energy_total_std
     assert np.sqrt(np.mean(z**2)) == pytest.approx(1.0, rel=0.35)
-    assert fitted.floor[keys.FORCES] == pytest.approx(FLOOR[keys.FORCES], rel=0.2)
+    assert fitted.floor[keys.FORCES] == pytest.approx(FLOOR[keys.FORCES], rel=0.4)
 
 
 def test_forces_that_vanish_by_symmetry_do_not_decide_the_scale():

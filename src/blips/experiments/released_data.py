@@ -2,7 +2,8 @@
 
 $BLIPS_DATA/mptrj/mptrj-random-1k.xyz: 1000 frames of MPtrj (CC-BY-4.0), as chosen for the benchmark
 of MatterSim (MIT). Those of at most 60 atoms with elements that the model knows, in a seeded order:
-the first 500 are conditioned on, the next 100 give the scale, the rest is left for tests.
+100 are conditioned on, first one for every element that those before lack; the next 100 give the
+scale, the rest is left for tests.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from blips.data.structures import read_structures
 
 SOURCE = "mptrj/mptrj-random-1k.xyz"
 HOT = "mptrj/mpf-TP.xyz"  # high temperature and pressure
-CONDITIONED, VALID, LARGEST = 500, 100, 60
+CONDITIONED, VALID, LARGEST = 100, 100, 60
 
 
 class Split(NamedTuple):
@@ -30,7 +31,7 @@ class Split(NamedTuple):
 
 def mptrj_split(folder: Path, backbone: Backbone) -> Split:
     """MPtrj for this model."""
-    shuffled = _shuffled(read_structures(folder / SOURCE), backbone)
+    shuffled = _new_elements_first(_shuffled(read_structures(folder / SOURCE), backbone))
     rest = shuffled[CONDITIONED:]
     return Split(shuffled[:CONDITIONED], rest[:VALID], rest[VALID:])
 
@@ -38,6 +39,16 @@ def mptrj_split(folder: Path, backbone: Backbone) -> Split:
 def hot_structures(folder: Path, backbone: Backbone) -> list[Atoms]:
     """Hot, dense crystals for this model."""
     return _shuffled(read_structures(folder / HOT), backbone)
+
+
+def _new_elements_first(structures: list[Atoms]) -> list[Atoms]:
+    """Structures with an element that none before them has, then the others."""
+    seen, first, others = set[int](), list[Atoms](), list[Atoms]()
+    for atoms in structures:
+        numbers = set(atoms.numbers.tolist())
+        (others if numbers <= seen else first).append(atoms)
+        seen |= numbers
+    return first + others
 
 
 def _shuffled(structures: Iterable[Atoms], backbone: Backbone) -> list[Atoms]:
