@@ -112,7 +112,7 @@ def test_a_finished_campaign_stays_as_it_is_and_goes_on_with_a_larger_budget(fin
     assert labels_of(run_campaign(load_campaign(config), display=False)) == labels_of(summary)
     more = run_campaign(load_campaign(config, "stop.rounds=3"), display=False)
     assert labels_of(more)[:12] == labels_of(summary)
-    assert more["labels"] + more["quarantined"] == 15
+    assert more["labels"] > summary["labels"] == 12
 
 
 def test_a_lost_model_is_trained_again(finished, tmp_path):
