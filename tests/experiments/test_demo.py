@@ -13,7 +13,7 @@ def test_the_demo_leaves_a_conditioned_model_metrics_figures_and_a_report(tmp_pa
         assert set(metrics) == {CONDITIONED, BLIP, PLAIN}
         assert metrics[CONDITIONED]["forces"]["mae"] == metrics[PLAIN]["forces"]["mae"]
         assert len(list((tmp_path / "figures" / name).glob("*.png"))) == 6
-    assert "no far label was used" in (tmp_path / "summary.md").read_text()
+    assert "nothing was fitted to far labels" in (tmp_path / "summary.md").read_text()
     told = capsys.readouterr().out
     assert "CHGNet as released" in told
     assert "".join(told.split()).endswith("report.html")  # lines may be wrapped

@@ -222,5 +222,5 @@ def _conclusion(near: Evaluation, far: Evaluation) -> str:
     return (
         f"From near to far the force errors grow {errors:.0f}-fold and the conditioned error bars "
         f"{bars:.0f}-fold; {100 * covered:.0f} % of the far force components lie within the 90 % "
-        "interval, though no far label was used."
+        "interval, and nothing was fitted to far labels."
     )

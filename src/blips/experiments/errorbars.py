@@ -188,7 +188,7 @@ COLUMNS = tuple(
 NOTE = """\
 eV and A. F MAE, coverage of the central 90 % interval, ECE and CRPS: of force components. NLL:
 Gaussian, sum of an atom's three components. rho: Spearman, variance against squared error. All
-error bars are scaled on near validation data; far labels are used for these figures alone."""
+error bars are scaled on near validation data; nothing is fitted to far labels."""
 
 
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
