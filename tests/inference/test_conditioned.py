@@ -84,7 +84,7 @@ def predict(potential, atoms, **options) -> blips.Prediction:
 def all_rows(potential: blips.BayesianPotential, atoms: Atoms) -> Tensor:
     """Rows of the energy and of all force components, [1 + 3N, d]."""
     graph = potential.backbone.graph(atoms)
-    linearised = Linearised(potential.backbone, graph, potential.conditioned().maps, rows=True)
+    linearised = Linearised(potential.backbone, graph, potential.conditioned().maps, depth="rows")
     directions = [one.u for one in components(graph, 3 * len(atoms))]
     forces = linearised.rows_along(keys.FORCES, directions)
     return torch.cat([linearised.energy_rows(), *forces]).double()

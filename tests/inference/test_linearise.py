@@ -85,7 +85,7 @@ def case_of(name: str, maps: str | tuple[str, ...], dimension: int | None) -> Ca
             with_linear_weights(potential, which, v, step)(graph, stress=True)
             for step in (STEP, -STEP)
         ]
-    linearised = Linearised(potential.backbone, graph, which, stress=True, rows=True)
+    linearised = Linearised(potential.backbone, graph, which, stress=True, depth="rows")
     return Case(potential, graph, which, linearised, v, central(*moved, STEP))
 
 
@@ -165,7 +165,7 @@ def test_rows_of_a_batch_are_those_of_its_structures(case: Case):
     parts = u.split([9, 4])
     for s, atoms in enumerate(periodic()):
         graph = case.potential.backbone.graph(atoms)
-        alone = Linearised(case.potential.backbone, graph, case.maps, rows=True)
+        alone = Linearised(case.potential.backbone, graph, case.maps, depth="rows")
         close(case.linearised.energy_rows()[s], alone.energy_rows()[0], 1e-11)
         (row,) = alone.rows_along(keys.FORCES, [parts[s]])
         close(whole[s], row[0], 1e-11)
@@ -176,7 +176,7 @@ def test_the_order_of_edges_does_not_matter(painn):
     order = torch.randperm(graph.num_edges, generator=torch.Generator().manual_seed(0))
     edge_index, edge_shift = graph.edge_index[:, order], graph.edge_shift[order]
     mixed = replace(graph, edge_index=edge_index, edge_shift=edge_shift)
-    one, other = (Linearised(painn.backbone, g, maps, rows=True) for g in (graph, mixed))
+    one, other = (Linearised(painn.backbone, g, maps, depth="rows") for g in (graph, mixed))
     close(other.energy_rows(), one.energy_rows(), 1e-11)
     v = normal(1, maps.sketch.size)
     close(other.members(v)[keys.FORCES], one.members(v)[keys.FORCES], 1e-11)
@@ -191,7 +191,7 @@ def test_a_sketch_of_rows_is_the_sketch_of_all_weights_rows(painn):
     p = {name: sketched.sketch.gather(torch.eye(50).double(), name) for name in whole.sketch.shapes}
     p = torch.cat([value.flatten(1) for value in p.values()], dim=1)  # [50, weights]
     rows, expected = (
-        Linearised(painn.backbone, graph, maps, rows=True) for maps in (sketched, whole)
+        Linearised(painn.backbone, graph, maps, depth="rows") for maps in (sketched, whole)
     )
     close(rows.energy_rows(), expected.energy_rows() @ p.T, 1e-12)
     (found,), (all_weights,) = (list(one.rows_along(keys.FORCES, [u])) for one in (rows, expected))

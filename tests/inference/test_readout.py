@@ -144,7 +144,7 @@ def test_a_map_that_runs_twice_counts_twice():
     v = normal(maps.sketch.size)
     moved = [with_linear_weights(potential, maps, v, step)(graph) for step in (1e-5, -1e-5)]
     expected = central(*moved, 1e-5)
-    linearised = Linearised(potential.backbone, graph, maps, rows=True)
+    linearised = Linearised(potential.backbone, graph, maps, depth="rows")
     torch.testing.assert_close(linearised.energy_rows() @ v, expected[keys.ENERGY])
     found = linearised.members(v[None])[keys.FORCES][0]
     torch.testing.assert_close(found, expected[keys.FORCES], rtol=1e-5, atol=1e-8)

@@ -88,11 +88,7 @@ def collect(
                 continue
             graph = backbone.graph([atoms for _, atoms in group])
             linearised = Linearised(
-                backbone,
-                graph,
-                maps,
-                coefficients=coefficients_of,
-                rows=True,
+                backbone, graph, maps, coefficients=coefficients_of, depth="rows"
             )
             evidence.add(linearised.energy_rows())
             generators = [seeded_generator("rows", seed, first + k) for k, _ in group]
@@ -202,8 +198,9 @@ def _valid_rows(
     for batch in _batches(valid):
         graph = backbone.graph(batch)
         forces = keys.FORCES in has
+        depth = "rows" if forces else "members"
         linearised = Linearised(
-            backbone, graph, maps, coefficients=coefficients_of, forces=forces, rows=forces
+            backbone, graph, maps, coefficients=coefficients_of, forces=forces, depth=depth
         )
         known = [extract(atoms, sorted(has), labels) for atoms in batch]
         if keys.ENERGY in has:

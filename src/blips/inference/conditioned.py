@@ -23,7 +23,7 @@ from blips import keys
 from blips.backbones.base import Backbone
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
-from blips.inference.linearise import CoefficientFunction, Linearised, Noise
+from blips.inference.linearise import CoefficientFunction, Depth, Linearised, Noise
 from blips.inference.posterior import ConditionedPosterior, unknown_structures
 from blips.predict import Outputs, Prediction, point_prediction
 
@@ -60,7 +60,8 @@ def predict_conditioned(
             f"samples={samples}: a deviation needs at least 2 draws; "
             'use method="map" for a prediction without error bars'
         )
-    linearised = linearise(backbone, posterior, graph, forces, stress, coefficients)
+    depth: Depth = "members" if samples else "energies"
+    linearised = linearise(backbone, posterior, graph, forces, stress, coefficients, depth)
     if samples == 0:
         return _energies_alone(linearised, posterior, seed)
     graph = linearised.graph
@@ -141,12 +142,19 @@ def linearise(
     forces: bool,
     stress: bool,
     coefficients: CoefficientFunction | None,
+    depth: Depth = "members",
 ) -> Linearised:
     """The model on a batch, to first order in the noise of the posterior's weights."""
     if not isinstance(graph, AtomGraph):
         raise InputError(f"a conditioned posterior needs an AtomGraph, got {type(graph).__name__}")
     return Linearised(
-        backbone, graph, posterior.maps, coefficients=coefficients, forces=forces, stress=stress
+        backbone,
+        graph,
+        posterior.maps,
+        coefficients=coefficients,
+        forces=forces,
+        stress=stress,
+        depth=depth,
     )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ from blips.predict import Outputs
 
 STRUCTURE = "structure"  # row type of maps that act on structures
 Noise = Tensor | Mapping[str, Tensor]  # v [K, d], or P v [K, out, in] of each matrix
+Depth = Literal["energies", "members", "rows"]
 CoefficientFunction = Callable[[Graph], Mapping[str, Tensor]]
 
 
@@ -113,8 +114,10 @@ def _watched(backbone: Backbone, names: Sequence[str]) -> Iterator[list[_Call]]:
         yield calls
 
 
-def _gradients(scalar: Tensor, calls: Sequence[_Call]) -> list[Product]:
-    """Every product of the calls with d(scalar)/dz, differentiable."""
+def _gradients(
+    scalar: Tensor, calls: Sequence[_Call], also: Sequence[Tensor] = (), *, differentiable: bool
+) -> tuple[list[Product], list[Tensor]]:
+    """Every product of the calls with d(scalar)/dz, and d(scalar)/d(leaf) of other leaves."""
     for call in calls:
         if call.output._version != call.version:
             raise ConversionError(
@@ -122,14 +125,17 @@ def _gradients(scalar: Tensor, calls: Sequence[_Call]) -> list[Product]:
                 "gradient is not that of the map; choose other maps"
             )
     outputs = [call.output for call in calls]
-    found = torch.autograd.grad(scalar, outputs, create_graph=True, materialize_grads=True)
-    return [
+    found = torch.autograd.grad(
+        scalar, [*outputs, *also], create_graph=differentiable, materialize_grads=True
+    )
+    products = [
         product
-        for call, gradient in zip(calls, found, strict=True)
+        for call, gradient in zip(calls, found, strict=False)
         for product in _kind(call.layer, call.name).products(
             call.layer, call.name, call.h, gradient
         )
     ]
+    return products, list(found[len(outputs) :])
 
 
 class _Source(NamedTuple):
@@ -151,7 +157,8 @@ class Linearised:
             positions); elsewhere it is 1.
         forces: whether forces will be asked for.
         stress: whether the stress will be asked for.
-        rows: whether rows of forces or stress will be asked for, not only members.
+        depth: what will be asked for: changes of "energies" alone, which take no backward pass of
+            their own; "members" with their forces; or "rows" of forces and stress.
     """
 
     def __init__(
@@ -163,46 +170,68 @@ class Linearised:
         coefficients: CoefficientFunction | None = None,
         forces: bool = True,
         stress: bool = False,
-        rows: bool = False,
+        depth: Depth = "members",
     ) -> None:
         self.graph, self.maps = graph, maps
+        self._backbone, self._depth = backbone, depth
         self._row_atoms = backbone.row_atoms(graph)
-        volumes = graph.volumes() if stress else None
-        conservative = backbone.conservative
         with torch.enable_grad():
             moved, inputs = differentiable(graph, forces=forces or not stress, stress=stress)
-            once = maps.last and not rows
+            once = depth == "energies" or (maps.last and depth == "members")
             with first_derivatives_only(once), _watched(backbone, list(maps.roles)) as calls:
                 outputs = backbone(moved)
-            found = coefficients(moved) if coefficients else {}
-            self._scale = {name: coef.sqrt() for name, coef in found.items()}
             if not calls:
                 raise ConversionError("none of the chosen maps ran; choose maps that are used")
+            found = coefficients(moved) if coefficients else {}
+            self._scale = {name: coef.sqrt() for name, coef in found.items()}
             if keys.ENERGIES in outputs:
                 outputs[keys.ENERGY] = graph.sum_over_structures(outputs[keys.ENERGIES])
-            energy = outputs[keys.ENERGY].sum()
-            self._energy = _gradients(energy, calls)
-            self._sources: dict[str, _Source] = {}
-            if conservative and forces:
-                self._sources[keys.FORCES] = _Source(self._energy, inputs["positions"], -1.0)
-            if conservative and volumes is not None:
-                divisor = volumes[:, None, None]
-                self._sources[keys.STRESS] = _Source(self._energy, inputs["strain"], divisor)
-            if not conservative:
-                wanted = {keys.FORCES: forces, keys.STRESS: stress}
+            self._total = outputs[keys.ENERGY].sum()
+            if backbone.conservative:
+                self._sources = self._of_energy(inputs, calls, forces, stress)
+            else:
                 outputs = asked_for(outputs, graph, Derivatives(forces=forces, stress=stress))
-                for name in [name for name, asked in wanted.items() if asked]:
-                    leaf = torch.zeros_like(outputs[name]).requires_grad_()
-                    products = _gradients((leaf * outputs[name]).sum(), calls)
-                    self._sources[name] = _Source(products, leaf, 1.0)
-        self._backbone, self._conservative, self._total = backbone, conservative, energy
+                self._sources = self._of_outputs(outputs, calls, forces, stress)
         self._known: Outputs = {name: value.detach() for name, value in outputs.items()}
+
+    def _of_energy(
+        self, inputs: Mapping[str, Tensor], calls: Sequence[_Call], forces: bool, stress: bool
+    ) -> dict[str, _Source]:
+        """Sources of forces and stress that are derivatives of the energy."""
+        leaves: dict[str, tuple[Tensor, Tensor | float]] = {}
+        if forces:
+            leaves[keys.FORCES] = inputs["positions"], -1.0
+        if stress:
+            leaves[keys.STRESS] = inputs["strain"], self.graph.volumes()[:, None, None]
+        alone = self._depth == "energies"
+        also = [leaf for leaf, _ in leaves.values()] if alone else []
+        self._energy, found = _gradients(self._total, calls, also, differentiable=not alone)
+        self._derived = {
+            name: gradient / divisor
+            for (name, (_, divisor)), gradient in zip(leaves.items(), found, strict=False)
+        }
+        return {name: _Source(self._energy, *leaf) for name, leaf in leaves.items()}
+
+    def _of_outputs(
+        self, outputs: Outputs, calls: Sequence[_Call], forces: bool, stress: bool
+    ) -> dict[str, _Source]:
+        """Sources of forces and stress that the model predicts directly."""
+        self._energy, _ = _gradients(self._total, calls, differentiable=True)
+        sources: dict[str, _Source] = {}
+        for name, asked in ((keys.FORCES, forces), (keys.STRESS, stress)):
+            if asked and self._depth != "energies":
+                leaf = torch.zeros_like(outputs[name]).requires_grad_()
+                products, _ = _gradients((leaf * outputs[name]).sum(), calls, differentiable=True)
+                sources[name] = _Source(products, leaf, 1.0)
+        return sources
 
     @cached_property
     def outputs(self) -> Outputs:
         """Energy, energies, forces and stress of the plain model, bit for bit."""
-        if not self._conservative:
+        if not self._backbone.conservative:
             return self._known
+        if self._depth == "energies":
+            return self._known | self._derived
         if self.maps.last:
             return self._known | self._derivatives(self._total)
         wanted = {name: name in self._sources for name in (keys.FORCES, keys.STRESS)}
@@ -277,7 +306,7 @@ class Linearised:
     @torch.enable_grad()
     def member(self, v: Tensor) -> Outputs:
         """Outputs of the member with noise v [d], E + b . v: one backward pass, as the model's."""
-        if not self._conservative:
+        if not self._backbone.conservative:
             changes = self.members(v[None])
             return {name: self.outputs[name] + change[0] for name, change in changes.items()}
         of_rows = self._tangents(self._energy, self._weight_noise(v[None]))  # [N or S, 1]
@@ -300,11 +329,7 @@ class Linearised:
         total: Tensor | None = None
         for product in products:
             eps = noise[product.name].to(product.weight)  # [K, out, in]
-            deviation = (product.weight.abs() * eps).flatten(0, 1)  # [K out, in]
-            moved = torch.nn.functional.linear(product.h, deviation)  # [rows, *irrep, K out]
-            moved = moved.unflatten(-1, eps.shape[:2]) * product.gradient.unsqueeze(-2)
-            of_rows = moved.flatten(1, -3).sum(dim=(1, 3)) if moved.ndim > 3 else moved.sum(dim=2)
-            of_rows = (of_rows * self._row_scale(product)).double()  # [rows, K]
+            of_rows = (_along(product, eps) * self._row_scale(product)).double()  # [rows, K]
             total = of_rows.new_zeros(count, len(eps)) if total is None else total
             total = total.index_add(0, self._owner(product), of_rows)
         if total is None:
@@ -340,6 +365,20 @@ class Linearised:
     def _owner(self, product: Product) -> Tensor:
         """What `_tangents` shares a row out to, [rows]."""
         return self._row_atoms[keys.NODE] if self._by_atom else self._structure_of_rows(product)
+
+
+def _along(product: Product, eps: Tensor) -> Tensor:
+    """g^T (|W| eps_k) h of each row, summed over irreps, [rows, K]."""
+    weight = product.weight.abs()
+    if len(product.h) < len(eps):  # fewer rows than draws: the outer product g h^T first
+        g, h = (
+            x.flatten(1, -2) if x.ndim > 2 else x[:, None] for x in (product.gradient, product.h)
+        )
+        outer = torch.einsum("nao,nai->noi", g, h) * weight
+        return outer.flatten(1) @ eps.flatten(1).T
+    moved = torch.nn.functional.linear(product.h, (weight * eps).flatten(0, 1))
+    moved = moved.unflatten(-1, eps.shape[:2]) * product.gradient.unsqueeze(-2)
+    return moved.flatten(1, -3).sum(dim=(1, 3)) if moved.ndim > 3 else moved.sum(dim=2)
 
 
 def _sum_of_outer(g: Tensor, h: Tensor, structure: Tensor, count: int) -> Tensor:
