@@ -296,5 +296,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-
     main()
