@@ -240,7 +240,7 @@ def test_covariance_of_shared_weight_noise(estimator: Estimator):
 
 @pytest.mark.statistical
 def test_samples_are_independent_normals():
-    """One weight: the sizes of K samples are those of K independent normals, not only their signs."""
+    """With one weight, K samples are K independent normals: in size, not in sign alone."""
     count = 20_000
     noise = flipout_noise(1, 1, count, 1).flatten()
     cdf = 0.5 * (1 + torch.erf(noise.sort().values / math.sqrt(2)))
