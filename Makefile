@@ -63,7 +63,7 @@ audit: $(STAMP)
 	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 # torch first and pinned: an open version would pull in a CUDA build of several gigabytes.
-BUILT_FROM := pyproject.toml setup.py src/blips/bayes/kernels.c
+BUILT_FROM := pyproject.toml setup.py src/blips/backbones/messages.c
 
 $(STAMP): $(BUILT_FROM) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -82,4 +82,4 @@ $(MACE_STAMP): $(BUILT_FROM) constraints-mace.txt
 	touch $(MACE_STAMP)
 
 clean:
-	rm -rf .venv .venv-mace .venv-audit build dist .pytest_cache .ruff_cache src/blips/bayes/_kernels*.so
+	rm -rf .venv .venv-mace .venv-audit build dist .pytest_cache .ruff_cache src/blips/backbones/_messages*.so

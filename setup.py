@@ -4,15 +4,15 @@ from setuptools import Extension, setup
 
 # Plain C, no Python module, called by ctypes; blips does without it where it cannot be built.
 # Not -ffast-math: linked into a library, it would change the arithmetic of the whole process.
-COMMON = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros"]
-COMPILED = {
-    "blips.bayes._kernels": ("src/blips/bayes/kernels.c", ["-fassociative-math"]),
-    "blips.backbones._messages": ("src/blips/backbones/messages.c", ["-ffp-contract=off"]),
-}
+OPTIONS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=off"]
 
 setup(
     ext_modules=[
-        Extension(name, [source], extra_compile_args=[*COMMON, *options], optional=True)
-        for name, (source, options) in COMPILED.items()
+        Extension(
+            "blips.backbones._messages",
+            ["src/blips/backbones/messages.c"],
+            extra_compile_args=OPTIONS,
+            optional=True,
+        )
     ]
 )

@@ -13,7 +13,7 @@ from blips import keys
 from blips.backbones import EGNN, GNN, PaiNN, SchNet
 from blips.baselines import predict_plain
 from blips.bayes import noise
-from blips.bayes.weights import FrozenDraw
+from blips.bayes.noise import FrozenDraw
 from blips.data.graph import ParticleGraph
 from blips.errors import ConversionError, InputError
 from helpers import TINY

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import blips
 from blips.backbones import EGNN, PaiNN
-from blips.bayes.weights import SHARING, groups_of
 from blips.data.graph import ParticleGraph
 from blips.errors import InputError
 from blips.predict import Prediction
@@ -90,16 +89,13 @@ def test_memory_bound_changes_chunks_but_not_the_result(potential, method):
 
 
 @given(samples=st.integers(1, 200), fits=st.integers(1, 200))
-def test_chunks_keep_in_step_with_groups_of_samples(samples, fits):
+def test_chunks_fit_the_bound_and_are_never_empty(samples, fits):
     rows = rows_of(graph := PaiNN(features=16).graph(molecule("NH3")))
     gauge = MemoryGauge()
     gauge._bytes_per_row = 1.0
     bound = MemoryBound(rows * fits * passes_side_by_side(rows), math.inf)
     chunk = gauge.chunk(graph, samples, bound, lambda graph: None)
     assert 1 <= chunk <= min(samples, fits)
-    starts = range(0, samples, chunk)
-    parts = [groups_of(range(k, min(k + chunk, samples))) for k in starts]
-    assert chunk % SHARING == 0 or all(len(groups) == 1 for groups in parts)
 
 
 def test_the_seed_decides(potential):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from blips.backbones.base import Backbone, graph_batches
 from blips.backbones.derivatives import Derivatives
-from blips.bayes.weights import FrozenDraw
+from blips.bayes.noise import FrozenDraw
 from blips.data.graph import Graph
 from blips.predict import Outputs, Prediction, point_prediction
 

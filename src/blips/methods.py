@@ -5,14 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from blips.adaptive import Tolerance, adaptive_monte_carlo, joined_details
 from blips.backbones.base import Backbone
-from blips.backbones.derivatives import Derivatives, asked_for
-from blips.bayes import noise as noise_context
-from blips.bayes.propagate import Propagation, parts
+from blips.backbones.derivatives import Derivatives
 from blips.data.graph import AtomGraph, Graph
 from blips.defaults import SAMPLES
 from blips.errors import InputError, TooLargeError
@@ -22,7 +19,7 @@ from blips.predict import Outputs, Prediction, point_prediction
 from blips.sampling import MemoryBound, is_large, monte_carlo
 from blips.spread import ForceSpread
 
-METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "propagate", "map")
+METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "map")
 Samples = int | Literal["auto"]
 
 
@@ -176,8 +173,6 @@ def predict_graph(potential: Potential, graph: Graph, request: Request) -> Predi
         )
     if request.method == "onepass":
         return _in_one_pass(potential, graph, request)
-    if request.method == "propagate":
-        return _propagated(potential, graph, request)
     return _sampled(potential, graph, request)
 
 
@@ -205,22 +200,6 @@ def _in_one_pass(potential: Potential, graph: Graph, request: Request) -> Predic
         if request.covariance:
             changes["forces_cov"] = cov
     return replace(point_prediction(found.outputs, graph, method="onepass"), **changes)
-
-
-def _propagated(potential: Potential, graph: Graph, request: Request) -> Prediction:
-    if potential.backbone.conservative:
-        raise InputError(
-            f"the forces of {type(potential.backbone).__name__} are derivatives, through which "
-            'no variance can be propagated forward; use method="onepass" or "mc"'
-        )
-    with torch.no_grad(), noise_context.use(Propagation(potential.coefficients(graph))):
-        outputs = asked_for(potential.backbone(graph), graph, request.derivatives)
-    means = {name: parts(value)[0] for name, value in outputs.items()}
-    deviations = {
-        f"{name}_std": parts(value)[1].double().sqrt().cpu().numpy()
-        for name, value in outputs.items()
-    }
-    return replace(point_prediction(means, graph, method="propagate"), **deviations)
 
 
 def _sampled(potential: Potential, graph: Graph, request: Request) -> Prediction:

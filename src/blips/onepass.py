@@ -19,7 +19,6 @@ from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives, asked_for, differentiate
 from blips.backbones.hooks import inputs_of
 from blips.bayes import noise as noise_context
-from blips.bayes.gathered import watched_where_it_pays
 from blips.bayes.moments import Record, RecordedMeans, row_variances, shared_variances
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
@@ -139,13 +138,11 @@ def one_pass(
             f"{type(backbone).__name__} is no potential, so it has no energy to take "
             'gradients of; use method="mc"'
         )
-    of_edges = (backbone.get_submodule(name) for name, role in roles.items() if role == keys.EDGE)
-    watch = watched_where_it_pays(of_edges, graph.num_edges)
     with torch.no_grad():
         recorder = RecordedMeans({k: v.detach() for k, v in coefficients_of(graph).items()})
 
     def outputs_of(graph: AtomGraph) -> Outputs:
-        with noise_context.use(recorder), watch:
+        with noise_context.use(recorder):
             return backbone(graph)
 
     run = _conservative if backbone.conservative else _direct

@@ -12,14 +12,13 @@ from ase import Atoms
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import AtomisticBackbone, Backbone, edge_lengths, graph_batches
+from blips.backbones.base import AtomisticBackbone, Backbone, graph_batches
 from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
 from blips.bayes import noise as noise_context
 from blips.bayes.convert import ConversionReport, revert
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
-from blips.bayes.noise import FrozenNoise, Noise, SampledNoise
-from blips.bayes.weights import FrozenDraw, NoiseStore, WeightNoise
+from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
 from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels
 from blips.defaults import SAMPLES
@@ -96,7 +95,6 @@ class BayesianPotential(nn.Module):
         weights = sum(self._num_weights.values())
         weight_bytes = weights * next(encoder.parameters()).element_size()
         self._gauge = MemoryGauge(weight_bytes)
-        self._noise_store = NoiseStore(weight_bytes)
 
     def forward(
         self, graph: Graph, *, forces: bool = True, stress: bool = False, create_graph: bool = False
@@ -111,7 +109,6 @@ class BayesianPotential(nn.Module):
         generators: Sequence[torch.Generator],
         *,
         estimator: str | None = None,
-        weights: WeightNoise | None = None,
         **derivatives: Unpack[Derivatives],
     ) -> Sample:
         """K = len(generators) posterior samples, each row with weights of its own.
@@ -120,16 +117,13 @@ class BayesianPotential(nn.Module):
             graph: the structures; they are replicated K times.
             generators: one per sample, see `blips.bayes.noise.generators`.
             estimator: in place of the potential's own.
-            weights: noise of the weights that stays the same between calls (prediction).
             derivatives: forces, stress, create_graph, as for `forward`.
         """
         name = estimator or self.estimator
-        shares = weights is not None and not derivatives.get("create_graph")
         return self._evaluate(
             graph.replicate(len(generators)),
-            lambda coefficients: SampledNoise(coefficients, generators, name, weights, shares),
+            lambda coefficients: SampledNoise(coefficients, generators, name),
             derivatives,
-            self._shared_coefficients(graph, len(generators)) if shares else self.coefficients,
         )
 
     def frozen(
@@ -314,8 +308,7 @@ class BayesianPotential(nn.Module):
                 `condition`), "mc" (the paper's posterior, fresh weights for each row), "frozen" (a
                 committee of frozen draws),
                 "onepass" (posterior means, and deviations without sampling: the energy's at first
-                order, the forces' where `distil_forces` was called), "propagate"
-                (variances passed forward, direct models only, a rough estimate) or "map"
+                order, the forces' where `distil_forces` was called) or "map"
                 (posterior means, no error bars, the base model's cost).
             seed: the same seed gives the same prediction.
             forces: also predict forces.
@@ -442,12 +435,11 @@ class BayesianPotential(nn.Module):
             if numbers is None:
                 return self(graph, **derivatives)
             if frozen:
-                draws = [self._noise_store.draw(seed, member) for member in numbers]
+                draws = [FrozenDraw(seed, member) for member in numbers]
                 return self.frozen(graph, draws, **derivatives).outputs
             device = graph.positions.device
             generators = noise_context.generators(seed, len(numbers), numbers.start, device)
-            weights = self._noise_store.get(seed, numbers)
-            return self.sample(graph, generators, weights=weights, **derivatives).outputs
+            return self.sample(graph, generators, **derivatives).outputs
 
     def samples_at_once(self, graph: Graph, samples: int, bound: MemoryBound, seed: int) -> int:
         """How many of `samples` samples run at once; an error where not even one fits the bound."""
@@ -459,22 +451,11 @@ class BayesianPotential(nn.Module):
             lambda part: self.sample(part, noise_context.generators(seed, 1, 0, device)),
         )
 
-    def _shared_coefficients(self, graph: Graph, samples: int) -> CoefficientFunction:
-        """Coefficients of so many replicas of the graph, from its own where that is possible."""
-        backbone = self.backbone
-        if not (isinstance(backbone, AtomisticBackbone) and backbone.conservative):
-            return self.coefficients
-        shared = backbone.shared_coefficients(self.encoder, graph)
-        if shared is None:
-            return self.coefficients
-        return lambda replicated: shared.at(edge_lengths(replicated.vectors()), samples)
-
     def _evaluate(
         self,
         graph: Graph,
         make_noise: MakeNoise | None,
         derivatives: Derivatives,
-        coefficients_of: CoefficientFunction | None = None,
     ) -> Sample:
         """Outputs under the noise that `make_noise` builds from this graph's coefficients.
 
@@ -485,7 +466,7 @@ class BayesianPotential(nn.Module):
 
         def outputs_of(graph: Graph) -> Outputs:
             if make_noise is not None:
-                coefficients.update((coefficients_of or self.coefficients)(graph))
+                coefficients.update(self.coefficients(graph))
             with noise_context.use(make_noise and make_noise(coefficients)):
                 return self.backbone(graph)
 

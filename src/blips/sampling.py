@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from blips import keys
-from blips.bayes.weights import SHARING
 from blips.data.graph import Graph
 from blips.errors import InputError, TooLargeError
 from blips.memory import available_bytes
@@ -27,7 +26,6 @@ R = TypeVar("R")
 Sampler = Callable[[Graph, range], Outputs]  # (graph, sample numbers) -> [K * rows, ...]
 
 ROWS_AT_ONCE = 16384  # larger passes fall out of the processor's cache and get slower per row
-FEW_SAMPLES = 2  # at once whatever their rows: they share what is worked out once
 ROWS_FOR_A_THREAD = 2048  # smaller passes side by side wait for Python more than they compute
 LARGE_ROWS = 65536  # operations on so many use all cores by themselves
 PROBE_NODES = 200  # of a large graph, to measure what a row needs
@@ -240,21 +238,13 @@ class MemoryGauge:
         threads = passes_side_by_side(rows)
         fits = int(bound.wished / threads / needed)
         busy = max(1, min(threads, samples * rows // ROWS_FOR_A_THREAD))  # threads side by side
-        most = max(1, min(-(-samples // busy), fits, max(FEW_SAMPLES, ROWS_AT_ONCE // rows)))
-        return most if most == samples <= SHARING else _in_step_with_groups(most)
+        return max(1, min(-(-samples // busy), fits, ROWS_AT_ONCE // rows))
 
     def _per_row(self, graph: Graph, run: Callable[[Graph], Any]) -> float:
         if self._bytes_per_row is None:
             probe = graph if not is_large(graph) else graph.neighbourhood(PROBE_NODES)
             self._bytes_per_row = SAVED_TO_PEAK * saved_bytes(lambda: run(probe)) / rows_of(probe)
         return self._bytes_per_row
-
-
-def _in_step_with_groups(most: int) -> int:
-    """Whole groups of samples that share weight noise, or equal parts of one; at most so many."""
-    if most >= SHARING:
-        return most - most % SHARING
-    return max(size for size in range(1, most + 1) if SHARING % size == 0)
 
 
 def rows_of(graph: Graph) -> int:

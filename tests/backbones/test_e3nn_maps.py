@@ -12,8 +12,7 @@ import torch
 from blips.backbones import e3nn_maps
 from blips.bayes import noise
 from blips.bayes.linear import StochasticMap, kind_of, make_plain, make_stochastic
-from blips.bayes.noise import FrozenNoise, SampledNoise
-from blips.bayes.weights import FrozenDraw
+from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
 from blips.errors import InputError
 
 pytest.importorskip("e3nn.util", reason="e3nn is not installed", exc_type=ImportError)

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blips import keys
-from blips.backbones import PaiNN, messages
+from blips.backbones import PaiNN, _fast
 from blips.backbones.derivatives import energy_and_derivatives, only_first_derivatives
+from blips.backbones.painn import summed_messages
 
 pytestmark = pytest.mark.skipif(
-    messages.library() is None, reason="blips was installed without a C compiler"
+    _fast._library() is None, reason="blips was installed without a C compiler"
 )
 
 
@@ -31,7 +32,7 @@ def both_ways(given_inputs):
     """Sums and gradients by the formula and by compiled code."""
     outcomes = []
     leaves = [x for x in given_inputs if x is not None and x.requires_grad]
-    for function in (messages.summed_messages, messages._Messages.apply):
+    for function in (summed_messages, _fast.compiled_messages):
         sums = function(*given_inputs)
         upstream = [torch.linspace(-1, 1, x.numel()).view_as(x) for x in sums]
         outcomes.append((sums, torch.autograd.grad(sums, leaves, upstream)))
@@ -72,7 +73,7 @@ def test_double_precision_and_many_threads_take_the_formula(monkeypatch):
     def refuse(*_):
         raise AssertionError("compiled code was called")
 
-    monkeypatch.setattr(messages, "_call", refuse)
+    monkeypatch.setattr(_fast, "_call", refuse)
     model = PaiNN(cutoff=4.0, features=8, blocks=1, num_basis=4)
     double = PaiNN(cutoff=4.0, features=8, blocks=1, num_basis=4).double()
 
@@ -83,5 +84,5 @@ def test_double_precision_and_many_threads_take_the_formula(monkeypatch):
     assert forces(double).shape == (3, 3)
     with pytest.raises(AssertionError, match="compiled code"):
         forces(model)
-    monkeypatch.setattr(messages, "is_for_compiled", lambda _: False)
+    monkeypatch.setattr("blips.backbones.painn.is_for_compiled", lambda _: False)
     assert forces(model).shape == (3, 3)

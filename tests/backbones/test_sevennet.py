@@ -18,8 +18,7 @@ from blips.backbones.derivatives import EnergyFunction, energy_and_derivatives
 from blips.backbones.sevennet import SevenNet
 from blips.bayes import noise
 from blips.bayes.linear import StochasticMap
-from blips.bayes.noise import FrozenNoise, Noise, SampledNoise
-from blips.bayes.weights import FrozenDraw
+from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
 from blips.errors import CheckpointError, InputError, MissingPackageError
 from blips.testing.compare import rotation_matrix
 from helpers import QUICK, morse_ammonia, quartz

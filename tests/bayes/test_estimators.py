@@ -6,12 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from blips.bayes import estimators, pieces
+from blips.bayes import estimators
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
-from blips.bayes.kernels import sign_mask
-from blips.bayes.random import BitSource, normals, quick_normals, sign_bits
+from blips.bayes.random import normals, signs
 from blips.errors import InputError
 
 IN, OUT = 5, 3
@@ -44,42 +42,31 @@ def problem(rows: int, *irrep: int, bias: bool = True, grad: bool = True) -> Inp
     )
 
 
-@pytest.fixture(params=[10**6, 2 * IN, 1], ids=["whole", "grouped", "row by row"])
-def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Apply the maps to all rows at once, to groups of replicas, or to single rows."""
-    monkeypatch.setattr(pieces, "PIECE", request.param)
-
-
 # ---------------------------------------------------------------------------------- values
 
 
 def test_local_is_its_equation():
     h, weight, bias, coef = problem(6, grad=False)
     z = local_linear(h, weight, bias, coef, seeded(2))
-    eps = quick_normals(BitSource(seeded(2)), 3, OUT, h.dtype)
+    eps = normals((3, OUT), seeded(2), h.dtype).view(6, OUT)
     std = (coef.unsqueeze(-1) * h**2 @ (weight**2).T).sqrt()
     torch.testing.assert_close(z, F.linear(h, weight, bias) + eps * std, rtol=0, atol=1e-5)
 
 
-@pytest.mark.usefixtures("piece")
 @pytest.mark.parametrize("irrep", [(), (3,), (2, 3)])
 def test_flipout_is_its_equation(irrep: tuple[int, ...]):
     h, weight, bias, coef = problem(6, *irrep, grad=False)
     z = flipout_linear(h, weight, bias, coef, seeded(2))
-    generators = seeded(2)
+    generators, inner = seeded(2), (1,) * len(irrep)
     eps = normals(weight.shape, generators, h.dtype)
-    inner = (1,) * len(irrep)
-    source = BitSource(generators)
-    bits_out, bits_in = sign_bits(source, 3, OUT, IN)
-    s = torch.where(sign_mask(bits_in, IN) == 0, 1.0, -1.0).view(6, *inner, IN)
-    r = torch.where(sign_mask(bits_out, OUT) == 0, 1.0, -1.0).view(6, *inner, OUT)
+    s = signs((3, IN), generators, h.dtype).view(6, *inner, IN)
+    r = signs((3, OUT), generators, h.dtype).view(6, *inner, OUT)
     per_row = (weight * eps).repeat_interleave(3, 0)  # [6, out, in]
     product = torch.einsum("n...u,nvu->n...v", h * s, per_row)
     scale = coef.sqrt().view(6, *inner, 1)
     torch.testing.assert_close(z, F.linear(h, weight, bias) + scale * r * product)
 
 
-@pytest.mark.usefixtures("piece")
 @pytest.mark.parametrize("irrep", [(), (3,)])
 def test_frozen_is_its_equation(irrep: tuple[int, ...]):
     h, weight, bias, coef = problem(6, *irrep, grad=False)
@@ -94,7 +81,6 @@ def test_frozen_is_its_equation(irrep: tuple[int, ...]):
 
 
 @ALL
-@pytest.mark.usefixtures("piece")
 def test_vanishing_coefficients_give_the_mean(estimator: Estimator):
     h, weight, bias, coef = problem(6, grad=False)
     z = estimator(h, weight, bias, torch.zeros_like(coef), seeded(2))
@@ -102,7 +88,21 @@ def test_vanishing_coefficients_give_the_mean(estimator: Estimator):
 
 
 @ALL
-@pytest.mark.usefixtures("piece")
+def test_noise_grows_with_the_root_of_the_coefficient_in_outputs_and_in_both_derivatives(estimator):
+    h, weight, _, coef = problem(6)
+
+    def noise(coef: Tensor) -> list[Tensor]:
+        """Of z, of the gradient of <z, z> / 2 by h, and of that gradient's own gradient."""
+        z = estimator(h, weight, None, coef, seeded(2)) - F.linear(h, weight)
+        (force,) = torch.autograd.grad(z.sum(), h, create_graph=True)
+        (second,) = torch.autograd.grad((force * h).sum(), weight)
+        return [z, force, second]
+
+    for twice, once in zip(noise(4 * coef), noise(coef), strict=True):
+        torch.testing.assert_close(twice, 2 * once)
+
+
+@ALL
 def test_a_replica_does_not_depend_on_the_others(estimator: Estimator):
     h, weight, bias, coef = problem(12, grad=False)
     together = estimator(h, weight, bias, coef, seeded(4))
@@ -135,7 +135,6 @@ def test_no_rows(estimator: Estimator):
 
 
 @WITH_IRREPS
-@pytest.mark.usefixtures("piece")
 def test_samples_are_equivariant(estimator: Estimator):
     h, weight, _, coef = problem(6, 3, grad=False)
     rotation = torch.linalg.qr(torch.randn(3, 3, dtype=h.dtype)).Q
@@ -152,6 +151,47 @@ def test_unequal_replicas_are_refused(estimator: Estimator, replicas: int):
     if replicas:
         with pytest.raises(InputError, match="6 rows cannot be split"):
             estimator(*problem(6), seeded(replicas))
+
+
+# ----------------------------------------------------------------------------------- seeds
+
+
+def flipout_noise(size_in: int, size_out: int, replicas: int, rows: int, first: int = 0) -> Tensor:
+    """Flipout's noise of maps with unit weights, inputs and coefficients, [K, R, out]."""
+    h = torch.ones(replicas * rows, size_in, dtype=torch.float64)
+    weight = torch.ones(size_out, size_in, dtype=torch.float64)
+    coef = torch.ones(len(h), dtype=torch.float64)
+    z = flipout_linear(h, weight, None, coef, seeded(replicas, first))
+    return (z - size_in).view(replicas, rows, size_out)
+
+
+def test_the_same_seed_gives_the_same_noise():
+    assert torch.equal(flipout_noise(2, 3, 2, 7), flipout_noise(2, 3, 2, 7))
+
+
+def test_weight_noise_follows_the_seed():
+    """With one weight, noise is s r eps: its size is that of eps alone, the same for all rows."""
+    first, second = (flipout_noise(1, 1, 1, 7, first=seed).abs() for seed in (0, 1))
+    torch.testing.assert_close(first, first[:, :1].expand_as(first))
+    assert (first - second).abs().min() > 1e-3
+
+
+def test_signs_of_outputs_follow_the_seed():
+    """With one input, the signs of two outputs agree where r_1 = r_2, whatever s is."""
+    first, second = (flipout_noise(1, 2, 1, 64, first=seed).prod(2).sign() for seed in (0, 1))
+    agree = float((first * first[:, :1] == second * second[:, :1]).double().mean())
+    assert 0.2 < agree < 0.8
+
+
+def test_signs_of_inputs_follow_the_seed():
+    """With two inputs, |s_1 eps_1 + s_2 eps_2| has two values: which one is s_1 s_2's alone."""
+    patterns = []
+    for seed in (0, 1):
+        size = flipout_noise(2, 1, 1, 64, first=seed).abs().flatten()
+        patterns.append(size > (size.min() + size.max()) / 2)
+        assert 0.2 < float(patterns[-1].double().mean()) < 0.8
+    agree = float((patterns[0] == patterns[1]).double().mean())
+    assert 0.2 < agree < 0.8
 
 
 # ------------------------------------------------------------------------------ statistics
@@ -198,11 +238,23 @@ def test_covariance_of_shared_weight_noise(estimator: Estimator):
     check_moments(samples, mean, covariance.reshape(size, size))
 
 
+@pytest.mark.statistical
+def test_samples_are_independent_normals():
+    """With one weight, K samples are K independent normals: in size, not in sign alone."""
+    count = 20_000
+    noise = flipout_noise(1, 1, count, 1).flatten()
+    cdf = 0.5 * (1 + torch.erf(noise.sort().values / math.sqrt(2)))
+    distance = (cdf - (torch.arange(count) + 0.5) / count).abs().max()
+    assert distance < 2.0 / math.sqrt(count)  # Kolmogorov-Smirnov, p < 1e-3
+    for lag in (1, 2, 4, 8, 16):
+        pairs = torch.stack([noise[lag:].square(), noise[:-lag].square()])
+        assert abs(float(torch.corrcoef(pairs)[0, 1])) < 5 / math.sqrt(count)
+
+
 # ----------------------------------------------------------------------------- derivatives
 
 
 @ALL
-@pytest.mark.usefixtures("piece")
 @pytest.mark.parametrize("bias", [True, False])
 def test_first_and_second_derivatives(estimator: Estimator, bias: bool):
     inputs = problem(4, bias=bias)
@@ -211,38 +263,10 @@ def test_first_and_second_derivatives(estimator: Estimator, bias: bool):
 
 
 @WITH_IRREPS
-@pytest.mark.usefixtures("piece")
 def test_first_and_second_derivatives_with_an_irrep_axis(estimator: Estimator):
     inputs = problem(4, 3)
     assert gradcheck(lambda *x: estimator(*x, seeded(2)), inputs)
     assert gradgradcheck(lambda *x: estimator(*x, seeded(2)), inputs)
-
-
-@pytest.mark.parametrize(("replicas", "irrep"), [(1, ()), (1, (3,)), (3, ()), (3, (3,))])
-def test_single_precision_flips_the_same_signs(replicas: int, irrep: tuple[int, ...]):
-    def values_and_gradients(dtype: torch.dtype) -> list[Tensor]:
-        inputs = [x.detach().to(dtype) for x in problem(12, *irrep) if x is not None]
-        h, weight, bias, coef = (x.requires_grad_() for x in inputs)
-        eps = normals(weight.shape, seeded(replicas, first=7), torch.float64).to(dtype)
-        generators = seeded(replicas)
-        z = flipout_linear(h, weight, bias, coef, generators, weight.detach() * eps)
-        force = torch.autograd.grad(z.square().sum(), h, create_graph=True)[0]
-        return [z, force, *torch.autograd.grad(force.square().sum(), (h, weight, coef))]
-
-    single, double = values_and_gradients(torch.float32), values_and_gradients(torch.float64)
-    for value, expected in zip(single, double, strict=True):
-        torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=1e-4)
-
-
-@ALL
-def test_third_derivative(estimator: Estimator):
-    h, weight, _, coef = problem(2)
-
-    def slope(x: Tensor) -> Tensor:
-        z = estimator(x, weight.detach(), None, coef.detach(), seeded(1))
-        return torch.autograd.grad(z.sin().sum(), x, create_graph=True)[0]
-
-    assert gradgradcheck(slope, (h,))
 
 
 @ALL
@@ -256,71 +280,14 @@ def test_derivatives_are_finite_at_zero_input(estimator: Estimator):
     assert all(grad.isfinite().all() for grad in (*first, *second))
 
 
-@pytest.mark.parametrize("estimator", [local_linear])
-def test_an_exactly_vanishing_normal_has_finite_second_derivatives(
-    estimator: Estimator, monkeypatch: pytest.MonkeyPatch
-):
-    def no_noise(source, rows, channels, dtype) -> Tensor:
-        return torch.zeros((len(source.generators) * rows, channels), dtype=dtype)
-
-    monkeypatch.setattr(estimators, "quick_normals", no_noise)
+def test_an_exactly_vanishing_normal_has_finite_second_derivatives(monkeypatch):
+    monkeypatch.setattr(
+        estimators,
+        "normals",
+        lambda shape, generators, dtype: torch.zeros((len(generators), *shape), dtype=dtype),
+    )
     h, weight, bias, coef = problem(4)
-    z = estimator(h, weight, bias, coef, seeded(2))
+    z = local_linear(h, weight, bias, coef, seeded(2))
     (force,) = torch.autograd.grad(z.square().sum(), h, create_graph=True)
     (second,) = torch.autograd.grad(force.square().sum(), h)
     assert second.isfinite().all()
-
-
-# ---------------------------------------------------------------------------- cost in kind
-
-
-class CountProducts(TorchDispatchMode):
-    """Counts matrix products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        aten = torch.ops.aten
-        self.count += func.overloadpacket in (aten.mm, aten.bmm, aten.addmm, aten.addmm_)
-        return func(*args, **(kwargs or {}))
-
-
-@ALL
-def test_forces_do_not_pay_for_weight_gradients(estimator: Estimator):
-    inputs = problem(4)
-    z = estimator(*inputs, seeded(1))
-    with CountProducts() as products:
-        torch.autograd.grad(z.sum(), inputs[0])
-    assert products.count == 2
-
-
-@ALL
-def test_at_most_two_extra_activations_are_kept(estimator: Estimator):
-    rows, width = 3000, 128
-    h = torch.randn(rows, width, requires_grad=True)
-    weight = torch.randn(width, width, requires_grad=True)
-    coef = torch.rand(rows, requires_grad=True)
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        z = estimator(h, weight, None, coef, seeded(1))
-    activation = h.untyped_storage().nbytes()
-    assert z.shape == (rows, width)
-    assert sum(kept.values()) - activation < 2.1 * activation  # h itself is kept by any map
-
-
-def test_large_maps_are_cut_into_pieces_of_bounded_size():
-    rows = 5 * pieces.PIECE // 64
-    largest = math.ceil(pieces.PIECE / 64)
-    h, weight = torch.randn(rows, 64), torch.randn(64, 64)
-    plan = pieces.Plan(h, weight, 1)
-    sizes = [len(part) for part in plan.rows(h)]
-    assert max(sizes) <= largest
-    assert sum(sizes) == rows

@@ -7,8 +7,7 @@ from torch import nn
 
 from blips.bayes import noise
 from blips.bayes.linear import MapKind, kind_of, make_plain, make_stochastic, register_kind
-from blips.bayes.noise import FrozenNoise, SampledNoise
-from blips.bayes.weights import FrozenDraw
+from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
 from blips.errors import ConversionError, InputError
 
 

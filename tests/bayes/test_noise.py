@@ -1,14 +1,10 @@
-import pickle
 import threading
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from blips.bayes import noise
-from blips.bayes.estimators import flipout_linear
-from blips.bayes.noise import FrozenNoise, SampledNoise
-from blips.bayes.weights import SHARING, FrozenDraw, NoiseStore, WeightNoise
+from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
 from blips.errors import InputError
 
 
@@ -97,67 +93,7 @@ def test_bad_noise_is_refused_with_the_remedy():
 
 def test_frozen_noise_stacks_its_members():
     draws = [FrozenDraw(0, member) for member in range(3)]
-    stacked = FrozenNoise({}, draws).normal_like("a", torch.zeros(2, 2))
-    assert stacked.shape == (3, 2, 2)
-    assert torch.equal(stacked[1], draws[1].normal_like("a", torch.zeros(2, 2)))
-
-
-def test_weight_noise_is_kept_until_the_weights_change_and_never_depends_on_that():
-    weight = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    kept, fresh = WeightNoise(1, range(2, 5), {}), WeightNoise(1, range(2, 5))
-    first = kept.deviation("a", weight)
-    assert first.shape == (1, 3, 4)  # three samples of one group
-    assert kept.deviation("a", weight) is first
-    assert torch.equal(fresh.deviation("a", weight), first)
-    assert fresh.deviation("a", weight) is not first
-    assert torch.equal(WeightNoise(1, range(4, 5)).deviation("a", weight), first)
-    weight.mul_(2.0)
-    torch.testing.assert_close(kept.deviation("a", weight), 2.0 * first)
-
-
-def test_the_store_keeps_the_newest_within_its_bound_and_does_not_travel():
-    store = NoiseStore(weight_bytes=10, most_bytes=30)  # three groups of samples
-    two, third = range(2 * SHARING), range(2 * SHARING, 3 * SHARING)  # groups
-    oldest, newer = store.get(0, two).kept, store.get(0, third[:2]).kept
-    assert store.get(0, two[3 : SHARING + 1]).kept is oldest  # the same groups
-    assert store.get(0, third[2:4]).kept is newer
-    newest = store.get(1, range(5)).kept  # the oldest has to go
-    assert store.get(0, third).kept is newer
-    assert store.get(1, range(5)).kept is newest
-    assert store.get(0, two).kept is not oldest
-    assert store.get(2, range(3 * SHARING + 1)).kept is None
-    drawn = store.draw(0, 0)
-    assert store.draw(0, 0) is drawn
-    for member in range(1, 4):
-        store.draw(0, member)
-    assert store.draw(0, 0) is not drawn
-    copy = pickle.loads(pickle.dumps(store))
-    assert copy._kept == copy._draws == {}
-
-
-def test_samples_of_a_group_share_weight_noise_however_they_are_chunked():
-    weight = torch.randn(3, 4)
-    whole = WeightNoise(7, range(2 * SHARING)).deviation("map", weight)
-    assert whole.shape == (2, 3, 4)
-    part = WeightNoise(7, range(SHARING - 1, SHARING + 2)).deviation("map", weight)
-    assert torch.equal(part, whole[[0, 1, 1]])
-
-
-@pytest.mark.statistical
-def test_samples_that_share_weight_noise_are_uncorrelated_and_have_the_posterior_s_variance():
-    draws, rows = 20_000, 2
-    h, weight = torch.randn(rows, 5), torch.randn(3, 5)
-    coef = torch.tensor([0.5, 2.0]).repeat(2)
-    deviation = weight * torch.randn(draws, 3, 5)
-    generators = [torch.Generator().manual_seed(k) for k in range(2)]
-    noise = torch.stack(
-        [
-            flipout_linear(h.repeat(2, 1), weight, None, coef, generators, one[None])
-            for one in deviation
-        ]
-    ).view(draws, 2, rows, 3) - F.linear(h, weight)
-    expected = coef[:rows, None] * F.linear(h.square(), weight.square())  # [rows, 3]
-    torch.testing.assert_close(noise.var(0), expected.expand(2, rows, 3), rtol=0.06, atol=0)
-    scaled = (noise / expected.sqrt()).flatten(2)  # [draws, 2, rows * 3]
-    between = scaled[:, 0].T @ scaled[:, 1] / draws
-    assert between.abs().max() < 5 / draws**0.5
+    h, weight, coef = torch.randn(2, 4), torch.randn(5, 4), torch.rand(2)
+    together = FrozenNoise({}, draws).linear("a", h.repeat(3, 1), weight, None, coef.repeat(3))
+    for draw, part in zip(draws, together.chunk(3), strict=True):
+        torch.testing.assert_close(FrozenNoise({}, [draw]).linear("a", h, weight, None, coef), part)

@@ -24,8 +24,7 @@ from blips.backbones.fetch import fetch
 from blips.backbones.mace import MACE, _package
 from blips.bayes import noise
 from blips.bayes.linear import StochasticMap
-from blips.bayes.noise import FrozenNoise, SampledNoise
-from blips.bayes.weights import FrozenDraw
+from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
 from blips.errors import CheckpointError, InputError, MissingPackageError
 from blips.testing.compare import rotation_matrix
 from blips.train.uncertainty import uncertainty_for

@@ -7,7 +7,7 @@ invariant observer (`row_features`), and how large those descriptions are (`feat
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import torch
 from ase import Atoms
@@ -16,11 +16,6 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.radial import CosineCutoff, GaussianBasis
-from blips.bayes.encoder import InferenceNetwork
-from blips.bayes.noise import SampledNoise, active
-from blips.bayes.pairs import PairRows
-from blips.bayes.shared import EdgeRows, with_slope
-from blips.bayes.slopes import SharedCoefficients, has_slopes
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 
@@ -125,20 +120,6 @@ class AtomisticBackbone(Backbone):
             keys.NODE_TYPE: graph.numbers,  # [N]
         }
 
-    def shared_coefficients(
-        self, encoder: InferenceNetwork, graph: Graph
-    ) -> SharedCoefficients | None:
-        """Coefficients of the graph with their slopes; None where lengths do not decide them."""
-        own = type(self).row_features is AtomisticBackbone.row_features
-        if not (own and has_slopes(encoder)):
-            return None
-        with torch.no_grad():
-            length = edge_lengths(graph.vectors())  # [E]
-            features = self.row_features(graph)
-        _, basis_slope = with_slope(self._row_basis, length)
-        _, envelope_slope = with_slope(self._row_envelope, length)
-        return SharedCoefficients(encoder, features, basis_slope, envelope_slope)
-
     def _atom_graph(self, graph: Graph) -> AtomGraph:
         """The graph, or an error if it is not one of atoms."""
         if not isinstance(graph, AtomGraph):
@@ -228,26 +209,10 @@ class ReferenceEnergies(nn.Module):
         return self
 
 
-def of_lengths(function: Callable[[Tensor], Tensor], length: Tensor) -> Tensor:
-    """function(length), [E] -> [E, C]; in a prediction once for all of its samples.
-
-    Then it is an `EdgeRows`, which Bayesian maps know and which is a tensor to torch's operations.
-    """
-    noise = None if torch.compiler.is_compiling() else active()
-    if isinstance(noise, SampledNoise) and noise.shares_edges:
-        return cast(Tensor, EdgeRows.of(function, length, noise.replicas))
-    return function(length)
-
-
 def pair_rows(node: Tensor, pair: Tensor, edges: Tensor) -> Tensor:
-    """[a_i, a_j, c_ij] of nodes a [N, H] and pairs c [E, C], [E, 2 H + C].
-
-    In sampled passes it is a `PairRows`, which Bayesian maps know and which is a tensor to torch's
-    operations.
-    """
-    rows = PairRows(node, pair, edges)
-    noise = None if torch.compiler.is_compiling() else active()
-    return cast(Tensor, rows) if isinstance(noise, SampledNoise) else rows.rows()
+    """[a_i, a_j, c_ij] of nodes a [N, H] and pairs c [E, C], [E, 2 H + C]."""
+    receiver, sender = edges
+    return torch.cat([gather_rows(node, receiver), gather_rows(node, sender), pair], dim=1)
 
 
 def edge_lengths(vectors: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from blips.backbones.foreign import ForeignBackbone, require
-from blips.bayes.blocks import Block, BlockKind
+from blips.bayes.irreps import Block, BlockKind
 from blips.bayes.linear import MapKind, WeightAndBias, register_kind
 
 E3NN_PIP_LINE = "pip install e3nn"

@@ -6,7 +6,7 @@
  *     vectors   f1 s1 unit + f2 carried
  *
  * with the filters f = [f0 f1 f2] of the edge, s = [s0 s1] and carried [3, width] of atom j, each of
- * `width` channels. Without carried vectors there is no f2. `blips.backbones.messages` calls this by
+ * `width` channels. Without carried vectors there is no f2. `blips.backbones._fast` calls this by
  * ctypes, and does without where it was not built. Sums are made in the order of torch's, so that the
  * result is the same to the last bit.
  */

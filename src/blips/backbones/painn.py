@@ -28,15 +28,16 @@ import torch
 from torch import Tensor, nn
 
 from blips import keys
+from blips.backbones._fast import compiled_messages, is_for_compiled
 from blips.backbones.base import (
     MAX_ATOMIC_NUMBER,
     AtomisticBackbone,
     edge_lengths,
+    gather_rows,
     mlp,
-    of_lengths,
     require_positive,
+    scatter_sum,
 )
-from blips.backbones.messages import summed_messages
 from blips.backbones.radial import BesselBasis, CosineCutoff
 from blips.data.graph import Graph
 
@@ -87,7 +88,7 @@ class PaiNN(AtomisticBackbone):
         graph = self._atom_graph(graph)
         edge_vectors = graph.vectors()  # [E, 3]
         distance = edge_lengths(edge_vectors)  # [E]
-        basis = of_lengths(self._radial, distance)  # [E, B]
+        basis = self.basis(distance) * self.envelope(distance)[:, None]  # b(r) f(r), [E, B]
         unit = edge_vectors / distance[:, None]  # [E, 3]
 
         scalars = self.embedding(graph.numbers)  # [N, F]
@@ -96,10 +97,6 @@ class PaiNN(AtomisticBackbone):
             scalars, vectors = block(scalars, vectors, basis, unit, graph.edge_index)
         energies = self.readout(scalars).squeeze(-1)  # [N]
         return {keys.ENERGIES: self.reference(energies, graph.numbers)}
-
-    def _radial(self, distance: Tensor) -> Tensor:
-        """b(r) f(r), [E] -> [E, B]."""
-        return self.basis(distance) * self.envelope(distance)[:, None]
 
 
 class PaiNNBlock(nn.Module):
@@ -136,6 +133,32 @@ class PaiNNMessage(nn.Module):
         filters = self.filter(basis)  # [E, 2F or 3F]
         to_scalars, to_vectors = summed_messages(filters, sent, carried, unit, edges)
         return scalars + to_scalars, to_vectors if vectors is None else vectors + to_vectors
+
+
+def summed_messages(
+    filters: Tensor, sent: Tensor, carried: Tensor | None, unit: Tensor, edges: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sum over edges what all atoms receive: scalars [N, F] and vectors [N, 3, F].
+
+        scalars_i = sum_j f0 s0_j,    vectors_i = sum_j (f1 s1_j u + f2 carried_j)
+
+    Args:
+        filters: f0, f1 (and f2 where vectors are carried) of every edge, [E, 2F or 3F].
+        sent: s0, s1 of every atom, [N, 2F].
+        carried: vectors of every atom, [N, 3, F], or None.
+        unit: direction of every edge, [E, 3].
+        edges: receivers and senders, [2, E].
+    """
+    if is_for_compiled(filters):
+        return compiled_messages(filters, sent, carried, unit, edges)
+    receiver, sender = edges
+    atoms, width = len(sent), sent.shape[1] // 2
+    direct, *gate = filters.split(2 * width, dim=1)  # [E, 2F], [E, F]
+    to_scalars, along_unit = (direct * gather_rows(sent, sender)).split(width, dim=1)  # [E, F]
+    to_vectors = along_unit[:, None] * unit[:, :, None]  # [E, 3, F]
+    if carried is not None:
+        to_vectors = to_vectors + gate[0][:, None] * gather_rows(carried, sender)
+    return scatter_sum(to_scalars, receiver, atoms), scatter_sum(to_vectors, receiver, atoms)
 
 
 class PaiNNUpdate(nn.Module):

@@ -30,7 +30,6 @@ from blips.backbones.base import (
     edge_lengths,
     gather_rows,
     mlp,
-    of_lengths,
     require_positive,
     scatter_sum,
 )
@@ -77,7 +76,7 @@ class SchNet(AtomisticBackbone):
         """Energies of the atoms, [N] eV."""
         graph = self._atom_graph(graph)
         distance = edge_lengths(graph.vectors())  # [E]
-        basis = of_lengths(self.basis, distance)  # [E, B]
+        basis = self.basis(distance)  # [E, B]
         envelope = self.envelope(distance)[:, None]  # [E, 1]
         features = self.embedding(graph.numbers)  # [N, F]
         for block in self.blocks:

@@ -4,8 +4,7 @@ from blips.bayes.convert import ConversionReport, convert, probe_roles, revert
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import kl_divergence, kl_per_weight, prior_coefficient
 from blips.bayes.linear import MapKind, StochasticMap, register_kind
-from blips.bayes.noise import FrozenNoise, SampledNoise, generators, mean, use
-from blips.bayes.weights import FrozenDraw
+from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise, generators, mean, use
 
 __all__ = [
     "ConversionReport",

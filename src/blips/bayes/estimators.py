@@ -1,21 +1,29 @@
-"""Three estimators of one stochastic linear map.
+r"""Three estimators of one stochastic linear map.
 
 The weights of the map are Gaussian, with a width that belongs to the row they are applied to:
 
-    w ~ N(W, coef * W^2),    coef > 0 per row,    the bias is not random.
+    w ~ N(W, coef W^2),    coef > 0 for each row,    the bias b is not random.
 
-==================  ===========================================================================
-``local_linear``    samples the outputs, independently for every row; rows must be scalars
-``flipout_linear``  one weight noise per replica, decorrelated between rows by random signs;
-                    exactly equivariant for rows with irrep axes
-``frozen_linear``   one given weight noise per replica: a smooth, repeatable function
-==================  ===========================================================================
+    local     z = h W^T + b + eps sqrt(coef (h^2)(W^2)^T)      eps ~ N(0, 1) per row and output
+    flipout   z = h W^T + b + sqrt(coef) r ((s h)(W eps)^T)    eps ~ N(0, 1) per weight, and signs
+                                                               s, r = +-1 per row and channel
+    frozen    z = h W^T + b + sqrt(coef) (h (W eps)^T)         eps is given
 
-Rows are replica-major: K blocks of R rows. A replica's noise depends on its own generator alone.
-Derivatives of every order exist, also at ``h = 0``.
+Under local and flipout every row sees exactly N(W, coef W^2), and rows are uncorrelated. Local
+draws noise for every output, so its rows must be scalars. Flipout's noise and signs are the same
+for all components of an irrep, so each sample is exactly equivariant; and it is smooth at h = 0. A
+frozen draw is one smooth function, the same at every call.
 
-A large map is applied to some hundred rows at a time (``Plan``), whose intermediate results stay in
-the processor's cache, forward and backward.
+Rows are replica-major, K blocks of R rows. A replica is one posterior sample: its noise depends on
+its own generator alone, and is independent of all others.
+
+| symbol | variable | shape |
+|---|---|---|
+| h | `h` | [K R, *irrep, in] |
+| W, b | `weight`, `bias` | [out, in], [out] or None |
+| coef | `coef` | [K R] |
+| eps (flipout, frozen) | `eps` | [K, out, in] |
+| z | returned | [K R, *irrep, out] |
 """
 
 from collections.abc import Sequence
@@ -24,10 +32,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blips.bayes.algebra import times_transposed
-from blips.bayes.functions import flipout, local
-from blips.bayes.pieces import Plan
-from blips.bayes.random import BitSource, normals, quick_normals, sign_bits
+from blips.bayes.random import normals, signs
+from blips.errors import InputError
+
+VAR_FLOOR = 1e-12
+"""Added to the variance of unit coefficient: its root is smooth where the input vanishes."""
 
 
 def local_linear(
@@ -36,31 +45,13 @@ def local_linear(
     bias: Tensor | None,
     coef: Tensor,
     generators: Sequence[torch.Generator],
-    bits: BitSource | None = None,
 ) -> Tensor:
-    """Sample the outputs of the map (local reparametrisation).
-
-    ``z = h W^T + b + sqrt(coef) * eps * sqrt((h^2)(W^2)^T)`` with eps ~ N(0, 1) per row and output.
-
-    Args:
-        h: input, ``[K*R, in]``.
-        weight: mean weights W, ``[out, in]``.
-        bias: b, ``[out]`` or None.
-        coef: relative variances, ``[K*R]``.
-        generators: K generators on the device of ``h``.
-        bits: where the noise comes from, if maps share it; None draws it from the generators.
-
-    Returns:
-        z, ``[K*R, out]``.
-    """
-    plan = Plan(h, weight, len(generators))
-    bits = bits or BitSource(generators)
-    eps = quick_normals(bits, plan.rows_per_replica, weight.shape[0], h.dtype)  # [K*R, out]
-    if plan.is_whole:
-        return local(h, weight, bias, coef, eps)
-    pieces = zip(plan.rows(h), plan.rows(coef), plan.rows(eps), strict=True)
-    # .data: every piece is written to, which is no change of the others
-    return plan.join([local(x, weight, bias, c, e.data) for x, c, e in pieces])
+    """Sample the outputs of the map (local reparametrisation), [K R, out]."""
+    rows = _rows_per_replica(h, len(generators))
+    eps = normals((rows, len(weight)), generators, h.dtype).flatten(0, 1)  # [K R, out]
+    floor = weight.new_full((len(weight),), VAR_FLOOR)
+    var = F.linear(h * h, weight * weight, floor)  # of unit coefficient
+    return F.linear(h, weight, bias) + eps * (coef[:, None] * var).sqrt()
 
 
 def flipout_linear(
@@ -69,76 +60,43 @@ def flipout_linear(
     bias: Tensor | None,
     coef: Tensor,
     generators: Sequence[torch.Generator],
-    deviation: Tensor | None = None,
-    bits: BitSource | None = None,
 ) -> Tensor:
-    """Sample one weight noise per replica, and random signs per row (flipout).
-
-    ``z = h W^T + b + sqrt(coef) * r * ((h * s)(W * eps)^T)`` with eps ~ N(0, 1) of the weight's
-    shape, and fair signs s, r per row and channel, the same for all components of an irrep. Every
-    row sees exactly N(W, coef * W^2); rows are uncorrelated.
-
-    Args:
-        h: input, ``[K*R, *irrep, in]``.
-        weight: mean weights W, ``[out, in]``.
-        bias: b, ``[out]`` or None.
-        coef: relative variances, ``[K*R]``.
-        generators: K generators on the device of ``h``.
-        deviation: ``W * eps``, ``[G, out, in]``, where it is given: each serves K / G replicas in
-            turn, which then differ in their signs. None draws one per replica.
-        bits: where the signs come from, if maps share it; None draws them from the generators.
-
-    Returns:
-        z, ``[K*R, *irrep, out]``.
-    """
-    eps = None
-    if deviation is None:
-        eps = normals(weight.shape, generators, weight.dtype)  # [K, out, in]
-        deviation = weight.detach() * eps
-    bits = bits or BitSource(generators)
-    bits_out, bits_in = sign_bits(bits, h.shape[0] // len(generators), *weight.shape)
-    plan = Plan(h, weight, len(deviation))
-    if plan.is_whole:
-        return flipout(h, weight, bias, coef, deviation, eps, bits_in, bits_out)
-    noises = plan.replicas(lambda k: (deviation[k], None if eps is None else eps[k]))
-    outputs: list[Tensor] = []
-    for x, c, s, r, noise in zip(
-        plan.rows(h),
-        plan.rows(coef),
-        plan.rows(bits_in),
-        plan.rows(bits_out),
-        noises,
-        strict=True,
-    ):
-        outputs.append(flipout(x, weight, bias, c, *noise, s, r))
-    return plan.join(outputs)
+    """Sample one weight noise per replica, and random signs per row (flipout)."""
+    rows, (size_out, size_in) = _rows_per_replica(h, len(generators)), weight.shape
+    eps = normals(weight.shape, generators, weight.dtype)
+    sign_in = signs((rows, size_in), generators, h.dtype).flatten(0, 1)  # [K R, in]
+    sign_out = signs((rows, size_out), generators, h.dtype).flatten(0, 1)  # [K R, out]
+    scale = coef.sqrt()[:, None] * sign_in
+    noise = _per_replica(h * _beside(scale, h), weight * eps)
+    return F.linear(h, weight, bias) + _beside(sign_out, h) * noise
 
 
 def frozen_linear(
     h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor, eps: Tensor
 ) -> Tensor:
-    """Apply one given weight noise per replica to all of its rows.
+    """Apply one given weight noise per replica to all of its rows."""
+    _rows_per_replica(h, len(eps))
+    noise = _per_replica(h * _beside(coef.sqrt()[:, None], h), weight * eps)
+    return F.linear(h, weight, bias) + noise
 
-    ``z = h W^T + b + sqrt(coef) * (h (W * eps)^T)``
 
-    Args:
-        h: input, ``[K*R, *irrep, in]``.
-        weight: mean weights W, ``[out, in]``.
-        bias: b, ``[out]`` or None.
-        coef: relative variances, ``[K*R]``.
-        eps: weight noise, ``[K, out, in]``.
+def _per_replica(h: Tensor, weights: Tensor) -> Tensor:
+    """``h W_k^T`` for the rows of each replica, with W [K, out, in]."""
+    if len(weights) == 1:
+        return F.linear(h, weights[0])
+    blocks = h.reshape(len(weights), -1, h.shape[-1])  # [K, R * irrep, in]
+    return torch.bmm(blocks, weights.mT).view(*h.shape[:-1], weights.shape[1])
 
-    Returns:
-        z, ``[K*R, *irrep, out]``.
-    """
-    plan = Plan(h, weight, len(eps))
-    scales = coef.sqrt().view(-1, *(1,) * (h.ndim - 1))
-    outputs: list[Tensor] = []
-    for x, scale, deviation in zip(
-        plan.rows(h),
-        plan.rows(scales),
-        plan.replicas(lambda k: weight * eps[k]),
-        strict=True,
-    ):
-        outputs.append(F.linear(x, weight, bias) + times_transposed(x * scale, deviation))
-    return plan.join(outputs)
+
+def _beside(values: Tensor, h: Tensor) -> Tensor:
+    """[K R, C] in a shape that multiplies h, the same for all components of an irrep."""
+    return values.view(len(h), *(1,) * (h.ndim - 2), values.shape[1])
+
+
+def _rows_per_replica(h: Tensor, replicas: int) -> int:
+    if replicas == 0 or len(h) % replicas:
+        raise InputError(
+            f"{len(h)} rows cannot be split into {replicas} replicas of equal size; "
+            "repeat the whole input once per replica."
+        )
+    return len(h) // replicas

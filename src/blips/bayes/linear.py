@@ -5,7 +5,7 @@ stay, and swapping back gives the plain layer. Without active noise the layer's 
 
 A `Kind` says how a class of layers is linear. `MapKind` is one matrix: which canonical weight
 [out, in] and bias the layer applies, and what it does to the result (an activation, say).
-`blips.bayes.blocks.BlockKind` is an equivariant map, one matrix for each pair of irreps. Teach
+`blips.bayes.irreps.BlockKind` is an equivariant map, one matrix for each pair of irreps. Teach
 blips a new class with `register_kind`.
 """
 
@@ -18,14 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
-from blips.bayes.lazy import LazyRows
-from blips.bayes.moments import Analytic
-from blips.bayes.noise import FrozenNoise, Noise, SampledNoise, active
-from blips.bayes.pairs import PairRows, local_of_pairs
-from blips.bayes.random import sign_bits
-from blips.bayes.shared import EdgeRows, shared_flipout
-from blips.bayes.weights import WeightNoise
+from blips.bayes.noise import Noise, active
 from blips.errors import ConversionError, InputError
 
 WeightAndBias = tuple[Tensor, Tensor | None]
@@ -106,7 +99,7 @@ class MapKind(Kind):
             )
         coef = noise.coefficients_of(name, h.shape[0])
         weight, bias = self.canonical(layer)
-        return self.finish(layer, sampled_linear(layer, name, h, weight, bias, coef, noise))
+        return self.finish(layer, noise.linear(name, h, weight, bias, coef))
 
     def products(self, layer: nn.Module, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
         """The one matrix; the gradient is taken back through what follows the product."""
@@ -119,77 +112,6 @@ class MapKind(Kind):
     def shapes(self, layer: nn.Module, name: str) -> dict[str, tuple[int, ...]]:
         """[out, in] of the one matrix."""
         return {name: tuple(self.canonical(layer)[0].shape)}
-
-
-def sampled_linear(
-    layer: nn.Module,
-    name: str,
-    h: Tensor | LazyRows,
-    weight: Tensor,
-    bias: Tensor | None,
-    coef: Tensor,
-    noise: Noise,
-) -> Tensor:
-    """One matrix of a layer, with weights drawn by `noise`.
-
-    Args:
-        layer: whose parameters the weight is made of.
-        name: key of the weights' noise, different for every matrix of a model.
-        h: [rows, *irrep, in].
-        weight: means, [out, in].
-        bias: [out] or None.
-        coef: relative variances, [rows].
-        noise: sampled or frozen.
-
-    Returns:
-        [rows, *irrep, out].
-    """
-    if isinstance(h, LazyRows):
-        if isinstance(noise, SampledNoise):
-            if isinstance(h, EdgeRows) and noise.estimator == "flipout" and noise.weights:
-                return _of_shared_rows(layer, name, h, weight, bias, coef, noise, noise.weights)
-            if isinstance(h, PairRows) and noise.estimator != "flipout":
-                return local_of_pairs(h, weight, bias, coef, noise.generators, noise.bits)
-        h = h.rows()
-    if isinstance(noise, FrozenNoise):
-        return frozen_linear(h, weight, bias, coef, noise.normal_like(name, weight))
-    if isinstance(noise, Analytic):
-        map_name = cast(StochasticMap, layer).map_name
-        return noise.linear(map_name, name, h, weight, bias, coef)
-    if not isinstance(noise, SampledNoise):
-        raise InputError(f"cannot sample with {type(noise).__name__}")
-    has_irrep_axis = h.ndim > 2
-    if noise.estimator == "local" and has_irrep_axis:
-        raise InputError(
-            f"the local estimator cannot be used on {name!r}: its input {tuple(h.shape)} has an "
-            "irrep axis, and noise drawn per component breaks equivariance. Use "
-            'estimator="flipout", or "auto" (local on scalars, flipout elsewhere), or leave the '
-            "map deterministic with exclude=..."
-        )
-    if noise.estimator == "flipout" or has_irrep_axis:
-        kept = noise.weights
-        deviation = None if kept is None else kept.deviation(name, weight, layer.parameters())
-        return flipout_linear(h, weight, bias, coef, noise.generators, deviation, noise.bits)
-    return local_linear(h, weight, bias, coef, noise.generators, noise.bits)
-
-
-def _of_shared_rows(
-    layer: nn.Module,
-    name: str,
-    h: EdgeRows,
-    weight: Tensor,
-    bias: Tensor | None,
-    coef: Tensor,
-    noise: SampledNoise,
-    kept: WeightNoise,
-) -> Tensor:
-    """As `sampled_linear`, for rows that all samples of a prediction share."""
-    deviation = kept.of_groups(name, weight, layer.parameters())
-    rows = len(h.value)
-    bits_in = kept.input_signs(name, rows, weight.shape[1], weight.device)
-    (bits_out,) = sign_bits(noise.bits, rows, weight.shape[0])
-    group = kept.group_of_sample.to(weight.device)
-    return shared_flipout(h, weight, bias, coef, deviation, group, bits_in, bits_out)
 
 
 _kinds: list[Kind] = [MapKind(nn.Linear)]

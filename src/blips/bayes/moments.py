@@ -20,8 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blips.bayes.gathered import linear_of_parts, parts_of
-from blips.bayes.kernels import row_dot
 from blips.bayes.noise import Noise
 
 
@@ -37,24 +35,7 @@ class Record(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Analytic(Noise):
-    """No noise: maps run at their posterior means, and something is noted of each."""
-
-    def linear(
-        self,
-        map_name: str,
-        block_name: str,
-        h: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        coef: Tensor,
-    ) -> Tensor:
-        """The map at its means, h W^T + b."""
-        raise TypeError("use RecordedMeans or Propagation")
-
-
-@dataclass(frozen=True)
-class RecordedMeans(Analytic):
+class RecordedMeans(Noise):
     """No noise: maps run at their posterior means and leave a record of every application."""
 
     records: list[Record] = field(default_factory=list[Record])
@@ -65,17 +46,11 @@ class RecordedMeans(Analytic):
         return 1
 
     def linear(
-        self,
-        map_name: str,
-        block_name: str,
-        h: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        coef: Tensor,
+        self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
     ) -> Tensor:
-        """The map at its means, h W^T + b, recorded."""
-        z = linear_of_parts(parts_of(h), weight, bias)
-        self.records.append(Record(map_name, block_name, h, weight, coef, z))
+        """Apply one matrix at its means, h W^T + b, and record it."""
+        z = F.linear(h, weight, bias)
+        self.records.append(Record(name.partition("[")[0], name, h, weight, coef, z))
         return z
 
 
@@ -88,9 +63,8 @@ def row_variances(record: Record, gradient: Tensor) -> Tensor:
     """
     weight_square = record.weight.detach().square()
     if record.h.ndim == 2:
-        squares = [part.squared() for part in parts_of(record.h)]
-        total = row_dot(linear_of_parts(squares, weight_square).mul_(gradient), gradient)
-        return record.coef * total
+        var = F.linear(record.h.detach().square(), weight_square)
+        return record.coef * (var * gradient.square()).sum(dim=1)
     h = record.h.detach().flatten(1, -2)
     g = gradient.flatten(1, -2)  # [rows, dim, out]
     total = torch.zeros_like(record.coef)

@@ -13,15 +13,14 @@ the outer one, and so do contexts left by an exception.
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from blips.bayes.random import BitSource, seeded_generator
-from blips.bayes.weights import FrozenDraw, WeightNoise
+from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
+from blips.bayes.random import seeded_generator
 from blips.errors import InputError
 
 Estimator = Literal["auto", "local", "flipout"]
@@ -42,6 +41,23 @@ class Noise:
     @property
     def replicas(self) -> int:
         """K, the number of independent weight samples that one pass carries."""
+        raise TypeError("use SampledNoise or FrozenNoise")
+
+    def linear(
+        self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
+    ) -> Tensor:
+        """Apply one matrix with weights drawn from N(weight, coef weight^2).
+
+        Args:
+            name: of the matrix, different for every matrix of a model.
+            h: [rows, *irrep, in].
+            weight: means, [out, in].
+            bias: [out] or None.
+            coef: relative variances, [rows].
+
+        Returns:
+            [rows, *irrep, out].
+        """
         raise TypeError("use SampledNoise or FrozenNoise")
 
     def coefficients_of(self, name: str, rows: int) -> Tensor:
@@ -76,16 +92,10 @@ class SampledNoise(Noise):
             results do not depend on how many replicas run at once.
         estimator: "local", "flipout", or "auto": local on scalar rows, flipout where the
             features have an irrep axis (where local noise would break equivariance).
-        weights: flipout's noise of the weights, where it is the same at every call; None draws
-            it from the generators.
-        shares_edges: what the lengths of edges decide is worked out once for all replicas
-            (`blips.bayes.shared`); only first derivatives exist. Needs `weights`.
     """
 
     generators: Sequence[torch.Generator] = ()
     estimator: str = "auto"
-    weights: WeightNoise | None = None
-    shares_edges: bool = False
 
     def __post_init__(self) -> None:
         """Refuse unknown estimators and missing generators."""
@@ -105,10 +115,42 @@ class SampledNoise(Noise):
         """K."""
         return len(self.generators)
 
-    @cached_property
-    def bits(self) -> BitSource:
-        """Random bits for all maps of the pass."""
-        return BitSource(self.generators)
+    def linear(
+        self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
+    ) -> Tensor:
+        """Apply one matrix by the estimator that its rows allow."""
+        has_irrep_axis = h.ndim > 2
+        if self.estimator == "local" and has_irrep_axis:
+            raise InputError(
+                f"the local estimator cannot be used on {name!r}: its input {tuple(h.shape)} has "
+                "an irrep axis, and noise drawn per component breaks equivariance. Use "
+                'estimator="flipout", or "auto" (local on scalars, flipout elsewhere), or leave '
+                "the map deterministic with exclude=..."
+            )
+        flips = self.estimator == "flipout" or has_irrep_axis
+        estimator = flipout_linear if flips else local_linear
+        return estimator(h, weight, bias, coef, self.generators)
+
+
+@dataclass(frozen=True)
+class FrozenDraw:
+    """One draw of standard normals for every matrix, a function of (seed, member, name).
+
+    The normals of a matrix are made when it is first met, and kept.
+    """
+
+    seed: int
+    member: int = 0
+    _drawn: dict[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False, compare=False)
+
+    def normal_like(self, name: str, weight: Tensor) -> Tensor:
+        """Return standard normals of the shape, dtype and device of `weight`."""
+        eps = self._drawn.get(name)
+        if eps is None or eps.dtype != weight.dtype or eps.device != weight.device:
+            generator = seeded_generator("frozen", self.seed, self.member, name)
+            eps = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+            eps = self._drawn[name] = eps.to(weight)
+        return eps
 
 
 @dataclass(frozen=True)
@@ -122,9 +164,12 @@ class FrozenNoise(Noise):
         """K."""
         return len(self.draws)
 
-    def normal_like(self, name: str, weight: Tensor) -> Tensor:
-        """[K, *weight.shape]."""
-        return torch.stack([draw.normal_like(name, weight) for draw in self.draws])
+    def linear(
+        self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
+    ) -> Tensor:
+        """Apply one matrix with the draws' noise."""
+        eps = torch.stack([draw.normal_like(name, weight) for draw in self.draws])  # [K, out, in]
+        return frozen_linear(h, weight, bias, coef, eps)
 
 
 _active: ContextVar[Noise | None] = ContextVar("blips_active_noise", default=None)

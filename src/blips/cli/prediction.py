@@ -33,7 +33,7 @@ def predict(
         str, typer.Option(help="posterior samples; auto: as many as the tolerance needs")
     ] = str(SAMPLES),
     method: Annotated[
-        str, typer.Option(help="auto, conditioned, mc, frozen, onepass, propagate or map")
+        str, typer.Option(help="auto, conditioned, mc, frozen, onepass or map")
     ] = "auto",
     seed: Seed = 0,
     stress: Annotated[bool, typer.Option("--stress", help="also the stress")] = False,

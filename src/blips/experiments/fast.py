@@ -6,7 +6,6 @@ ratio of sigma and its scatter (standard deviation of the ratio's logarithm):
 
 * ``onepass``: `predict(method="onepass")`, after `distil_forces` on other structures;
 * ``refined``: the same after `distil_forces(refine=True)` on those structures (some models);
-* ``propagate``: variances passed forward (direct models only);
 * ``mc4``, ``mc8``, ``mc32``: so few samples, with other seeds;
 * ``probes3``: derivatives of the forces by the noise along three random directions, that is three
   samples of the model made linear in its noise. Each costs what a sample costs;
@@ -125,8 +124,6 @@ def in_one_pass(
 def other_ways(potential: BayesianPotential, cases: Sequence[Case]) -> dict[str, Prediction]:
     """Predictions of every way that needs no lessons."""
     ways: dict[str, Prediction] = {}
-    if not potential.backbone.conservative:
-        ways["propagate"] = each(potential, cases, method="propagate")
     for count in FEW:
         ways[f"mc{count}"] = each(potential, cases, samples=count, seed=100 + count)
     with linear_in_noise(potential):
@@ -237,7 +234,7 @@ def table(found: dict[str, Any]) -> str:
             for way, row in ways.items():
                 lines.append(_line([*first, "all", way], row))
             for kind in kinds if len(kinds) > 1 else ():
-                for way in ("onepass", "refined", "propagate", "mc32", "ceiling"):
+                for way in ("onepass", "refined", "mc32", "ceiling"):
                     if way in ways:
                         lines.append(_line([*first, kind, way], ways[way]["kinds"][kind]))
     return "\n".join(lines) + "\n"

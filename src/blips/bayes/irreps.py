@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from blips.bayes.linear import Kind, Product, sampled_linear
+from blips.bayes.linear import Kind, Product
 from blips.bayes.noise import Noise
 from blips.errors import InputError
 
@@ -76,9 +76,8 @@ class BlockKind(Kind):
         outputs: dict[int, list[Tensor]] = {}
         for k, (x, block) in enumerate(zip(inputs, blocks, strict=True)):
             if not block.scalar:
-                channels = block.weight.shape[1]
-                x = x.reshape(len(x), channels, block.dim).mT.contiguous()  # [rows, dim, in]
-            z = sampled_linear(layer, f"{name}[{k}]", x, block.weight, None, coef, noise)
+                x = _channels(x, block.dim).contiguous()  # [rows, dim, in]
+            z = noise.linear(f"{name}[{k}]", x, block.weight, None, coef)
             if not block.scalar:
                 z = z.mT.flatten(1)  # [rows, out * dim]
             outputs.setdefault(block.target.start, []).append(z)
@@ -106,7 +105,7 @@ class BlockKind(Kind):
 
 def _channels(columns: Tensor, dim: int) -> Tensor:
     """[rows, channels * dim] -> [rows, dim, channels]."""
-    return columns.reshape(len(columns), -1, dim).mT
+    return columns.reshape(len(columns), columns.shape[1] // dim, dim).mT
 
 
 def _columns(h: Tensor, slices: Sequence[slice]) -> list[Tensor]:

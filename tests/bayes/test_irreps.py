@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from blips.bayes import noise
-from blips.bayes.blocks import Block, BlockKind
+from blips.bayes.irreps import Block, BlockKind
 from blips.bayes.linear import _kinds, kind_of, make_plain, make_stochastic, register_kind
-from blips.bayes.noise import FrozenNoise, SampledNoise
-from blips.bayes.weights import FrozenDraw, WeightNoise
+from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
 from blips.errors import InputError
 
 # (channels, components, parity): scalars, vectors, pseudoscalars, more scalars
@@ -219,25 +218,6 @@ def test_replicas_do_not_depend_on_how_they_are_grouped(layer, h, coef):
         with noise.use(SampledNoise({"map": coef}, noise.generators(3, 1, first=k), "flipout")):
             torch.testing.assert_close(layer(h), together[k])
     assert not torch.allclose(together[0], together[1])
-
-
-def test_kept_weight_noise_follows_the_weights(layer, h, coef):
-    layer.bias.data.zero_()
-    kept = WeightNoise(0, range(2))
-
-    def sample() -> torch.Tensor:
-        drawn = SampledNoise({"map": coef}, noise.generators(0, 2), "flipout", kept)
-        with noise.use(drawn), torch.no_grad():
-            return layer(h.repeat(2, 1))
-
-    before = sample()
-    assert torch.equal(sample(), before)
-    layer.weight.data.mul_(2.0)
-    layer.weight.data = layer.weight.data.clone()
-    torch.testing.assert_close(sample(), 2.0 * before)
-    with torch.no_grad():
-        layer.weight.mul_(0.5)
-    torch.testing.assert_close(sample(), before)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
