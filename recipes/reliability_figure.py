@@ -19,9 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from blips.experiments.errorbars import METHODS
-from blips.experiments.errorbars_run import LEVELS
 from blips.uq.plots.style import COLOURS, DASHES, GUIDE, TEXT_SIZE, add_legend, dress, new_figure
+from studies.errorbars.run import LEVELS
+from studies.errorbars.study import METHODS
 
 ROOT = Path(__file__).parents[1]
 RESULTS, OUTPUT = ROOT / "results/errorbars/default", ROOT / "docs/assets/reliability.png"

@@ -7,15 +7,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import blips
-from blips.backbones import EGNN, GNN
 from blips.backbones.base import pair_rows
 from blips.bayes import kernels, noise
 from blips.bayes.estimators import local_linear
 from blips.bayes.noise import SampledNoise
 from blips.bayes.pairs import PairRows, add_ends_, local_of_pairs, sum_at_ends
 from blips.config import load_config
-from blips.data.dataset import ParticleData
 from blips.train.objective import Objective
+from studies.nbody import EGNN, GNN, ParticleData
 
 NODES, PAIRS, WIDTH, OWN, OUT = 6, 15, 5, 3, 20
 NAMES = ("node", "pair", "weight", "bias", "coef")
