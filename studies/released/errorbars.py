@@ -1,6 +1,6 @@
 """Are the error bars right that released models come with? Near MPtrj, and on hot, dense crystals.
 
-    python benchmarks/released_errorbars.py --output results/benchmarks/released_errorbars
+    python -m studies.released.errorbars --output results/released/errorbars
 
 Near: structures of MPtrj that the shipped posteriors have not seen; far: crystals at high
 temperature and pressure (`studies.released.data`, from $BLIPS_DATA). Energies are left
@@ -88,9 +88,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("BLIPS_DATA", ".")))
     parser.add_argument("--structures", type=int, default=40)
     parser.add_argument("--bootstrap", type=int, default=1000)
-    parser.add_argument(
-        "--output", type=Path, default=Path("results/benchmarks/released_errorbars")
-    )
+    parser.add_argument("--output", type=Path, default=Path("results/released/errorbars"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
