@@ -178,16 +178,15 @@ class Prediction:
             raise InputError("nothing to predict: the list of structures is empty")
         if len(parts) == 1:
             return parts[0]
-        arrays = {
-            name: np.concatenate([getattr(part, name) for part in parts])
-            for name in ("n_atoms", *parts[0]._arrays())
-        }
         first = parts[0]
-        others = {
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("n_atoms", *first._arrays())
+        }
+        arrays["others"] = {
             name: np.concatenate([part.others[name] for part in parts]) for name in first.others
         }
-        about: dict[str, Any] = {"samples": first.samples, "details": first.details}
-        return cls(method=first.method, others=others, **about, **arrays)
+        return cls(method=first.method, samples=first.samples, details=first.details, **arrays)
 
 
 def _total_std(epistemic: Array | None, aleatoric: Array | None) -> Array | None:

@@ -1,7 +1,6 @@
 """Measure the error bars of metatrain's LLPR on acetylacetone, with the metrics of `blips.uq`.
 
-    python studies/errorbars/metatrain_llpr.py --seeds 0 1 2 \\
-        --output results/errorbars/metatrain_llpr
+    python studies/errorbars/metatrain_llpr.py --seeds 0 1 2 --output FILE
 
 Metatrain is no dependency: it runs in an environment of its own, made once by
 

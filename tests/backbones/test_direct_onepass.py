@@ -11,7 +11,6 @@ from blips.backbones import PaiNN
 from blips.errors import InputError
 from blips.spread import ForceSpread
 from helpers import quartz, small_orb
-from studies.nbody import EGNN, ParticleGraph
 
 # The package hands torch tensors to functions of ASE that expect arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -78,15 +77,3 @@ def test_conservative_models_cannot_be_propagated():
     potential = blips.bayesianize(PaiNN(cutoff=3.0, features=8, blocks=1))
     with pytest.raises(InputError, match="derivatives"):
         potential.predict(molecule("H2O"), method="propagate")
-
-
-@pytest.mark.statistical
-def test_particles_are_propagated_too():
-    from studies.nbody.checks import random_particles
-
-    torch.manual_seed(0)
-    potential = blips.bayesianize(EGNN(hidden=16, layers=2), initial=0.01, prior_dropout=0.1)
-    graph = ParticleGraph.from_arrays(*random_particles(4))
-    found = potential.predict(graph, method="propagate")
-    sampled = potential.predict(graph, samples=200)
-    assert spearmanr(*(p.array("positions_std").ravel() for p in (found, sampled))).statistic > 0.5

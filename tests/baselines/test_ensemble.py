@@ -62,7 +62,7 @@ def test_particle_models(backbone, tmp_path):
     history = result.progress.history
     assert history[-1]["train_loss"] < history[0]["train_loss"]
     prediction = ensemble.predict(data.batch(range(12)).graph)
-    assert prediction.positions.shape == (60, 3)
+    assert prediction.array("positions").shape == (60, 3)
     assert (prediction.array("positions_std") > 0).all()
 
 
