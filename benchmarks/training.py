@@ -72,8 +72,8 @@ def table(results: dict[str, Any]) -> str:
     lines = ["| case | estimator | step / plain (median) | 95 % interval |", "|---|---|---|---|"]
     for case, rows in results.items():
         for name, row in rows.items():
-            low, high = row["ratio_interval"] or (float("nan"), float("nan"))
-            lines.append(f"| {case} | {name} | {row['ratio']:.2f} | {low:.2f} to {high:.2f} |")
+            interval = " to ".join(f"{end:.2f}" for end in row["ratio_interval"] or ()) or "-"
+            lines.append(f"| {case} | {name} | {row['ratio']:.2f} | {interval} |")
     return "\n".join(lines) + "\n"
 
 

@@ -4,7 +4,7 @@ Geometries and labels are those of `studies.released.data`. Energies of these la
 without the corrections that some models include (anions, Hubbard U), so that they are no measure of
 a model's error: forces alone give the scale, which energies share.
 
-    python recipes/released_posteriors.py chgnet sevennet-0 mattersim-1m
+    python -m recipes.released_posteriors chgnet sevennet-0 mattersim-1m
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """Draw docs/assets/reliability.png: how often the truth lies within the error bars, near and far.
 
-Reads what `blips reproduce errorbars` found, results/errorbars/default/{set}-{method}-seed{k}.json.
-For every nominal level it has the share of force components within the central interval of that
-level. A curve is the mean over the sets, each set being the mean over its seeds; the band spans the
+Reads what the study errorbars found, results/errorbars/default/{set}-{method}-seed{k}.json. For
+every nominal level it has the share of force components within the central interval of that level.
+A curve is the mean over the sets, each set being the mean over its seeds; the band spans the
 sets. All methods of a panel are averaged over the same sets: those that every one of them has.
 
-    python recipes/reliability_figure.py
+    python -m recipes.reliability_figure
 """
 
 import argparse

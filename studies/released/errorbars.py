@@ -20,11 +20,12 @@ import torch
 from ase import Atoms
 from scipy.stats import spearmanr
 
-from benchmarks.report import where
 from blips.potential import BayesianPotential
 from blips.train.released import load_released
+from blips.train.run import environment
 from blips.uq.report import References, assess
 from studies.released.data import hot_structures, mptrj_split
+from studies.worker import checkout
 
 MODELS = ("chgnet", "mattersim-1m", "sevennet-0")
 COLUMNS = {
@@ -94,7 +95,12 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name in options.models:
         found[name] = measure_model(name, options.data, options.structures, options.bootstrap)
-        content = {"where": where(), "structures": options.structures, "results": found}
+        content = {
+            "code": checkout(),
+            "environment": environment(),
+            "structures": options.structures,
+            "results": found,
+        }
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
         options.output.with_suffix(".md").write_text(table(found))

@@ -1,7 +1,9 @@
 """Models of charged particles against their equations, and their graphs and data."""
 
 import itertools
+import re
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import studies.nbody
 from blips.backbones import build
 from blips.errors import InputError
 from studies.nbody import EGNN, GNN, ParticleData, ParticleGraph
@@ -178,3 +181,14 @@ def test_maps_without_a_role_are_the_known_ones(name: str, deterministic: set[st
 def test_impossible_hyperparameters_are_refused(name: str, setting: dict):
     with pytest.raises(InputError, match=rf"{next(iter(setting))} must be"):
         build(name, **setting)
+
+
+def test_the_code_of_the_notes_runs(tmp_path, monkeypatch):
+    text = (Path(studies.nbody.__file__).parent / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    x, v, charges = random_particles(0, simulations=8)
+    names = {"x": x, "v": v, "charges": charges, "x_later": x + v}
+    monkeypatch.chdir(tmp_path)
+    exec(code, names)
+    assert names["mean"].shape == names["std"].shape == (40, 3)
+    assert (names["std"] > 0).all()
