@@ -2,6 +2,7 @@
 #   make demo   environment + the main job: train a potential, test its error bars near and far from its data
 #   make test   environment + lint + the whole test suite, MACE's in an environment of its own
 #   make docs   environment + the documentation site, in build/site
+#   make reproduce STUDY=nbody PROFILE=quick   a study, see studies/README.md
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,7 +10,7 @@ STAMP := .venv/.installed
 MACE_BIN := .venv-mace/bin
 MACE_STAMP := .venv-mace/.installed
 
-.PHONY: demo test test-mace lint format bench fuzz audit docs clean
+.PHONY: demo test test-mace lint format reproduce bench fuzz audit docs clean
 
 demo: $(STAMP)
 	$(BIN)/blips demo
@@ -31,16 +32,17 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# A study of studies/, or the rest of it: make reproduce STUDY=nbody PROFILE=quick
+STUDY ?= errorbars
+PROFILE ?= default
+
+reproduce: $(STAMP)
+	$(BIN)/python -m studies $(STUDY) --profile $(PROFILE)
+
 bench: $(STAMP)
-	$(BIN)/python benchmarks/stochastic_map.py --output results/benchmarks/stochastic_map
-	$(BIN)/python benchmarks/potential.py --output results/benchmarks
-	$(BIN)/python benchmarks/nbody.py --output results/benchmarks
-	$(BIN)/python benchmarks/released.py --output results/benchmarks/released
-	$(BIN)/python benchmarks/profile_step.py --output results/benchmarks/profile
-	$(BIN)/blips bench --folder results/benchmarks
-	$(BIN)/python benchmarks/batched.py --output results/benchmarks/batched
-	$(BIN)/python benchmarks/pool.py --output results/benchmarks/pool
-	$(BIN)/python benchmarks/conditioned.py --output results/benchmarks/conditioned
+	$(BIN)/python -m benchmarks --folder results/benchmarks
+	for name in training conditioning released batched pool; do \
+	  $(BIN)/python -m benchmarks.$$name --output results/benchmarks/$$name || exit 1; done
 
 # The site, with executed notebooks, in build/site: open build/site/index.html.
 docs: $(STAMP)
@@ -71,14 +73,14 @@ $(STAMP): $(BUILT_FROM) constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,active,test,lint,docs,chgnet,sevennet,orb,mattersim,torchsim]"
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps mattersim schnetpack
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps bayesian-torch blitz-bayesian-pytorch
-	$(BIN)/python -m blips.backbones.fetch mattersim-1m
+	$(BIN)/python recipes/fetch_weights.py mattersim-1m
 	touch $(STAMP)
 
 $(MACE_STAMP): $(BUILT_FROM) constraints-mace.txt
 	test -x $(MACE_BIN)/python || $(PYTHON) -m venv .venv-mace
 	$(MACE_BIN)/pip install --quiet -c constraints-mace.txt torch
 	$(MACE_BIN)/pip install --quiet -c constraints-mace.txt mace-torch -e ".[test]"
-	$(MACE_BIN)/python -m blips.backbones.fetch mace-omat-0-small
+	$(MACE_BIN)/python recipes/fetch_weights.py mace-omat-0-small
 	touch $(MACE_STAMP)
 
 clean:

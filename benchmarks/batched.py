@@ -1,9 +1,9 @@
-"""Cost of simulating molecules in one batch (TorchSim), beside one after the other (ASE).
+"""What does simulating molecules in one batch (TorchSim) save over one after the other (ASE)?
 
 NVE dynamics of copies of NH3 with PaiNN (64 features, 3 blocks) at posterior means, one thread,
 processor time of ten steps, in turn within one run; without and with a guard that looks once.
 
-Run ``python benchmarks/batched.py --output results/benchmarks/batched``.
+Run ``python -m benchmarks.batched --output results/benchmarks/batched``.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from ase.md.verlet import VelocityVerlet
 from ase.units import fs
 
 import blips
+from benchmarks.measure import measure
 from blips.backbones import PaiNN
 from blips.potential import BayesianPotential
 from blips.sim.guard import Guard
 from blips.sim.torchsim import TorchSimModel, ts
 from blips.train.run import environment
-from released import interleaved, ratio
 
 STEPS = 10
 
@@ -93,8 +93,8 @@ def main() -> None:
             "together": together(potential, structures, Guard(closest=None)),
             "guarded": together(potential, structures, Guard(force_std=1e9)),
         }
-        seconds = interleaved(calls, options.repeats)
-        ratios = {name: ratio(seconds, name, "alone") for name in ("together", "guarded")}
+        measured = measure(calls, options.repeats)
+        ratios = {name: round(measured.ratio(name, "alone"), 3) for name in ("together", "guarded")}
         rows.append({"structures": count, **ratios})
     options.output.parent.mkdir(parents=True, exist_ok=True)
     report = {"rows": rows, "steps": STEPS, "environment": environment()}

@@ -1,6 +1,6 @@
-"""Memory and speed of screening a large pool that streams from disk.
+"""Does the memory of screening a pool that streams from disk grow with the pool?
 
-    python benchmarks/pool.py --structures 100000 --output results/benchmarks/pool
+    python -m benchmarks.pool --structures 100000 --output results/benchmarks/pool
 
 Writes a simulated pool of displaced NH3 geometries as extxyz, screens it with a small Bayesian
 PaiNN, and records the peak memory of the process at the start, after a tenth, and at the end.

@@ -1,52 +1,39 @@
-"""Cost of released potentials with a posterior, side by side with their own packages.
+"""What does a posterior cost on released potentials, beside their own packages?
 
-On one 36-atom cell of rattled quartz, one thread, processor time, in turn within one run:
+On one 36-atom cell of displaced quartz, one thread, ratios as in `benchmarks.measure`:
 
 * ``map``: energy and forces of the Bayesian potential's means over the package's own model on the
   same, prepared graph;
-* ``one pass``: `predict(method="onepass")` with sigma of the energy, with sigma of the forces too,
-  and with those refined by a network, over energy and forces of the means alone, which run as the
-  package wrote them; ``by edges`` multiplies rows that were gathered from nodes as they are, too
-  (`blips.bayes.gathered` does so on the nodes);
-* ``training``: forward and backward of a training step (energy + forces), BLIP over the plain
+* ``one pass``: `predict(method="onepass")`, which has sigma of the energy, over energy and forces
+  of the means;
+* ``training``: forward and backward of a training step with noise (energy + forces), over the plain
   model behind the same adapter.
 
-Run ``python benchmarks/released.py --output results/benchmarks/released``; models whose package
+Run ``python -m benchmarks.released --output results/benchmarks/released``; models whose package
 (or whose weights) are missing are named and left out. MACE needs an environment of its own: run
-there ``python benchmarks/released.py --mace FILE --output results/benchmarks/mace``.
+there ``python -m benchmarks.released --mace FILE --output results/benchmarks/mace``.
 """
 
 import argparse
 import json
-import statistics
-import sys
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from ase import Atoms
 
-import blips
+from benchmarks.measure import Call, measure
+from benchmarks.structures import labelled, structure
+from benchmarks.training import step
 from blips.backbones import load
+from blips.backbones.base import first_parameter
 from blips.backbones.foreign import ForeignBackbone
-from blips.bayes import gathered
-from blips.config import load_config
 from blips.data.dataset import StructureData
-from blips.data.graph import AtomGraph
 from blips.errors import BlipsError
-from blips.predict import Prediction
-from blips.spread import ForceSpread
-from blips.spread.tensors import GROUPS, Ingredients, feature_names
-from blips.spread.training import untrained
-from blips.train.objective import Objective
+from blips.factory import bayesianize
 from blips.train.run import environment
-from potential import quartz
 
-Call = Callable[[], Any]
-ONE_PASS = ("onepass energy", "onepass energy, by edges", "onepass", "onepass refined")
 MODELS: dict[str, dict[str, Any]] = {
     "chgnet": {},
     "mattersim-1m": {},
@@ -152,92 +139,34 @@ PACKAGE_CALLS: dict[str, Callable[[Any, Atoms], Call]] = {
 }
 
 
-def interleaved(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
-    """Processor seconds of every call, in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(repeats + 1):
-        for name, call in calls.items():
-            start = time.process_time()
-            call()
-            if repeat:
-                seconds[name].append(time.process_time() - start)
-    return seconds
-
-
-def ratio(seconds: dict[str, list[float]], name: str, base: str) -> float:
-    """Median over repeats of the ratio within a repeat."""
-    pairs = zip(seconds[name], seconds[base], strict=True)
-    return round(statistics.median(a / b for a, b in pairs), 3)
-
-
-def measure(name: str, options: dict[str, Any], repeats: int) -> dict[str, float]:
+def costs(name: str, options: dict[str, Any], repeats: int) -> dict[str, float]:
     """Ratios of one model."""
-    torch.manual_seed(0)
-    plain = load(name, **options)
-    torch.manual_seed(0)
-    potential = blips.bayesianize(load(name, **options))
-    atoms = quartz()
+    plain, potential = _loaded(name, options), bayesianize(_loaded(name, options))
+    atoms = labelled(structure(36), 0)
     graph = plain.graph(atoms)
     stress = plain.family in ("sevennet", "orb", "orb-direct")
     torch.set_grad_enabled(plain.conservative)
     calls = {
-        "package": PACKAGE_CALLS[plain.family](load(name, **options).model, atoms),
+        "package": PACKAGE_CALLS[plain.family](_loaded(name, options).model, atoms),
         "map": lambda: potential(graph, stress=stress),
     }
-    found = {"map": ratio(interleaved(calls, repeats), "map", "package")}
+    found = {"map": measure(calls, repeats).ratio("map", "package")}
     torch.set_grad_enabled(True)
-    seconds = interleaved(_ways(potential, graph), repeats)
-    found |= {way: ratio(seconds, way, "means") for way in ONE_PASS}
-    steps = {"base": _step(plain, plain, atoms), "blip": _step(potential, plain, atoms)}
-    found["training"] = ratio(interleaved(steps, max(3, repeats // 2)), "blip", "base")
-    return {"atoms": len(atoms), "edges": graph.num_edges, **found}
-
-
-def _ways(potential: blips.BayesianPotential, graph: AtomGraph) -> dict[str, Call]:
-    """Energy and forces of the means, and each of `ONE_PASS`."""
-    spread = _some_spread(potential)
-    found = potential.one_pass(graph)
-    scene = Ingredients.of(found, axes=spread.axes).scene(spread.covariance(found))
-    refined = replace(spread, refinement=untrained([scene]).double())
-
-    def one_pass(chosen: ForceSpread | None) -> Prediction:
-        potential.force_spread = chosen
-        return potential.predict(graph, method="onepass")
-
-    def by_edges() -> Prediction:
-        least = gathered.LEAST_ROWS
-        gathered.LEAST_ROWS = sys.maxsize
-        try:
-            return one_pass(None)
-        finally:
-            gathered.LEAST_ROWS = least
-
-    return {
-        "means": lambda: potential.predict(graph, method="map"),
-        "onepass energy": lambda: one_pass(None),
-        "onepass energy, by edges": by_edges,
-        "onepass": lambda: one_pass(spread),
-        "onepass refined": lambda: one_pass(refined),
+    calls = {
+        "base": lambda: potential.predict(graph, method="map"),
+        "onepass": lambda: potential.predict(graph, method="onepass"),
     }
+    found["onepass"] = measure(calls, repeats).ratio("onepass")
+    batch = StructureData([atoms], plain.graph_of, dtype=first_parameter(plain).dtype).batch([0])
+    calls = {"base": step(plain, batch, "huber"), "blip": step(potential, batch, "huber")}
+    found["training"] = measure(calls, repeats).ratio("blip")
+    rounded = {key: round(value, 3) for key, value in found.items()}
+    return {"atoms": len(atoms), "edges": graph.num_edges, **rounded}
 
 
-def _some_spread(potential: blips.BayesianPotential) -> ForceSpread:
-    """The cost does not depend on the values of the weights."""
-    axes = not potential.backbone.equivariant
-    return ForceSpread(GROUPS, (1.0,) * len(feature_names(GROUPS, axes)), {}, axes=axes)
-
-
-def _step(model: Any, backbone: ForeignBackbone, atoms: Atoms) -> Call:
-    config = load_config({"training": {"loss": "huber", "kl_weight": 1e-3}}).training
-    dtype = next(backbone.parameters()).dtype
-    batch = StructureData([atoms], backbone.graph_of, dtype=dtype).batch([0])
-    objective = Objective(model, config, num_data=100)
-
-    def step() -> None:
-        objective.zero_grad()
-        objective(batch, ("benchmark", 0), 1.0).total.backward()
-
-    return step
+def _loaded(name: str, options: dict[str, Any]) -> ForeignBackbone:
+    torch.manual_seed(0)
+    return load(name, **options)
 
 
 def main() -> None:
@@ -257,7 +186,7 @@ def main() -> None:
         if arguments.model and name not in arguments.model:
             continue
         try:
-            found[name] = measure(name, options, arguments.repeats)
+            found[name] = costs(name, options, arguments.repeats)
         except BlipsError as error:
             print(f"{name} is left out: {error}")
             continue
@@ -271,14 +200,11 @@ def main() -> None:
         "edges",
         "MAP / package",
         "one pass, sigma of the energy / MAP",
-        "by edges / MAP",
-        "and of the forces / MAP",
-        "refined / MAP",
         "training step, BLIP / plain",
     )
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, row in found.items():
-        columns = ("atoms", "edges", "map", *ONE_PASS, "training")
+        columns = ("atoms", "edges", "map", "onepass", "training")
         cells = (name, *(row[column] for column in columns))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     arguments.output.with_suffix(".md").write_text("\n".join(lines) + "\n")

@@ -1,10 +1,10 @@
 """Make the posteriors that are shipped for released models, from geometries and labels of MPtrj.
 
-Geometries and labels are those of `blips.experiments.released_data`. Energies of these labels are
+Geometries and labels are those of `studies.released.data`. Energies of these labels are
 without the corrections that some models include (anions, Hubbard U), so that they are no measure of
 a model's error: forces alone give the scale, which energies share.
 
-    python recipes/released_posteriors.py chgnet sevennet-0 mattersim-1m
+    python -m recipes.released_posteriors chgnet sevennet-0 mattersim-1m
 """
 
 import argparse
@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 
 from blips.backbones import load
-from blips.experiments.released_data import CONDITIONED, SOURCE, VALID, mptrj_split
 from blips.factory import bayesianize
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import write_tensors
 from blips.train.references import moved
 from blips.train.released import FOLDER, weights_digest
 from blips.train.run import environment
+from studies.released.data import CONDITIONED, SOURCE, VALID, mptrj_split
 
 ROWS, DIMENSION, DRAWS = 6, 2048, 64  # more dimensions than rows: directions have to stay open
 OUTPUT = Path(__file__).parents[1] / "src/blips/data" / FOLDER

@@ -1,11 +1,11 @@
 """Draw docs/assets/reliability.png: how often the truth lies within the error bars, near and far.
 
-Reads what `blips reproduce errorbars` found, results/errorbars/default/{set}-{method}-seed{k}.json.
-For every nominal level it has the share of force components within the central interval of that
-level. A curve is the mean over the sets, each set being the mean over its seeds; the band spans the
+Reads what the study errorbars found, results/errorbars/default/{set}-{method}-seed{k}.json. For
+every nominal level it has the share of force components within the central interval of that level.
+A curve is the mean over the sets, each set being the mean over its seeds; the band spans the
 sets. All methods of a panel are averaged over the same sets: those that every one of them has.
 
-    python recipes/reliability_figure.py
+    python -m recipes.reliability_figure
 """
 
 import argparse
@@ -19,9 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from blips.experiments.errorbars import METHODS
-from blips.experiments.errorbars_run import LEVELS
 from blips.uq.plots.style import COLOURS, DASHES, GUIDE, TEXT_SIZE, add_legend, dress, new_figure
+from studies.errorbars.run import LEVELS
+from studies.errorbars.study import METHODS
 
 ROOT = Path(__file__).parents[1]
 RESULTS, OUTPUT = ROOT / "results/errorbars/default", ROOT / "docs/assets/reliability.png"

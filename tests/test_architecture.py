@@ -27,7 +27,7 @@ LAYERS = [
     {"sim"},
     {"active"},
     {"report"},
-    {"experiments"},
+    {"demo"},
     {"cli"},
     {"__main__"},
 ]
@@ -68,6 +68,12 @@ def test_imports_point_to_lower_layers(path: Path):
             continue
         assert LEVEL[imported] < LEVEL[part], f"{part} imports {imported}, which lies above it"
         assert imported in ONLY.get(part, {imported}), f"{part} must not import {imported}"
+
+
+def test_the_package_knows_nothing_of_studies_benchmarks_and_recipes():
+    for path in modules():
+        above = {name.split(".")[0] for name in imported_modules(path)}
+        assert not above & {"studies", "benchmarks", "recipes"}, path.name
 
 
 def test_every_module_has_a_layer():

@@ -12,11 +12,13 @@ from ase.build import molecule
 from torch import Tensor, nn
 
 from blips import keys, testing
-from blips.backbones import BACKBONES, EGNN, GNN, PaiNN, SchNet, build
+from blips.backbones import BACKBONES, PaiNN, SchNet, build
 from blips.backbones.derivatives import energy_and_derivatives
 from blips.backbones.painn import NORM_SMOOTHING
-from blips.data.graph import AtomGraph, Graph, ParticleGraph
+from blips.data.graph import AtomGraph, Graph
 from blips.errors import ConfigError, InputError
+from studies.nbody import EGNN, ParticleGraph
+from studies.nbody.checks import random_particles
 
 CUTOFF = 3.5
 
@@ -27,12 +29,6 @@ def atomistic(request: pytest.FixtureRequest):
     return build(request.param, cutoff=CUTOFF, features=16, blocks=3, num_basis=6)
 
 
-@pytest.fixture(params=["egnn", "gnn"])
-def particle(request: pytest.FixtureRequest):
-    torch.manual_seed(0)
-    return build(request.param, hidden=16, layers=3)
-
-
 def test_atomistic_backbones_keep_the_contract(atomistic: PaiNN | SchNet):
     testing.check_contract(atomistic)
 
@@ -40,11 +36,6 @@ def test_atomistic_backbones_keep_the_contract(atomistic: PaiNN | SchNet):
 def test_plain_functions_can_be_checked_too(atomistic: PaiNN | SchNet):
     double = atomistic.double()
     testing.check_contract(lambda graph: double(graph)[keys.ENERGIES], cutoff=CUTOFF)
-
-
-def test_particle_backbones_keep_the_contract(particle: EGNN | GNN):
-    equivariant = isinstance(particle, EGNN)
-    testing.check_particle_contract(particle, equivariant=equivariant)
 
 
 # ---- models against their equations ----
@@ -113,75 +104,6 @@ def _shifted_softplus(x: Tensor) -> Tensor:
     return torch.log(0.5 * torch.exp(x) + 0.5)
 
 
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("particles", [1, 4])
-def test_egnn_is_its_equations(particles: int):
-    torch.manual_seed(1)
-    model = EGNN(hidden=8, layers=3)
-    positions, v, q = (array[0] for array in testing.random_particles(0, 1, particles))
-    x = list(positions)
-    h = [model.embedding(v[i].norm().view(1)) for i in range(particles)]
-    for layer in model.layers:
-        m = {
-            (i, j): layer.message(
-                torch.cat(
-                    [
-                        h[i],
-                        h[j],
-                        ((x[i] - x[j]) ** 2).sum().view(1),
-                        (q[i] * q[j]).view(1),
-                        ((positions[i] - positions[j]) ** 2).sum().view(1),
-                    ]
-                )
-            )
-            for i in range(particles)
-            for j in range(particles)
-            if i != j
-        }
-        moved = []
-        for i in range(particles):
-            pushes = [(x[i] - x[j]) * layer.coordinate(m[i, j]) for j in range(particles) if i != j]
-            push = torch.stack(pushes).mean(0) if pushes else torch.zeros(3)
-            moved.append(x[i] + push + layer.velocity(h[i]) * v[i])
-        if layer.update is not None:
-            sums = [
-                sum((m[i, j] for j in range(particles) if i != j), torch.zeros(8))
-                for i in range(particles)
-            ]
-            pairs = zip(h, sums, strict=True)
-            h = [one + layer.update(torch.cat([one, total])) for one, total in pairs]
-        x = moved
-    graph = ParticleGraph.from_arrays(positions[None], v[None], q[None])
-    torch.testing.assert_close(model(graph)[keys.POSITIONS], torch.stack(x))
-
-
-@pytest.mark.usefixtures("float64")
-def test_gnn_is_its_equations():
-    torch.manual_seed(1)
-    model = GNN(hidden=8, layers=2)
-    x, v, q = (array[0] for array in testing.random_particles(0, 1, 4))
-    h = [model.embedding(torch.cat([x[i], v[i]])) for i in range(4)]
-    for layer in model.layers:
-        sums = [torch.zeros(8) for _ in h]
-        for i in range(4):
-            for j in set(range(4)) - {i}:
-                pair = torch.stack([q[i] * q[j], ((x[i] - x[j]) ** 2).sum()])
-                sums[i] = sums[i] + layer.message(torch.cat([h[i], h[j], pair]))
-        h = [a + layer.update(torch.cat([a, b])) for a, b in zip(h, sums, strict=True)]
-    graph = ParticleGraph.from_arrays(x[None], v[None], q[None])
-    expected = torch.stack([model.decoder(one) for one in h])
-    torch.testing.assert_close(model(graph)[keys.POSITIONS], expected)
-
-
-@pytest.mark.usefixtures("float64")
-def test_untrained_egnn_hardly_pushes_particles():
-    torch.manual_seed(0)
-    positions, velocities, charges = testing.random_particles(0)
-    at_rest = ParticleGraph.from_arrays(positions, 0 * velocities, charges)
-    moved = EGNN()(at_rest)[keys.POSITIONS].detach() - at_rest.positions
-    assert 0 < float(moved.abs().max()) < 0.05
-
-
 # ---- training and roles ----
 
 
@@ -198,21 +120,11 @@ def test_every_parameter_learns_from_energies_and_forces(atomistic: PaiNN | SchN
         assert bool((parameter.grad != 0).any()), name
 
 
-def test_every_particle_parameter_learns(particle: EGNN | GNN):
-    graph = ParticleGraph.from_arrays(*testing.random_particles(0)).to(dtype=torch.float32)
-    particle(graph)[keys.POSITIONS].square().sum().backward()
-    for name, parameter in particle.named_parameters():
-        assert parameter.grad is not None, name
-        assert bool((parameter.grad != 0).any()), name
-
-
 @pytest.mark.parametrize(
     ("name", "deterministic"),
     [
         ("painn", set()),
         ("schnet", set()),
-        ("egnn", {"embedding"}),
-        ("gnn", {"embedding", "decoder.0", "decoder.2"}),
     ],
 )
 def test_maps_without_a_role_are_the_known_ones(name: str, deterministic: set[str]):
@@ -250,7 +162,7 @@ def test_hyperparameters_rebuild_the_model(name: str):
     ("arguments", "message"),
     [
         ({"name": "pain"}, "did you mean 'painn'"),
-        ({"name": "zzz"}, "Valid: chgnet, egnn, gnn, "),
+        ({"name": "zzz"}, "Valid: chgnet, "),
         ({"name": "painn", "feature": 3}, "did you mean 'features'"),
     ],
 )
@@ -265,8 +177,6 @@ def test_unknown_names_are_answered_with_the_nearest(arguments: dict, message: s
         ("painn", {"cutoff": 0.0}),
         ("painn", {"blocks": 0}),
         ("schnet", {"features": 1}),
-        ("egnn", {"layers": 0}),
-        ("gnn", {"hidden": -1}),
     ],
 )
 def test_impossible_hyperparameters_are_refused(name: str, setting: dict):
@@ -276,7 +186,7 @@ def test_impossible_hyperparameters_are_refused(name: str, setting: dict):
 
 def test_graphs_of_the_wrong_kind_are_refused():
     atoms = AtomGraph.from_atoms(molecule("H2O"), CUTOFF)
-    particles = ParticleGraph.from_arrays(*testing.random_particles(0))
+    particles = ParticleGraph.from_arrays(*random_particles(0))
     for model, graph in ((PaiNN(), particles), (SchNet(), particles), (EGNN(), atoms)):
         for method in (model.forward, model.row_features):
             with pytest.raises(InputError, match="needs a"):

@@ -117,12 +117,25 @@ def test_formulas_are_mathml_and_nothing_is_loaded_from_outside(site):
 
 
 def test_results_are_those_of_the_repository(site):
-    page = (site / "results.html").read_text()
-    for table in REPOSITORY.glob("results/*/*/table.md"):
-        assert table.parent.parent.name.replace("-", " ").capitalize() in page
-    assert "deep ensemble" in page
-    for source in re.findall(r'src="(measured/[^"]+)"', page):
-        assert (site / source).exists(), source
+    page = re.sub(r"<[^>]*>", "", (site / "error-bars.html").read_text())
+    table = (REPOSITORY / "results" / "errorbars" / "default" / "table.md").read_text()
+    cells = {cell.strip() for row in table.splitlines() if "|" in row for cell in row.split("|")}
+    numbers = {cell for cell in cells if re.fullmatch(r"-?[\d.]+ ± [\d.]+", cell)}
+    assert len(numbers) > 50
+    assert all(number in page for number in numbers)
+
+
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted([*REPOSITORY.glob("studies/**/README.md"), REPOSITORY / "benchmarks" / "README.md"]),
+    ids=lambda page: page.parent.name,
+)
+def test_links_of_notes_lead_somewhere(page):
+    for link in LINK.findall(page.read_text()):
+        assert (page.parent / link).exists(), link
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

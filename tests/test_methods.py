@@ -7,12 +7,12 @@ from ase.build import bulk, molecule
 from typer.testing import CliRunner
 
 import blips
-from blips.backbones import EGNN, PaiNN
+from blips.backbones import PaiNN
 from blips.cli import app
-from blips.data.graph import ParticleGraph
 from blips.data.structures import read_structures
 from blips.errors import InputError
 from blips.spread.training import Schedule, fit_refinement
+from studies.nbody import EGNN, ParticleGraph
 
 
 def rattled(count):

@@ -65,9 +65,8 @@ def test_stress_comes_along(potential):
 
 
 def test_direct_models_are_refused_with_the_remedy():
-    from blips.backbones import EGNN
-    from blips.data.graph import ParticleGraph
-    from blips.testing import random_particles
+    from studies.nbody import EGNN, ParticleGraph
+    from studies.nbody.checks import random_particles
 
     torch.manual_seed(0)
     potential = blips.bayesianize(EGNN(hidden=8, layers=1))

@@ -10,13 +10,14 @@ from ase.build import bulk, molecule
 
 import blips
 from blips import keys
-from blips.backbones import EGNN, GNN, PaiNN, SchNet
+from blips.backbones import PaiNN, SchNet
 from blips.baselines import predict_plain
 from blips.bayes import noise
 from blips.bayes.noise import FrozenDraw
-from blips.data.graph import ParticleGraph
 from blips.errors import ConversionError, InputError
 from helpers import TINY
+from studies.nbody import EGNN, GNN, ParticleGraph
+from studies.nbody.data import POSITIONS
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 
@@ -145,8 +146,8 @@ def test_every_egnn_sample_is_equivariant():
             here, there = (potential.frozen(g, draws).outputs for g in (graph, turned))
         else:
             here, there = (one_sample(potential, g, estimator=estimator) for g in (graph, turned))
-        expected = here[keys.POSITIONS] @ q + shift
-        torch.testing.assert_close(there[keys.POSITIONS], expected, **EXACT)
+        expected = here[POSITIONS] @ q + shift
+        torch.testing.assert_close(there[POSITIONS], expected, **EXACT)
 
 
 @pytest.mark.parametrize("backbone", [PaiNN, SchNet])

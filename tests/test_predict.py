@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import blips
-from blips.backbones import EGNN, PaiNN
-from blips.data.graph import ParticleGraph
+from blips.backbones import PaiNN
 from blips.errors import InputError
 from blips.predict import Prediction
 from blips.sampling import (
@@ -22,6 +21,7 @@ from blips.sampling import (
     saved_bytes,
 )
 from blips.uq.calibration import ScaleCalibrator
+from studies.nbody import EGNN, ParticleGraph
 
 
 @pytest.fixture(scope="module")
@@ -148,13 +148,24 @@ def test_total_deviation_adds_variances():
     np.testing.assert_array_equal(one.forces_total_std, np.ones((1, 3)))
 
 
-def test_particles_are_predicted_too():
+ABOUT = {"method": "mc", "samples": 2}
+
+
+def test_other_outputs_are_predicted_by_their_names():
     torch.manual_seed(0)
     model = blips.bayesianize(EGNN(hidden=8, layers=2))
     x, v = torch.randn(2, 3, 5, 3)
     graph = ParticleGraph.from_arrays(x, v, torch.ones(3, 5))
     prediction = model.predict(graph, samples=6)
-    assert prediction.positions.shape == prediction.positions_std.shape == (15, 3)
+    std = prediction.array("positions_std")
+    assert prediction.array("positions").shape == std.shape == (15, 3)
+    np.testing.assert_array_equal(prediction[1].array("positions_std"), std[5:10])
+    whole = Prediction.join([prediction[k] for k in range(3)])
+    np.testing.assert_array_equal(whole.array("positions_std"), std)
+    with pytest.raises(InputError, match="has no energy"):
+        prediction.array("energy")
+    with pytest.raises(InputError, match="no usable charges_std for structures 1"):
+        Prediction.of({"charges_std": np.array([0.1, np.nan])}, n_atoms=np.array([1, 1]), **ABOUT)
 
 
 def test_nothing_to_predict_is_an_error(potential):

@@ -15,7 +15,7 @@ SURFACE = {
     "save": ("blips.train.checkpoint.save", "and into one"),
     "Calculator": ("blips.sim.calculator.Calculator", "an ASE calculator with uncertainties"),
 }
-NOT_SHOWN = {"__init__", "cli", "experiments", "memory"}
+NOT_SHOWN = {"__init__", "cli", "demo", "memory"}
 
 
 def parts() -> list[str]:

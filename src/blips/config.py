@@ -72,12 +72,14 @@ class DataConfig(Section):
 
 
 class WeightsConfig(Section):
-    """Weights of the quantities in the data loss; zero leaves a quantity out."""
+    """Weights of the quantities in the data loss; zero leaves a quantity out.
+
+    Targets of other names, which only your own data sets have, count with weight 1.
+    """
 
     energy: float = Field(default=0.1, ge=0)
     forces: float = Field(default=1.0, ge=0)
     stress: float = Field(default=0.0, ge=0)
-    positions: float = Field(default=1.0, ge=0, description="particle dynamics only")
 
 
 class ScheduleConfig(Section):

@@ -7,7 +7,6 @@ ENERGY = "energy"  # [S] eV
 ENERGIES = "energies"  # [N] eV, energy of each atom
 FORCES = "forces"  # [N, 3] eV/A
 STRESS = "stress"  # [S, 3, 3] eV/A^3
-POSITIONS = "positions"  # [N, 3] A; also what particle-dynamics models predict
 
 ENERGY_UNCERTAINTY = "energy_uncertainty"  # [S] eV, standard deviation
 ENERGIES_UNCERTAINTY = "energies_uncertainty"  # [N] eV

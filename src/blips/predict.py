@@ -5,7 +5,7 @@ that `potential.predict` can be a plain method).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -20,7 +20,7 @@ Array = np.ndarray
 Outputs = dict[str, Tensor]
 
 PER_STRUCTURE = (keys.ENERGY, keys.STRESS)
-PER_ATOM = (keys.ENERGIES, keys.FORCES, keys.POSITIONS)
+PER_ATOM = (keys.ENERGIES, keys.FORCES)
 
 
 class Calibrator(Protocol):
@@ -57,15 +57,26 @@ class Prediction:
     forces_cov: Array | None = None  # [N, 3, 3] (eV/A)^2, on request
     stress: Array | None = None  # [S, 3, 3] eV/A^3
     stress_std: Array | None = None  # [S, 3, 3] eV/A^3
-    positions: Array | None = None  # [N, 3] for particle dynamics
-    positions_std: Array | None = None  # [N, 3]
     energy_aleatoric_std: Array | None = None  # [S] eV
     forces_aleatoric_std: Array | None = None  # [N, 3] eV/A
+    others: Mapping[str, Array] = field(default_factory=dict)  # [N, ...] by name, see `of`
     details: Mapping[str, Any] = field(default_factory=dict)  # e.g. chunk size, calibration
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Array], **about: Any) -> Self:
+        """Prediction with these arrays, by the names of the attributes.
+
+        What else a backbone predicts, one row for each node (say "charges" and "charges_std"), goes
+        to `others`.
+        """
+        attributes = {each.name for each in fields(cls)}
+        known = {name: array for name, array in arrays.items() if name in attributes}
+        others = {name: array for name, array in arrays.items() if name not in attributes}
+        return cls(**known, others=others, **about)
 
     def __post_init__(self) -> None:
         """No deviation leaves a model that is negative or not a number."""
-        for name, value in vars(self).items():
+        for name, value in {**vars(self), **self.others}.items():
             if value is not None and name.endswith("_std") and not (value >= 0).all():
                 raise InputError(
                     f"the model has no usable {name} for structures "
@@ -86,6 +97,7 @@ class Prediction:
         for name, value in self._arrays().items():
             per_structure = name.removesuffix("_std").removesuffix("_aleatoric") in PER_STRUCTURE
             changes[name] = value[index : index + 1] if per_structure else value[atoms]
+        changes["others"] = {name: value[atoms] for name, value in self.others.items()}
         return Prediction(method=self.method, samples=self.samples, details=self.details, **changes)
 
     @property
@@ -100,7 +112,7 @@ class Prediction:
 
     def array(self, name: str) -> Array:
         """The array of that name, or an error where the prediction has none."""
-        value = getattr(self, name)
+        value = getattr(self, name, self.others.get(name))
         if value is None:
             raise InputError(f"the prediction has no {name}; ask predict for it")
         return value
@@ -156,7 +168,7 @@ class Prediction:
         return np.flatnonzero(rows).tolist()[:most]
 
     def _arrays(self) -> dict[str, Array]:
-        skip = ("n_atoms", "method", "samples", "details")
+        skip = ("n_atoms", "method", "samples", "others", "details")
         return {k: value for k, value in vars(self).items() if value is not None and k not in skip}
 
     @classmethod
@@ -166,11 +178,14 @@ class Prediction:
             raise InputError("nothing to predict: the list of structures is empty")
         if len(parts) == 1:
             return parts[0]
-        arrays = {
-            name: np.concatenate([getattr(part, name) for part in parts])
-            for name in ("n_atoms", *parts[0]._arrays())
-        }
         first = parts[0]
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("n_atoms", *first._arrays())
+        }
+        arrays["others"] = {
+            name: np.concatenate([part.others[name] for part in parts]) for name in first.others
+        }
         return cls(method=first.method, samples=first.samples, details=first.details, **arrays)
 
 
@@ -185,7 +200,7 @@ def point_prediction(outputs: Outputs, graph: Graph, method: str = "map") -> Pre
     arrays: dict[str, Any] = {
         name: value.double().numpy(force=True) for name, value in outputs.items()
     }
-    return Prediction(n_atoms=atom_counts(graph), method=method, samples=0, **arrays)
+    return Prediction.of(arrays, n_atoms=atom_counts(graph), method=method, samples=0)
 
 
 def atom_counts(graph: Graph) -> Array:

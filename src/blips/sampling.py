@@ -134,12 +134,12 @@ class Moments:
                 arrays[f"{name}_std"] = np.sqrt(np.diagonal(moment.var, axis1=-2, axis2=-1))
             else:
                 arrays[f"{name}_std"] = np.sqrt(moment.var)
-        return Prediction(
+        return Prediction.of(
+            arrays,
             n_atoms=atom_counts(graph),
             method=method,
             samples=max(moment.count for moment in self._of.values()),
             details={"chunk": chunk},
-            **arrays,
         )
 
 

@@ -8,7 +8,7 @@ from blips.backbones.base import first_parameter
 from blips.errors import InputError
 
 
-@pytest.mark.parametrize("name", ["painn", "schnet", "egnn", "gnn"])
+@pytest.mark.parametrize("name", ["painn", "schnet"])
 def test_the_first_parameter_is_that_of_torch(name: str):
     model = build(name)
     assert first_parameter(model) is next(model.parameters())

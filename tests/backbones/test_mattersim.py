@@ -16,13 +16,13 @@ from ase.build import molecule
 import blips
 from blips import keys, testing
 from blips.backbones import build, load
-from blips.backbones.fetch import fetch
 from blips.backbones.mattersim import MatterSim
 from blips.bayes.noise import generators
 from blips.errors import CheckpointError, InputError, MissingPackageError
 from blips.testing.compare import rotation_matrix
 from blips.train.objective import plain_outputs
 from helpers import QUICK, morse_ammonia, quartz
+from recipes.fetch_weights import fetch
 
 FOUNDATION = {"prior_dropout": 0.01, "bounds": (1e-5, 0.11)}
 SMALL = {"num_blocks": 2, "units": 8, "max_l": 4, "max_n": 4}
@@ -232,7 +232,7 @@ def test_weights_are_looked_for_in_the_cache_then_where_the_package_has_them(
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("BLIPS_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(CheckpointError, match=r"python -m blips\.backbones\.fetch mattersim-1m"):
+    with pytest.raises(CheckpointError, match=r"recipes/fetch_weights\.py"):
         load("mattersim-1m")
     own = tmp_path / ".local/mattersim/pretrained_models/mattersim-v1.0.0-1M.pth"
     own.parent.mkdir(parents=True)

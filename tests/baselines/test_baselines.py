@@ -8,7 +8,7 @@ import torch
 from ase import Atoms
 
 import blips
-from blips.backbones import EGNN, PaiNN, SchNet
+from blips.backbones import PaiNN, SchNet
 from blips.baselines import (
     Baseline,
     DeepEnsemble,
@@ -24,6 +24,7 @@ from blips.errors import CheckpointError, ConfigError, InputError
 from blips.train.wrapper import Wrapper
 from blips.uq.report import References, assess, recalibrate, write_figures
 from helpers import QUICK, TINY, morse_ammonia
+from studies.nbody import EGNN
 
 
 def painn(seed: int = 0) -> PaiNN:

@@ -8,16 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from blips.backbones import EGNN, GNN
 from blips.baselines import MCDropout
 from blips.baselines.dropout import Masks
 from blips.bayes.noise import generators
-from blips.data.dataset import ParticleData
-from blips.data.graph import ParticleGraph
 from blips.errors import ConversionError, InputError, TooLargeError
-from blips.testing import random_particles
 from blips.testing.compare import rotation_matrix
 from helpers import QUICK
+from studies.nbody import EGNN, GNN, ParticleData, ParticleGraph
+from studies.nbody.checks import random_particles
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 LITTLE_GB = 5e-4  # for one sample of the graph, not for many
@@ -125,7 +123,7 @@ def test_particle_models_train_and_predict(tmp_path):
     history = dropout.fit(data, valid=data, config=config, folder=tmp_path).progress.history
     assert history[-1]["valid_loss"] < history[0]["valid_loss"]
     prediction = dropout.predict(data.batch(range(12)).graph, samples=4)
-    assert (prediction.positions_std > 0).any()
+    assert (prediction.array("positions_std") > 0).any()
 
 
 def test_errors(painn):

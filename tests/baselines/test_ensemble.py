@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from blips.backbones import EGNN, GNN, PaiNN
+from blips.backbones import PaiNN
 from blips.baselines import DeepEnsemble, predict_plain
-from blips.data.dataset import ParticleData
 from blips.errors import InputError
-from blips.testing import random_particles
 from helpers import QUICK, TINY
+from studies.nbody import EGNN, GNN, ParticleData
+from studies.nbody.checks import random_particles
 
 
 def test_mean_and_deviation_are_those_of_the_members(structures):
@@ -62,8 +62,8 @@ def test_particle_models(backbone, tmp_path):
     history = result.progress.history
     assert history[-1]["train_loss"] < history[0]["train_loss"]
     prediction = ensemble.predict(data.batch(range(12)).graph)
-    assert prediction.positions.shape == (60, 3)
-    assert (prediction.positions_std > 0).all()
+    assert prediction.array("positions").shape == (60, 3)
+    assert (prediction.array("positions_std") > 0).all()
 
 
 def test_errors():

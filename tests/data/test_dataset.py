@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blips import keys
-from blips.data.dataset import Batch, ParticleData, StreamedData, StructureData, Subset
-from blips.data.graph import AtomGraph, ParticleGraph
+from blips.data.dataset import Batch, StreamedData, StructureData, Subset
+from blips.data.graph import AtomGraph
 from blips.data.labels import Labels
 from blips.errors import InputError
 
@@ -151,34 +151,6 @@ def test_streamed_file_must_be_sound_and_stay_so(tmp_path):
     ase.io.write(path, crystals(4))
     with pytest.raises(InputError, match="changed while it was in use"):
         stream.batch([1])
-
-
-def particles(count: int = 7) -> tuple[torch.Tensor, ...]:
-    generator = torch.Generator().manual_seed(0)
-    positions, velocities, targets = torch.randn(3, count, 5, 3, generator=generator)
-    return positions, velocities, torch.randn(count, 5, generator=generator), targets
-
-
-def test_particle_batches_index_the_arrays():
-    positions, velocities, charges, targets = particles()
-    data = ParticleData(positions, velocities, charges[..., None].numpy(), targets.numpy())
-    batch = data.batch([4, 0])
-    assert isinstance(batch.graph, ParticleGraph)
-    assert batch.graph.num_structures == 2
-    assert batch.graph.num_edges == 2 * 5 * 4
-    torch.testing.assert_close(batch.graph.positions[:5], positions[4])
-    torch.testing.assert_close(batch.graph.charges[5:], charges[0])
-    torch.testing.assert_close(batch.graph.velocities[5:], velocities[0])
-    torch.testing.assert_close(batch.targets[keys.POSITIONS][:5], targets[4])
-    assert data.name_of(4) == "simulations, simulation 4"
-
-
-def test_particle_arrays_must_fit():
-    positions, velocities, charges, targets = particles()
-    with pytest.raises(InputError, match=r"\(7, 5, 3\).*\(6, 5, 3\)"):
-        ParticleData(positions, velocities, charges, targets[1:])
-    with pytest.raises(InputError, match=r"\(7, 5, 3\).*expected"):
-        ParticleData(positions, velocities, positions, targets)
 
 
 def test_subset_counts_on_its_own_and_keeps_names():

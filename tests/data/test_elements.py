@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blips.backbones.base import ReferenceEnergies
-from blips.data.dataset import ParticleData, StructureData
+from blips.data.dataset import StructureData
 from blips.data.elements import energy_scale, fit_reference_energies
 from blips.data.labels import Labels
 from blips.errors import InputError
+from studies.nbody import ParticleData
 
 MOLECULES = ("H2O", "CH4", "NH3", "CO2", "CH3OH", "N2", "H2")
 TRUE = {1: -13.6, 6: -1030.0, 7: -1480.0, 8: -2040.0}

@@ -10,9 +10,9 @@ from ase.build import bulk, molecule
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blips.data.graph import AtomGraph, Graph, ParticleGraph
+from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
-from blips.testing import random_particles, random_structure
+from blips.testing import random_structure
 
 CUTOFF = 4.0
 
@@ -203,37 +203,6 @@ def test_empty_batch_and_missing_volume_are_refused():
     graph = AtomGraph.from_atoms([random_structure(0), molecule("H2O")], CUTOFF)
     with pytest.raises(InputError, match="structure 1 of the batch has no volume"):
         graph.volumes()
-
-
-@given(simulations=st.integers(1, 3), particles=st.integers(1, 5))
-def test_particles_are_connected_to_all_others_of_their_simulation(
-    simulations: int, particles: int
-):
-    arrays = random_particles(0, simulations, particles)
-    graph = ParticleGraph.from_arrays(*arrays)
-    expected = {
-        (m * particles + i, m * particles + j)
-        for m in range(simulations)
-        for i, j in itertools.permutations(range(particles), 2)
-    }
-    assert set(map(tuple, graph.edge_index.T.tolist())) == expected
-    assert graph.num_edges == len(expected)
-    assert graph.structure.bincount().tolist() == [particles] * simulations
-    assert torch.equal(graph.charges.view(simulations, particles), arrays[2])
-
-
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        ((2, 5, 3), (2, 5, 2), (2, 5)),
-        ((2, 5, 2), (2, 5, 2), (2, 5)),
-        ((10, 3), (10, 3), (10,)),
-        ((2, 5, 3), (2, 5, 3), (2, 4)),
-    ],
-)
-def test_particle_arrays_of_wrong_shape_are_refused(shapes: tuple[tuple[int, ...], ...]):
-    with pytest.raises(InputError, match="must"):
-        ParticleGraph.from_arrays(*map(torch.zeros, shapes))
 
 
 def test_plain_graphs_have_vectors_from_receiver_to_sender():

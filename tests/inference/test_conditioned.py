@@ -15,7 +15,7 @@ from torch import Tensor
 
 import blips
 from blips import keys
-from blips.backbones import EGNN, PaiNN
+from blips.backbones import PaiNN
 from blips.bayes.condition import Evidence
 from blips.errors import InputError, TooLargeError
 from blips.inference import condition
@@ -35,6 +35,7 @@ from inference.models import (
     with_frozen_noise,
     with_wide_coefficients,
 )
+from studies.nbody import EGNN
 
 # The packages behind CHGNet and ORB.
 pytestmark = [

@@ -20,7 +20,6 @@ from blips import keys, testing
 from blips.backbones import build, load
 from blips.backbones.derivatives import EnergyFunction, energy_and_derivatives
 from blips.backbones.e3nn_maps import UNPICKLE_ANYTHING
-from blips.backbones.fetch import fetch
 from blips.backbones.mace import MACE, _package
 from blips.bayes import noise
 from blips.bayes.linear import StochasticMap
@@ -29,6 +28,7 @@ from blips.errors import CheckpointError, InputError, MissingPackageError
 from blips.testing.compare import rotation_matrix
 from blips.train.uncertainty import uncertainty_for
 from helpers import QUICK, morse_ammonia, quartz
+from recipes.fetch_weights import fetch
 
 # e3nn 0.4 keeps its generated code as TorchScript, of which torch warns whenever it is copied.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

@@ -6,7 +6,7 @@ import torch
 
 import blips
 from blips.backbones import PaiNN
-from blips.experiments.demo import run_demo
+from blips.demo import run_demo
 from helpers import TINY, morse_ammonia
 
 

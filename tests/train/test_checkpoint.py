@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import blips
-from blips.backbones import EGNN, PaiNN
+from blips.backbones import PaiNN
 from blips.errors import CheckpointError
 from blips.train.checkpoint import read_tensors, write_tensors
 from blips.uq.calibration import ScaleCalibrator
+from studies.nbody import EGNN
 
 
 def potential(**options) -> blips.BayesianPotential:

@@ -12,7 +12,6 @@ from ase.calculators.singlepoint import SinglePointCalculator
 import blips
 from blips.backbones import PaiNN, load
 from blips.backbones.base import Backbone, graph_batches
-from blips.backbones.fetch import fetch
 from blips.config import ModelConfig, TrainingConfig, load_config
 from blips.data.dataset import StructureData
 from blips.errors import CheckpointError, ConfigError, InputError
@@ -25,6 +24,7 @@ from blips.train.references import set_reference_energies, unexplained_energies
 from blips.train.templates import template
 from blips.train.uncertainty import uncertainty_for
 from helpers import QUICK, TINY, morse_ammonia, quartz
+from recipes.fetch_weights import fetch
 
 OFFSETS = {14: 3.0, 8: -7.0}  # eV: what another level of theory counts differently
 

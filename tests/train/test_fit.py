@@ -13,13 +13,13 @@ import torch
 import yaml
 
 import blips
-from blips.backbones import EGNN, PaiNN
+from blips.backbones import PaiNN
 from blips.config import load_config
-from blips.data.dataset import ParticleData
 from blips.errors import ConfigError, InputError
 from blips.train.checkpoint import read_tensors
 from blips.train.loop import NonFiniteLossError
 from blips.train.run import environment
+from studies.nbody import EGNN, ParticleData
 
 TINY = {"cutoff": 4.0, "features": 8, "blocks": 1, "num_basis": 4}
 QUICK = {

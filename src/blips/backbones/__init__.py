@@ -6,11 +6,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from blips.backbones.base import AtomisticBackbone, Backbone, ReferenceEnergies
-from blips.backbones.egnn import EGNN
 from blips.backbones.foreign import ForeignBackbone
-from blips.backbones.gnn import GNN
 from blips.backbones.painn import PaiNN
-from blips.backbones.particles import ParticleBackbone
 from blips.backbones.schnet import SchNet
 from blips.backbones.zoo import ADAPTERS, RELEASED, adapter, load
 from blips.errors import ConfigError
@@ -18,13 +15,10 @@ from blips.errors import ConfigError
 __all__ = [
     "ADAPTERS",
     "BACKBONES",
-    "EGNN",
-    "GNN",
     "RELEASED",
     "AtomisticBackbone",
     "Backbone",
     "PaiNN",
-    "ParticleBackbone",
     "ReferenceEnergies",
     "SchNet",
     "build",
@@ -32,7 +26,9 @@ __all__ = [
     "load",
 ]
 
-BACKBONES: dict[str, type[Backbone]] = {"painn": PaiNN, "schnet": SchNet, "egnn": EGNN, "gnn": GNN}
+BACKBONES: dict[str, type[Backbone]] = {"painn": PaiNN, "schnet": SchNet}
+"""Backbones by name. With your own class added, `build`, configurations, `blips.save` and
+`blips.load` know it; a program that loads its files has to add it, too."""
 
 
 def build(name: str, **hyperparameters: Any) -> Backbone:

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from blips import keys
-from blips.backbones import fetch
 from blips.backbones.base import edge_lengths, gather_rows
 from blips.backbones.foreign import ForeignBackbone, read_checkpoint, require
 from blips.backbones.rows import edge_pairs
 from blips.data.graph import Graph
+from blips.defaults import cache_folder
 from blips.errors import CheckpointError
 
 MODEL_NAME = "m3gnet"  # of this architecture in the package's checkpoints
@@ -146,13 +146,12 @@ def _package() -> ModuleType:
 
 def _released_weights() -> Path:
     """The released checkpoint in blips' cache, or where the package keeps what it downloads."""
-    name = "mattersim-1m"
-    own = Path.home() / ".local/mattersim/pretrained_models/mattersim-v1.0.0-1M.pth"
-    if (cached := fetch.find(name)) is not None:
-        return cached
-    if own.is_file():
-        return own
+    folders = (cache_folder() / "checkpoints", Path.home() / ".local/mattersim/pretrained_models")
+    for path in (folder / "mattersim-v1.0.0-1M.pth" for folder in folders):
+        if path.is_file():
+            return path
     raise CheckpointError(
-        f"the weights of {name} are not on this machine; get them with `{fetch.command(name)}`, "
-        "or by using the package's own calculator once, or give weights=file"
+        "the weights of mattersim-1m are not on this machine; the package's own calculator "
+        "downloads them when it is used once, as does recipes/fetch_weights.py of blips' sources; "
+        "or give weights=file"
     )

@@ -10,8 +10,7 @@
 | `MeanVariance` | a predicted variance | 1 | aleatoric |
 | `Evidential` | predicted evidence | 1 | both |
 
-Ensembles and dropout take models of atoms and of particles, the others potentials with a `readout`
-(PaiNN, SchNet).
+Ensembles and dropout take any backbone, the others potentials with a `readout` (PaiNN, SchNet).
 """
 
 from blips.baselines.base import Baseline, predict_plain

@@ -70,7 +70,7 @@ def _drop(_layer: nn.Module, _args: tuple[Any, ...], z: Tensor) -> Tensor:
 
 
 class MCDropout(Stochastic, Baseline):
-    """A backbone, of atoms or of particles, with dropout after its message and update maps.
+    """A backbone with dropout after its message and update maps.
 
     Left alone are maps without a row type in the backbone's `roles`, maps with a single output
     (energies, steps of coordinates), and those that match `exclude`.

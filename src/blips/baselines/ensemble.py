@@ -37,7 +37,7 @@ class EnsembleFit(FitResult):
 
 
 class DeepEnsemble(Baseline):
-    """M independently trained backbones, of atoms or of particles.
+    """M independently trained backbones.
 
     Args:
         make_backbone: function of a seed, or the name of a backbone as for `build`. It is called

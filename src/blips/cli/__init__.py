@@ -4,19 +4,18 @@ import sys
 
 import typer
 
-from blips.cli import bench, campaign, configuration, prediction, simulation, studies, training
+from blips.cli import campaign, configuration, display, prediction, simulation, training
 from blips.cli.app import app
 from blips.errors import BlipsError
 
 __all__ = [
     "app",
-    "bench",
     "campaign",
     "configuration",
+    "display",
     "main",
     "prediction",
     "simulation",
-    "studies",
     "training",
 ]
 

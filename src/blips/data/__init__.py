@@ -1,12 +1,10 @@
-"""Structures in and out: files, graphs, splits and the sources of the shipped experiments."""
+"""Structures in and out: files, graphs, splits and the shipped NH3 set."""
 
 from blips.data.batch import Batch, Subset, TrainingData
-from blips.data.dataset import ParticleData, StreamedData, StructureData
+from blips.data.dataset import StreamedData, StructureData
 from blips.data.elements import energy_scale, fit_reference_energies
-from blips.data.graph import AtomGraph, Graph, ParticleGraph
+from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels, extract
-from blips.data.materials_cloud import read_materials_cloud
-from blips.data.matpes import iter_matpes, read_matpes
 from blips.data.splits import Split, group_split, random_split
 from blips.data.structures import (
     check_structures,
@@ -20,8 +18,6 @@ __all__ = [
     "Batch",
     "Graph",
     "Labels",
-    "ParticleData",
-    "ParticleGraph",
     "Split",
     "StreamedData",
     "StructureData",
@@ -32,11 +28,8 @@ __all__ = [
     "extract",
     "fit_reference_energies",
     "group_split",
-    "iter_matpes",
     "iter_structures",
     "random_split",
-    "read_materials_cloud",
-    "read_matpes",
     "read_structures",
     "write_predictions",
 ]

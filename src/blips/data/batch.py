@@ -18,8 +18,8 @@ class Batch:
 
     Attributes:
         graph: the structures.
-        targets: energy [S] eV (always float64), forces [N, 3] eV/A, stress [S, 3, 3] eV/A^3,
-            positions [N, 3]; those that the data set has.
+        targets: energy [S] eV (always float64), forces [N, 3] eV/A, stress [S, 3, 3] eV/A^3;
+            those that the data set has, or others by the names of the model's outputs.
         indices: numbers of the structures in their data set, [S].
     """
 

@@ -1,4 +1,4 @@
-"""Data sets of graphs and targets: from memory, from a file larger than it, or from arrays."""
+"""Data sets of labelled structures: from memory, or from a file larger than it."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -6,14 +6,13 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
 import torch
 from ase import Atoms
 from torch import Tensor
 
 from blips import keys
 from blips.data.batch import Batch, Subset, TrainingData, check_indices
-from blips.data.graph import AtomGraph, ParticleGraph
+from blips.data.graph import AtomGraph
 from blips.data.labels import Labels, extract
 from blips.data.xyz import read_xyz_frame, xyz_frame_offsets
 from blips.errors import InputError
@@ -21,7 +20,6 @@ from blips.errors import InputError
 __all__ = [
     "AtomData",
     "Batch",
-    "ParticleData",
     "StreamedData",
     "StructureData",
     "Subset",
@@ -187,58 +185,6 @@ class StreamedData(AtomData):
     def _file_stamp(self) -> tuple[int, int]:
         status = self.path.stat()
         return status.st_size, status.st_mtime_ns
-
-
-class ParticleData:
-    """Simulations of n particles: state now, and positions later as targets.
-
-    Args:
-        positions: [M, n, 3].
-        velocities: [M, n, 3].
-        charges: [M, n] or [M, n, 1].
-        targets: positions to predict, [M, n, 3].
-        dtype: of the tensors; torch's default where None.
-        source: for messages.
-    """
-
-    def __init__(
-        self,
-        positions: Tensor | np.ndarray,
-        velocities: Tensor | np.ndarray,
-        charges: Tensor | np.ndarray,
-        targets: Tensor | np.ndarray,
-        dtype: torch.dtype | None = None,
-        source: str = "simulations",
-    ) -> None:
-        arrays = (positions, velocities, charges, targets)
-        states = [torch.as_tensor(a, dtype=dtype or torch.get_default_dtype()) for a in arrays]
-        shape = states[0].shape
-        shapes = [shape, shape, shape[:2], shape]
-        if states[2].ndim == 3:
-            states[2] = states[2].squeeze(-1)
-        if len(shape) != 3 or [s.shape for s in states] != shapes:
-            raise InputError(
-                f"{source}: positions, velocities, charges and targets have the shapes "
-                f"{', '.join(str(tuple(np.shape(a))) for a in arrays)}; expected [M, n, 3], "
-                "[M, n, 3], [M, n] and [M, n, 3]"
-            )
-        self.positions, self.velocities, self.charges, self.targets = states
-        self.source = source
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def name_of(self, index: int) -> str:
-        """Number of the simulation."""
-        return f"{self.source}, simulation {index}"
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """Simulations with these numbers, in this order."""
-        check_indices(indices, len(self))
-        rows = torch.as_tensor(indices)
-        state = (self.positions[rows], self.velocities[rows], self.charges[rows])
-        targets = {keys.POSITIONS: self.targets[rows].reshape(-1, 3)}
-        return Batch(ParticleGraph.from_arrays(*state), targets, tuple(indices))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Batched graphs: atoms with their neighbours, and fully connected charged particles.
+"""Batched graphs: atoms with their neighbours.
 
 Letters: N atoms, E directed edges, S structures. Edge e goes from the sender j = edge_index[1, e]
 to the receiver i = edge_index[0, e]; its vector is r_j + shift @ cell - r_i.
@@ -62,6 +62,10 @@ class Graph:
                 if other or device not in (None, value.device):
                     changes[name] = value.to(device=device, dtype=other)
         return replace(self, memo={}, **changes) if changes else self
+
+    def turned(self, rotation: Tensor) -> Self:
+        """Copy after a rotation, r -> rotation @ r; graphs with more vectors turn them too."""
+        return replace(self, positions=self.positions @ rotation.T)
 
     def remember(self, name: str, work_out: Callable[[], Any]) -> Any:
         """What `work_out` gives, from the memo where it is there."""
@@ -153,6 +157,10 @@ class AtomGraph(Graph):
         shift = (self.edge_shift[:, :, None] * cell).sum(dim=1)  # [E, 3]
         return super().vectors() + shift
 
+    def turned(self, rotation: Tensor) -> Self:
+        """Copy after a rotation of positions and cell."""
+        return replace(super().turned(rotation), cell=self.cell @ rotation.T)
+
     def volumes(self) -> Tensor:
         """Cell volumes, [S] A^3; error unless every structure has three lattice vectors."""
         volumes = torch.linalg.det(self.cell).abs()
@@ -219,39 +227,3 @@ def _neighbours(atoms: Atoms, cutoff: float) -> tuple[np.ndarray, np.ndarray, np
             "remove duplicated atoms (also those that coincide through the periodic cell)"
         )
     return receiver, sender, shift
-
-
-@dataclass(frozen=True)
-class ParticleGraph(Graph):
-    """Charged particles, every one connected to every other of its simulation."""
-
-    velocities: Tensor  # [N, 3]
-    charges: Tensor  # [N]
-
-    @classmethod
-    def from_arrays(cls, positions: Tensor, velocities: Tensor, charges: Tensor) -> Self:
-        """Batch of M simulations of n particles: [M, n, 3], [M, n, 3], [M, n]."""
-        if positions.shape != velocities.shape or positions.shape[2:] != (3,):
-            raise InputError(
-                f"positions {tuple(positions.shape)} and velocities {tuple(velocities.shape)} "
-                "must both be [simulations, particles, 3]"
-            )
-        if charges.shape != positions.shape[:2]:
-            raise InputError(
-                f"charges {tuple(charges.shape)} must be one for each particle, "
-                f"{tuple(positions.shape[:2])}"
-            )
-        simulations, particles = positions.shape[:2]
-        receiver, sender = (~torch.eye(particles, dtype=torch.bool)).nonzero().T
-        offsets = particles * torch.arange(simulations)[:, None]
-        edges = torch.stack([(receiver + offsets).flatten(), (sender + offsets).flatten()])
-        return cls(
-            positions=positions.reshape(-1, 3),
-            edge_index=edges.to(positions.device),
-            structure=torch.arange(simulations, device=positions.device).repeat_interleave(
-                particles
-            ),
-            num_structures=simulations,
-            velocities=velocities.reshape(-1, 3),
-            charges=charges.reshape(-1),
-        )

@@ -3,7 +3,6 @@
     from blips import testing
     testing.check_contract(my_backbone)                            # a backbone of atoms
     testing.check_contract(energies_of, cutoff=5.0)                # any function of an AtomGraph
-    testing.check_particle_contract(my_particle_backbone)
 
 A model of atoms is an `AtomisticBackbone`, checked as a copy in double precision, or a function
 from an `AtomGraph` in double precision to atomic energies [N], which needs its `cutoff`. A check
@@ -26,14 +25,6 @@ from blips.testing.atoms import (
 )
 from blips.testing.compare import assert_close
 from blips.testing.declarations import check_declarations
-from blips.testing.particles import (
-    check_particle_batching,
-    check_particle_contract,
-    check_particle_permutation,
-    check_particle_rotation,
-    check_particle_translation,
-    random_particles,
-)
 
 __all__ = [
     "assert_close",
@@ -41,11 +32,6 @@ __all__ = [
     "check_contract",
     "check_declarations",
     "check_forces",
-    "check_particle_batching",
-    "check_particle_contract",
-    "check_particle_permutation",
-    "check_particle_rotation",
-    "check_particle_translation",
     "check_permutation",
     "check_precision",
     "check_reflection",
@@ -54,6 +40,5 @@ __all__ = [
     "check_smoothness",
     "check_stress",
     "check_translation",
-    "random_particles",
     "random_structure",
 ]

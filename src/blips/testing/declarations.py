@@ -1,7 +1,6 @@
 """Checks of what a backbone says about itself: roles, row features, hyperparameters."""
 
 import json
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -12,7 +11,7 @@ from blips import keys
 from blips.backbones.base import Backbone
 from blips.backbones.generic import GenericBackbone
 from blips.bayes.linear import kind_of
-from blips.data.graph import AtomGraph, Graph, ParticleGraph
+from blips.data.graph import Graph
 from blips.testing.compare import assert_all_close, rotation_matrix
 
 
@@ -67,7 +66,7 @@ def check_row_features(backbone: Backbone, graph: Graph) -> None:
             raise AssertionError(f"node types must be [N] labels below {sizes[keys.NODE_TYPE]}")
     if features[keys.EDGE_WEIGHT].shape != (rows[keys.EDGE],):
         raise AssertionError("edge weights must be one number for each edge")
-    turned = backbone.row_features(_turned(graph))
+    turned = backbone.row_features(graph.turned(_turn(graph.positions)))
     if keys.EDGE_VECTOR in features:
         vectors = features[keys.EDGE_VECTOR]
         features[keys.EDGE_VECTOR] = vectors @ _turn(vectors).T
@@ -81,17 +80,6 @@ def check_hyperparameters(backbone: Backbone) -> None:
     if rebuilt.hyperparameters != backbone.hyperparameters:
         raise AssertionError("hyperparameters change when the model is built from them")
     rebuilt.load_state_dict(backbone.state_dict())
-
-
-def _turned(graph: Graph) -> Graph:
-    """The graph after a rotation."""
-    turn = _turn(graph.positions)
-    positions = graph.positions @ turn.T
-    if isinstance(graph, AtomGraph):
-        return replace(graph, positions=positions, cell=graph.cell @ turn.T)
-    if isinstance(graph, ParticleGraph):
-        return replace(graph, positions=positions, velocities=graph.velocities @ turn.T)
-    return replace(graph, positions=positions)
 
 
 def _turn(like: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def data_loss(
     """
     terms = {}
     for name, target in targets.items():
-        weight = getattr(config.weights, name)
+        weight = getattr(config.weights, name, 1.0)
         if weight == 0:
             continue
         factor = loss_factor(name, atom_counts, config)
@@ -50,8 +50,8 @@ def data_loss(
 
 def loss_factor(name: str, atom_counts: Tensor, config: TrainingConfig) -> float | Tensor:
     """What turns a quantity (eV, A) into the loss's unit; [S] for energies per atom."""
-    if name == keys.POSITIONS:
-        return 1.0
+    if name not in (keys.ENERGY, keys.FORCES, keys.STRESS):
+        return 1.0  # a quantity of the user's own, in a unit of its own
     unit = 1.0 / energy_factor(config.loss_unit)
     per_atom = name == keys.ENERGY and config.energy_per_atom
     return unit / atom_counts.double() if per_atom else unit

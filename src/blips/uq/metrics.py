@@ -42,13 +42,13 @@ COVERAGE_LEVELS = (0.68, 0.90, 0.95)
 
 # ---------------------------------------------------------------------- errors and proper scores
 def mse(mean: npt.ArrayLike, target: npt.ArrayLike) -> float:
-    """Mean squared error over samples, particles and components."""
+    """Mean squared error over structures, atoms and components."""
     mean, target = checked_pair(mean, target)
     return float(np.mean((target - mean) ** 2))
 
 
 def mae(mean: npt.ArrayLike, target: npt.ArrayLike) -> float:
-    """Mean absolute error over samples, particles and components."""
+    """Mean absolute error over structures, atoms and components."""
     mean, target = checked_pair(mean, target)
     return float(np.mean(np.abs(target - mean)))
 
@@ -64,7 +64,7 @@ def gaussian_nll(
     target: npt.ArrayLike,
     components: Components = "sum",
 ) -> float:
-    """Gaussian negative log-likelihood in nats, averaged over particles and samples.
+    """Gaussian negative log-likelihood in nats, averaged over atoms and structures.
 
     Args:
         mean: predictions, [S] or [N, 3].

@@ -1,0 +1,171 @@
+"""What do error bars cost? Time and memory of every method, on the same inputs, in one run.
+
+The subject is PaiNN (128 features, 3 blocks) with energies and forces, on one thread. A second copy
+of the base shows what the measurement (`benchmarks.measure`) can tell at all. The means alone are
+measured beside it in many rounds of their own, as tensors and as the arrays that `predict` gives.
+
+LLPR needs a backward pass for each feature to get sigmas of forces, in batches whose memory is that
+of 32 passes: it is measured up to `SMALL` atoms, and for energies alone at every size.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.measure import Call, measure
+from benchmarks.structures import SIZES, structure
+from blips.backbones import PaiNN
+from blips.backbones.hooks import inputs_of
+from blips.baselines import DeepEnsemble, LastLayerRigidity, ShallowEnsemble, predict_plain
+from blips.baselines.last_layer import readout_of
+from blips.baselines.llpr import Rigidity
+from blips.baselines.llpr import Scale as RigidityScale
+from blips.bayes.condition import Evidence, normals
+from blips.data.graph import AtomGraph
+from blips.errors import InputError
+from blips.factory import bayesianize
+from blips.inference.linearise import choose_maps
+from blips.inference.posterior import ConditionedPosterior, Scale
+from blips.inference.readout import READOUT, chosen_roles
+from blips.potential import DIMENSION, BayesianPotential
+from blips.train.objective import plain_outputs
+
+MEMBERS = 4
+SMALL = 100  # atoms; beyond, only the smallest number of samples is also drawn one by one
+SAMPLES = (8, 32, 100)
+DRAWS = (8, 16, 32)  # of the conditioned posterior
+RANK = 1500  # directions that its data pin down
+LOOPED = 32  # samples one by one, at most
+REPEATS = 40  # at most
+MEANS = ("base", "base, a copy", "base, arrays", "map", "map, arrays")
+FINER = 25  # times more rounds for these
+
+
+def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
+    """Every way to get energies and forces, most with error bars, on one structure."""
+    torch.manual_seed(0)
+    plain = PaiNN()
+    # Each of MEANS has weights of its own, so that none finds them in the cache.
+    twin, third = copy.deepcopy(plain), copy.deepcopy(plain)
+    potential, other = (bayesianize(copy.deepcopy(plain)) for _ in range(2))
+    conditioned = bayesianize(copy.deepcopy(plain))
+    conditioned.posterior = some_posterior(conditioned)
+    graph = plain.graph(structure(atoms))
+    ensemble = DeepEnsemble.of([copy.deepcopy(plain) for _ in range(MEMBERS)])
+    shallow = ShallowEnsemble(copy.deepcopy(plain), heads=16)
+    rigidity = _rigidity(plain)
+
+    def base(model: PaiNN) -> Any:
+        with torch.no_grad():
+            return plain_outputs(model, graph)
+
+    def means() -> Any:
+        with torch.no_grad():
+            return potential(graph)
+
+    calls: dict[str, Call] = {
+        "base": lambda: base(plain),
+        "base, a copy": lambda: base(twin),
+        "base, arrays": lambda: predict_plain(third, graph),
+        "map": means,
+        "map, arrays": lambda: other.predict(graph, method="map"),
+        "onepass energy": lambda: potential.predict(graph, method="onepass"),
+    }
+    calls["conditioned energies"] = lambda: conditioned.predict(
+        graph, method="conditioned", forces=False
+    )
+    calls["base energies"] = lambda: other.predict(graph, method="map", forces=False)
+    for count in DRAWS:
+        calls[f"conditioned {count}"] = lambda count=count: conditioned.predict(
+            graph, method="conditioned", samples=count
+        )
+    for count in samples:
+        if count <= (LOOPED if atoms <= SMALL else min(samples)):
+            calls[f"mc loop {count}"] = lambda count=count: _one_by_one(potential, graph, count)
+        calls[f"mc batched {count}"] = lambda count=count: potential.predict(
+            graph, method="mc", samples=count
+        )
+    calls[f"deep ensemble {MEMBERS}"] = lambda: ensemble.predict_graph(graph)
+    calls["shallow ensemble 16"] = lambda: shallow.predict_graph(graph)
+    calls["llpr energy"] = lambda: _rigid_energy(rigidity, graph)
+    if atoms <= SMALL:
+        calls["llpr"] = lambda: rigidity.predict_graph(graph)
+    return calls
+
+
+def some_posterior(
+    potential: BayesianPotential, dimension: int = DIMENSION
+) -> ConditionedPosterior:
+    """A posterior of any evidence: the cost of a prediction does not depend on its values."""
+    roles, last = chosen_roles(potential.backbone, potential.conversion.roles, READOUT)
+    maps = choose_maps(potential.backbone, roles, dimension, 0, last=last)
+    evidence = Evidence(maps.sketch.size)
+    evidence.add(normals(maps.sketch.size, min(RANK, maps.sketch.size - 1), 0))
+    scale = Scale(1e-3, 1.0, {"energy": 1e-3, "forces": 1e-2})
+    return ConditionedPosterior(maps, scale, "constant", 1, frozenset(range(119)), evidence)
+
+
+def _one_by_one(potential: Any, graph: AtomGraph, count: int) -> None:
+    for k in range(count):
+        potential.outputs_of(graph, range(k, k + 1), 0, {"forces": True})
+
+
+def _rigidity(plain: PaiNN) -> LastLayerRigidity:
+    """LLPR with any matrix: what its training data were does not change the cost."""
+    found = LastLayerRigidity(copy.deepcopy(plain))
+    width = plain.readout[-1].in_features
+    found.rigidity = Rigidity.of(torch.eye(int(width), dtype=torch.float64))  # type: ignore
+    found.scales = {name: RigidityScale(1.0, 1.0) for name in ("energy", "forces")}
+    return found
+
+
+def _rigid_energy(rigidity: LastLayerRigidity, graph: AtomGraph) -> Any:
+    """Energy, its LLPR deviation and forces: features come with the one evaluation."""
+    with torch.no_grad(), inputs_of(readout_of(rigidity.backbone)[-1]) as seen:
+        outputs = plain_outputs(rigidity.backbone, graph)
+    summed = graph.sum_over_structures(seen[-1].detach().double())
+    if rigidity.rigidity is None:
+        raise InputError("the rigidity is not known yet")
+    return outputs, rigidity.rigidity.covariance(summed[:, None], 1.0).sqrt()
+
+
+def cost(
+    sizes: Sequence[int] = SIZES, samples: Sequence[int] = SAMPLES, repeats: int = REPEATS
+) -> dict[str, Any]:
+    """Ratios to energy and forces of the base, by number of atoms.
+
+    Args:
+        sizes: numbers of atoms, out of `SIZES`.
+        samples: numbers of samples.
+        repeats: at most; less for what takes long.
+    """
+    return {str(atoms): _cost(ways(atoms, samples), repeats) for atoms in sizes}
+
+
+def _cost(calls: Mapping[str, Call], repeats: int) -> dict[str, Any]:
+    means = {name: calls[name] for name in MEANS}
+    return measure(calls, repeats).rows() | measure(means, FINER * repeats).rows()
+
+
+def cost_table(found: Mapping[str, Any]) -> str:
+    """Markdown: ratio of times, half its 95 % interval, peak MB; one column for each size."""
+    names: dict[str, None] = {}
+    for rows in found.values():
+        names.update(dict.fromkeys(rows))
+    lines = ["| | " + " | ".join(f"{atoms} atoms" for atoms in found) + " |"]
+    lines.append("|" + "---|" * (len(found) + 1))
+    for name in names:
+        cells = [name]
+        for rows in found.values():
+            row = rows.get(name)
+            cells.append("-" if row is None else _cell(row))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    low, high = row["ratio_interval"] or (None, None)
+    spread = "" if low is None else f" ± {(high - low) / 2:.2f}"
+    return f"{row['ratio']:.2f}{spread} ({row['peak_megabytes']} MB)"

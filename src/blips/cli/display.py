@@ -1,0 +1,61 @@
+"""Commands that show: demo, report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blips.cli.app import Samples, Seed, app
+from blips.defaults import SAMPLES
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/demo"),
+    epochs: Annotated[int | None, typer.Option(help="fewer for a quick look")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Train and condition a potential for ammonia, test its error bars near and far, report.
+
+    Example: blips demo --epochs 1 --folder runs/look
+    """
+    from blips.demo import run_demo
+
+    run_demo(folder, epochs=epochs, seed=seed)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="folder of a run, of the demo or of a campaign")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="file to write")] = Path(
+        "report.html"
+    ),
+    structures: Annotated[
+        list[Path] | None,
+        typer.Option(help="labelled structures to predict, instead of the run's own; repeatable"),
+    ] = None,
+    samples: Samples = SAMPLES,
+    seed: Seed = 0,
+    bootstrap: Annotated[int, typer.Option(help="resamples for the intervals")] = 1000,
+    shown: Annotated[int, typer.Option(help="structures of each set in the 3D view")] = 12,
+    baseline: Annotated[
+        Path | None, typer.Option(help="of a campaign: folder of a random one to compare with")
+    ] = None,
+) -> None:
+    """Write a run as one HTML file that opens offline: metrics, plots, structures in 3D.
+
+    Example: blips report runs/demo -o report.html
+    """
+    from blips.report import write_report
+
+    path = write_report(
+        run,
+        output,
+        structures=structures or (),
+        samples=samples,
+        seed=seed,
+        bootstrap=bootstrap,
+        shown=shown,
+        baseline=baseline,
+    )
+    typer.echo(f"report in {path}, {path.stat().st_size / 1e6:.1f} MB")

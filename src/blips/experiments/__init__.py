@@ -1,1 +1,0 @@
-"""Studies that can be run again: settings, run, table, figures, one file each."""

@@ -1,0 +1,1 @@
+"""Active learning of ammonia: guided against random labels."""

@@ -1,0 +1,1 @@
+"""Ammonia: the out-of-distribution study of the paper, and what its error bars depend on."""

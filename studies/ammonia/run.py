@@ -1,0 +1,223 @@
+"""One run of the ammonia study: data, training or assembly, prediction, metrics and figures."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from blips import baselines
+from blips.backbones.base import Backbone
+from blips.baselines import Baseline, DeepEnsemble, MCDropout, predict_plain
+from blips.config import ModelConfig
+from blips.data.dataset import StructureData
+from blips.errors import ConfigError
+from blips.factory import bayesianize
+from blips.potential import BayesianPotential
+from blips.predict import Prediction
+from blips.train.checkpoint import load
+from blips.train.command import build_model
+from blips.train.fit import FitResult, fit
+from blips.train.objective import Model
+from blips.units import KCAL_PER_MOL
+from blips.uq import evaluate
+from blips.uq.report import STD_FLOOR, References, recalibrate
+from studies.ammonia.data import Data, load_data
+from studies.spec import BLIP_TRAINING, Findings, Run
+
+Uncertain = BayesianPotential | Baseline
+Metrics = dict[str, dict[str, float | None]]
+
+WRAPPERS: dict[str, Any] = {
+    "mc_dropout": MCDropout,
+    "mean_variance": baselines.MeanVariance,
+    "evidential": baselines.Evidential,
+    "shallow_ensemble": baselines.ShallowEnsemble,
+}
+ON_FEATURES: Any = {"llpr": baselines.LastLayerRigidity, "gmm": baselines.EmbeddingMixture}
+UNCHANGED_BY_SCALE = ("mae", "mse", "spearman", "auroc", "rejection_auc", "auc_normalised")
+
+
+def execute(run: Run) -> Findings:
+    """Train (or continue, or assemble), calibrate, predict the test set, measure, draw."""
+    torch.set_num_threads(1)
+    settings, bootstrap = run.spec.settings, run.spec.settings["bootstrap"]
+    data = load_data(settings["data"])
+    references = References.of(data.test)
+    model, details = trained(run, data)
+    valid = References.of(data.valid)
+    if isinstance(model, Backbone):
+        metrics = measure(predict_plain(model, data.test), references, bootstrap)
+        of_valid = measure(predict_plain(model, data.valid), valid, bootstrap)
+        return Findings(metrics | {"valid_forces_mae": of_valid["forces_mae"]}, details)
+
+    options = _options(model, settings, run.spec.seed)
+    options["batch_size"] = len(data.test)  # one batch, in which every row has its own noise
+    fitted = recalibrate(model, data.valid, **options)
+    as_predicted = model.predict(data.test, calibrated=False, **options)
+    calibrated = as_predicted.recalibrated(model.calibration)
+    metrics = measure(as_predicted, references, bootstrap)
+    for name, found in measure(calibrated, references, bootstrap).items():
+        if not name.endswith(UNCHANGED_BY_SCALE):
+            metrics[f"{name}_calibrated"] = found
+    if isinstance(model, BayesianPotential):
+        of_means = measure(model.predict(data.test, method="map"), references, bootstrap)
+        metrics |= {f"{name}_map": of_means[name] for name in ("energy_mae", "forces_mae")}
+        of_valid = measure(model.predict(data.valid, method="map"), valid, bootstrap)
+        metrics["valid_forces_mae"] = of_valid["forces_mae"]
+    details["calibration"] = {name: found.to_dict() for name, found in fitted.items()}
+    _draw(run, arrays(as_predicted, references), arrays(calibrated, references))
+    return Findings(metrics, details)
+
+
+def build_method(settings: Mapping[str, Any], seed: int) -> Model:
+    """Untrained model of a method; all methods of a seed start from the same backbone."""
+    options = dict(settings["method"])
+    kind = options.pop("kind")
+    if kind not in ("base", "blip", *WRAPPERS):
+        known = ", ".join(("base", "blip", *WRAPPERS))
+        raise ConfigError(f"method {kind!r} is not trained; use one of {known}")
+    bayes = {"enabled": True, **options} if kind == "blip" else {"enabled": False}
+    config = ModelConfig.model_validate(
+        {"backbone": "painn", "hyperparameters": settings["hyperparameters"], "bayes": bayes}
+    )
+    model = build_model(config, seed)
+    if kind not in WRAPPERS:
+        return model
+    seeded = {} if kind == "mc_dropout" else {"seed": seed}
+    return WRAPPERS[kind](model, **options, **seeded)
+
+
+def trained(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any]]:
+    """The model with the weights of its best validation loss, and how it got there."""
+    settings, seed = run.spec.settings, run.spec.seed
+    if settings["method"]["kind"] == "blip_afterwards":
+        model: Model = _with_posterior(run)
+    elif run.needs:
+        return _assembled(run, data), {"built_on": list(run.needs)}
+    else:
+        model = build_method(settings, seed)
+    result = fit(
+        model,
+        data.train,
+        valid=data.valid,
+        config={"training": {**BLIP_TRAINING, **settings["training"]}, "seed": seed},
+        folder=run.folder,
+        resume=True,
+    )
+    return model, _history(result, model, data)  # type: ignore[return-value]
+
+
+def _with_posterior(run: Run) -> BayesianPotential:
+    """A trained plain model that gets a posterior around its weights, which stay as they are."""
+    options = {key: value for key, value in run.spec.settings["method"].items() if key != "kind"}
+    (folder,) = run.needs.values()
+    parent = load(folder / "best.safetensors")
+    if not isinstance(parent, Backbone):
+        raise ConfigError(f"{', '.join(run.needs)} has a posterior already")
+    options["bounds"] = tuple(options["bounds"])
+    return bayesianize(parent, **options, seed=run.spec.seed)
+
+
+def _assembled(run: Run, data: Data) -> Uncertain:
+    """What is made of trained models, without training of its own."""
+    options = dict(run.spec.settings["method"])
+    kind = options.pop("kind")
+    parents = [load(folder / "best.safetensors") for folder in run.needs.values()]
+    if kind in ("frozen", "sampled") and isinstance(parents[0], BayesianPotential):
+        return parents[0]
+    plain = [parent for parent in parents if isinstance(parent, Backbone)]
+    if len(plain) != len(parents) or kind not in ("deep_ensemble", *ON_FEATURES):
+        raise ConfigError(f"method {kind!r} cannot be made of {', '.join(run.needs)}")
+    if kind == "deep_ensemble":
+        return DeepEnsemble.of(plain)
+    model = ON_FEATURES[kind](plain[0], **options)
+    cutoff = run.spec.settings["hyperparameters"]["cutoff"]
+    model.condition(StructureData(data.train, cutoff), StructureData(data.valid, cutoff))
+    return model
+
+
+def _history(result: FitResult, model: torch.nn.Module, data: Data) -> dict[str, Any]:
+    progress = result.progress
+    return {
+        "structures": {"train": len(data.train), "valid": len(data.valid), "test": len(data.test)},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "epochs": progress.epoch,
+        "best_epoch": progress.best_epoch,
+        "best_valid_loss": progress.best_loss,
+        "last_epoch": progress.history[-1],
+    }
+
+
+def _options(model: Uncertain, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """How the model predicts."""
+    options: dict[str, Any] = {"seed": seed}
+    if isinstance(model, BayesianPotential | MCDropout):
+        options["samples"] = settings["samples"]
+    if isinstance(model, BayesianPotential):
+        options["method"] = "frozen" if settings["method"]["kind"] == "frozen" else "mc"
+    return options
+
+
+def arrays(prediction: Prediction, references: References) -> dict[str, np.ndarray]:
+    """What `evaluate` takes, in kcal/mol and A; no metric can divide by a deviation of zero."""
+    found = {
+        "energy": prediction.energy,
+        "energy_std": prediction.energy_total_std,
+        "energy_ref": references.energy,
+        "forces": prediction.forces,
+        "forces_std": prediction.forces_total_std,
+        "forces_ref": references.forces,
+    }
+    return {
+        name: (np.maximum(array, STD_FLOOR) if name.endswith("_std") else array) / KCAL_PER_MOL
+        for name, array in found.items()
+        if array is not None
+    }
+
+
+def measure(prediction: Prediction, references: References, bootstrap: int) -> Metrics:
+    """Metrics with bootstrap intervals over structures.
+
+    `energy_` is of structures and `forces_` of components (`nll` and `crps_sum` add the three of
+    an atom, `crps` averages them); `atom_` and `structure_` rank atoms and structures by their
+    forces; errors and `ece` of a structure are of its mean force norm.
+    """
+    given = {"energy_std": None, "forces_std": None, **arrays(prediction, references)}
+    evaluation = evaluate(
+        **given,  # type: ignore[arg-type]
+        n_atoms=references.n_atoms,
+        n_bootstrap=bootstrap,
+        energy_unit="kcal/mol",
+        force_unit="kcal/mol/A",
+    )
+    by_level = {
+        "energy": evaluation.energy,
+        "forces": evaluation.forces,
+        "atom": evaluation.forces_per_atom,
+        "structure": evaluation.forces_per_structure,
+    }
+    return {
+        f"{level}_{name}": {"value": found.value, "low": found.low, "high": found.high}
+        for level, table in by_level.items()
+        for name, found in table.items()
+        if np.isfinite(found.value)
+    }
+
+
+def _draw(run: Run, as_predicted: dict[str, np.ndarray], calibrated: dict[str, np.ndarray]) -> None:
+    """Errors against sigma, and reliability before and after calibration; also their numbers."""
+    from blips.uq.plots import plot_reliability, plot_sigma_error
+
+    np.savez(run.folder / "test.npz", **as_predicted)  # type: ignore[arg-type]
+    models = {
+        label: (found["forces"], found["forces_std"], found["forces_ref"])
+        for label, found in (("as predicted", as_predicted), ("calibrated", calibrated))
+    }
+    figures = {
+        "sigma_error": plot_sigma_error(*models["as predicted"], unit="kcal/mol/Å"),
+        "reliability": plot_reliability(models),
+    }
+    run.figures.mkdir(parents=True, exist_ok=True)
+    for name, figure in figures.items():
+        figure.savefig(run.figures / f"{run.spec.id}-{name}.png")

@@ -1,0 +1,113 @@
+"""Structures of the study of error bars: near the training data, and away from it.
+
+| set | trained on | near | far |
+|---|---|---|---|
+| nh3 | 64 shipped geometries, 0-5 kcal/mol | 14 more of the same kind | 129, 5-70 kcal/mol |
+| nh3-public | first 64 of `train_78` | the other 14 (validation data) | 30, `attack_30a` |
+| acac-100, acac-450 | acetylacetone at 300 K | 300 of `test_MD_300K` | 300 of `test_MD_600K` |
+| ethanol | first 100 of `train` | 300 of `test_MD` | 60, hydrogen pulled off (energies) |
+| si, ge, li | mlearn: bulk dynamics, strained cells | a fifth of these | surfaces, vacancies |
+
+Validation structures are near ones that are neither trained nor tested on. All but `nh3` are read
+from $BLIPS_DATA.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from ase import Atoms
+
+from blips.data.ammonia import load_ammonia
+from blips.data.structures import read_structures
+from blips.errors import InputError
+from studies.ammonia.data import turned, without_copies
+
+FAR_GROUPS = ("Surface", "Vacancy")
+TESTED = 300  # structures of a long trajectory
+
+
+@dataclass(frozen=True)
+class NearFar:
+    """Structures to train on, to choose and calibrate on, and to test on."""
+
+    train: list[Atoms]
+    valid: list[Atoms]
+    near: list[Atoms]
+    far: list[Atoms]
+
+
+def load_set(name: str) -> NearFar:
+    """The set of that name."""
+    if name not in SETS:
+        raise InputError(f"no set {name!r}; use one of {', '.join(SETS)}")
+    return SETS[name]()
+
+
+def data_folder() -> Path | None:
+    """Folder of the public data, $BLIPS_DATA, where there is one."""
+    root = os.environ.get("BLIPS_DATA")
+    return Path(root) if root and Path(root).is_dir() else None
+
+
+def _read(path: str) -> list[Atoms]:
+    folder = data_folder()
+    if folder is None or not (folder / path).exists():
+        raise InputError(f"set the environment variable BLIPS_DATA to a folder with {path}")
+    return read_structures(folder / path)
+
+
+def _evenly(structures: Sequence[Atoms], count: int) -> list[Atoms]:
+    """`count` of them, at equal distances."""
+    places = np.linspace(0, len(structures) - 1, min(count, len(structures))).round()
+    return [structures[int(k)] for k in places]
+
+
+def _nh3() -> NearFar:
+    known = load_ammonia("train")
+    far = turned(load_ammonia("test_ood"))
+    return NearFar(known[:64], load_ammonia("valid"), turned(known[64:]), far)
+
+
+def _nh3_public() -> NearFar:
+    known = _read("ammonia/train_78.extxyz")
+    valid = without_copies(known[64:], known[:64])
+    return NearFar(known[:64], valid, turned(valid), turned(_read("ammonia/attack_30a.extxyz")))
+
+
+def _acac(count: int) -> NearFar:
+    cold = _read("acac/train_300K.xyz")
+    near, far = (_read(f"acac/test_MD_{t}K.xyz") for t in (300, 600))
+    return NearFar(cold[:count], cold[-50:], _evenly(near, TESTED), _evenly(far, TESTED))
+
+
+def _ethanol() -> NearFar:
+    known, near = _read("ethanol/train.xyz"), _read("ethanol/test_MD.xyz")
+    far = _read("ethanol/test_H_removal.xyz")
+    return NearFar(known[:100], known[-50:], _evenly(near, TESTED), far)
+
+
+def _mlearn(element: str) -> NearFar:
+    everything = [a for part in ("train", "test") for a in _read(f"mlearn/{element}_{part}.extxyz")]
+    far = [atoms for atoms in everything if atoms.info["group"] in FAR_GROUPS]
+    known = [atoms for atoms in everything if atoms.info["group"] not in FAR_GROUPS]
+    order = np.random.default_rng(0).permutation(len(known))
+    fifth = len(known) // 5
+    first, second = fifth, fifth + fifth // 2
+    parts = {"near": order[:first], "valid": order[first:second], "train": order[second:]}
+    picked = {name: [known[k] for k in part] for name, part in parts.items()}
+    return NearFar(**picked, far=far)
+
+
+SETS: dict[str, Callable[[], NearFar]] = {
+    "nh3": _nh3,
+    "nh3-public": _nh3_public,
+    "acac-100": lambda: _acac(100),
+    "acac-450": lambda: _acac(450),
+    "ethanol": _ethanol,
+    "si": lambda: _mlearn("Si"),
+    "ge": lambda: _mlearn("Ge"),
+    "li": lambda: _mlearn("Li"),
+}

@@ -1,0 +1,1 @@
+"""Active learning of a released potential from a pool."""

@@ -1,0 +1,54 @@
+"""What models of charged particles share: the description of their rows."""
+
+import torch
+from torch import Tensor
+
+from blips import keys
+from blips.backbones.base import Backbone, gather_rows
+from blips.data.graph import Graph
+from blips.errors import InputError
+from studies.nbody.data import ParticleGraph
+
+EDGE_ATTRIBUTES = 2  # q_i q_j and |x_i - x_j|^2 of the given positions
+NODE_ATTRIBUTES = 1  # |v|
+
+
+class ParticleBackbone(Backbone):
+    """A model that predicts where particles will be: `ParticleGraph` -> positions [N, 3]."""
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """Charge product and squared distance on edges; speed on nodes."""
+        return {keys.EDGE: EDGE_ATTRIBUTES, keys.NODE: NODE_ATTRIBUTES}
+
+    def row_features(self, graph: Graph) -> dict[str, Tensor]:
+        """Invariant description of edges and nodes, the same whether the model is or not."""
+        graph = self._particle_graph(graph)
+        return {
+            keys.EDGE: edge_attributes(graph),  # [E, 2]
+            keys.EDGE_WEIGHT: graph.positions.new_ones(graph.num_edges),  # [E], no cutoff
+            keys.EDGE_INDEX: graph.edge_index,  # [2, E]
+            keys.NODE: speeds(graph),  # [N, 1]
+        }
+
+    def _particle_graph(self, graph: Graph) -> ParticleGraph:
+        """The graph, or an error if it is not one of particles."""
+        if not isinstance(graph, ParticleGraph):
+            raise InputError(
+                f"{type(self).__name__} needs a ParticleGraph, got {type(graph).__name__}; "
+                "make one with ParticleGraph.from_arrays"
+            )
+        return graph
+
+
+def edge_attributes(graph: ParticleGraph) -> Tensor:
+    """Charge product q_i q_j and squared distance of each pair, [E, 2]."""
+    receiver, sender = graph.edge_index
+    charge_product = gather_rows(graph.charges, receiver) * gather_rows(graph.charges, sender)
+    squared_distance = graph.vectors().square().sum(dim=1)  # [E]
+    return torch.stack([charge_product, squared_distance], dim=1)
+
+
+def speeds(graph: ParticleGraph) -> Tensor:
+    """|v| of each particle, [N, 1]."""
+    return graph.velocities.norm(dim=1, keepdim=True)

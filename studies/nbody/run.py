@@ -1,0 +1,188 @@
+"""One run of the n-body study: data, training, prediction, metrics and figures."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from blips.backbones.base import Backbone
+from blips.baselines import DeepEnsemble, MCDropout, predict_plain
+from blips.config import ModelConfig
+from blips.errors import ConfigError
+from blips.potential import BayesianPotential
+from blips.predict import Prediction
+from blips.train.checkpoint import load
+from blips.train.command import build_model
+from blips.train.fit import FitResult, fit
+from blips.uq import evaluate
+from studies.nbody.data import POSITIONS, ParticleData
+from studies.nbody.simulations import NBodySplit, generate, load_nbody
+from studies.spec import BLIP_TRAINING, Findings, Run
+
+Trainable = Backbone | BayesianPotential | MCDropout
+Trained = Trainable | DeepEnsemble
+Metrics = dict[str, dict[str, float | None]]
+
+TEST_BATCH = 100  # simulations
+RANKING = ("spearman", "auroc", "rejection_auc_normalised")
+
+
+def execute(run: Run) -> Findings:
+    """Train (or continue, or assemble), predict the test set, measure, draw."""
+    torch.set_num_threads(1)
+    settings, seed = run.spec.settings, run.spec.seed
+    data = load_data(settings["data"])
+    model, details = _trained(run, data)
+    prediction = predict(model, data["test"], settings["samples"], seed)
+    target = data["test"].targets.reshape(-1, 3).double().numpy()  # [N, 3]
+    metrics = measure(prediction, target, settings["bootstrap"])
+    if isinstance(model, BayesianPotential):
+        means = predict(model, data["test"], 0, seed)
+        metrics["mse_map"] = measure(means, target, settings["bootstrap"])["mse"]
+    if f"{POSITIONS}_std" in prediction.others:
+        np.savez(
+            run.folder / "test.npz",
+            mean=prediction.array(POSITIONS),
+            std=prediction.array(f"{POSITIONS}_std"),
+            target=target,
+        )
+        draw(run, prediction, target)
+    return Findings(metrics, details)
+
+
+def load_data(settings: Mapping[str, Any]) -> dict[str, ParticleData]:
+    """Training, validation and test simulations."""
+    sizes: Mapping[str, int] = settings["sizes"]
+    splits: dict[str, NBodySplit] = {}
+    if settings["whole_stream"]:
+        splits = {
+            "train": load_nbody("train", size=sizes["train"]),
+            "valid": load_nbody("valid", size=sizes["valid"]),
+            "test": load_nbody("test", size=sizes["test"]),
+        }
+    else:
+        made = generate(sizes["train"], sizes["valid"], sizes["test"], threads=1)
+        for name, part in made.items():
+            now, later = part.positions[:, 0], part.positions[:, 1]
+            splits[name] = NBodySplit(now, part.velocities[:, 0], part.charges, later)
+    return {
+        name: ParticleData(
+            part.positions,
+            part.velocities,
+            part.charges,
+            part.target_positions,
+            dtype=torch.float32,
+            source=f"n-body {name}",
+        )
+        for name, part in splits.items()
+    }
+
+
+def build_method(settings: Mapping[str, Any], seed: int) -> Trainable:
+    """Untrained model of a method; all methods of a seed start from the same backbone."""
+    options = dict(settings["method"])
+    kind = options.pop("kind")
+    if kind not in ("base", "blip", "mc_dropout"):
+        raise ConfigError(f"method {kind!r} is not trained; use base, blip or mc_dropout")
+    bayes = {"enabled": True, **options} if kind == "blip" else {"enabled": False}
+    config = ModelConfig.model_validate(
+        {
+            "backbone": settings["backbone"],
+            "hyperparameters": settings["hyperparameters"],
+            "bayes": bayes,
+        }
+    )
+    model = build_model(config, seed)
+    if kind == "mc_dropout" and isinstance(model, Backbone):
+        return MCDropout(model, rate=options["rate"])
+    return model
+
+
+def _trained(run: Run, data: Mapping[str, ParticleData]) -> tuple[Trained, dict[str, Any]]:
+    """The model with the weights of its best validation loss, and how it got there."""
+    settings, seed = run.spec.settings, run.spec.seed
+    if settings["method"]["kind"] == "deep_ensemble":
+        members = [load(folder / "best.safetensors") for folder in run.needs.values()]
+        plain = [member for member in members if isinstance(member, Backbone)]
+        return DeepEnsemble.of(plain), {"members": list(run.needs)}
+    model = build_method(settings, seed)
+    config = {"training": {**BLIP_TRAINING, **settings["training"]}, "seed": seed}
+    result = fit(
+        model, data["train"], valid=data["valid"], config=config, folder=run.folder, resume=True
+    )
+    return model, _history(result, model)
+
+
+def _history(result: FitResult, model: torch.nn.Module) -> dict[str, Any]:
+    progress = result.progress
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "epochs": progress.epoch,
+        "best_epoch": progress.best_epoch,
+        "best_valid_mse": progress.best_loss,
+        "last_epoch": progress.history[-1],
+    }
+
+
+def predict(model: Trained, data: ParticleData, samples: int, seed: int) -> Prediction:
+    """Positions and their deviations; without samples, those of the posterior means."""
+    parts: list[Prediction] = []
+    for number, first in enumerate(range(0, len(data), TEST_BATCH)):
+        graph = data.batch(list(range(first, min(first + TEST_BATCH, len(data))))).graph
+        noise_seed = 1_000_000 * seed + number  # batches have noise of their own
+        if isinstance(model, BayesianPotential) and samples == 0:
+            parts.append(model.predict(graph, method="map"))
+        elif isinstance(model, BayesianPotential | MCDropout):
+            parts.append(model.predict(graph, samples=samples, seed=noise_seed))
+        elif isinstance(model, DeepEnsemble):
+            parts.append(model.predict(graph))
+        else:
+            parts.append(predict_plain(model, graph))
+    return Prediction.join(parts)
+
+
+def measure(prediction: Prediction, target: np.ndarray, bootstrap: int) -> Metrics:
+    """Metrics with bootstrap intervals over simulations.
+
+    Names without suffix are of components (`nll` and `crps_sum` add the three of a particle,
+    `crps` averages them); `_particle` and `_structure` rank particles and simulations.
+    """
+    evaluation = evaluate(
+        None,
+        None,
+        None,
+        prediction.array(POSITIONS),
+        prediction.others.get(f"{POSITIONS}_std"),
+        target,
+        prediction.n_atoms,
+        n_bootstrap=bootstrap,
+        force_unit="",
+    )
+    named = dict(evaluation.forces)
+    by_level = {
+        "particle": evaluation.forces_per_atom,
+        "structure": evaluation.forces_per_structure,
+    }
+    for level, ranking in by_level.items():
+        named |= {f"{name}_{level}": ranking[name] for name in RANKING if name in ranking}
+    return {
+        name: {"value": found.value, "low": found.low, "high": found.high}
+        for name, found in named.items()
+    }
+
+
+def draw(run: Run, prediction: Prediction, target: np.ndarray) -> None:
+    """Error against sigma, and reliability, as PNG."""
+    from blips.uq.plots import plot_reliability, plot_sigma_error
+
+    run.figures.mkdir(parents=True, exist_ok=True)
+    mean, std = prediction.array(POSITIONS), prediction.array(f"{POSITIONS}_std")
+    figures = {
+        "sigma_error": plot_sigma_error(
+            mean, std, target, quantity="position component", unit="box units"
+        ),
+        "reliability": plot_reliability({run.spec.name: (mean, std, target)}),
+    }
+    for name, figure in figures.items():
+        figure.savefig(run.figures / f"{run.spec.id}-{name}.png")

@@ -1,0 +1,1 @@
+"""Error bars that released models come with."""

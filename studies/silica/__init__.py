@@ -1,0 +1,1 @@
+"""Silica: fine-tuning a released potential."""

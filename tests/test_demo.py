@@ -1,0 +1,20 @@
+import json
+
+import blips
+from blips.demo import BLIP, CONDITIONED, FAR, NEAR, PLAIN, run_demo
+
+
+def test_the_demo_leaves_a_conditioned_model_metrics_figures_and_a_report(tmp_path, capsys):
+    result = run_demo(tmp_path, epochs=2)
+    assert set(result.evaluations) == {NEAR, FAR}
+    assert blips.load(tmp_path / "ammonia.safetensors").posterior is not None
+    for name in ("near", "far"):
+        metrics = json.loads((tmp_path / f"metrics_{name}.json").read_text())
+        assert set(metrics) == {CONDITIONED, BLIP, PLAIN}
+        assert metrics[CONDITIONED]["forces"]["mae"] == metrics[PLAIN]["forces"]["mae"]
+        assert len(list((tmp_path / "figures" / name).glob("*.png"))) == 6
+    assert "nothing was fitted to far labels" in (tmp_path / "summary.md").read_text()
+    told = capsys.readouterr().out
+    assert "CHGNet as released" in told
+    assert "".join(told.split()).endswith("report.html")  # lines may be wrapped
+    assert result.report.stat().st_size > 100_000
