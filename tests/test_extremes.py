@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import blips
 from blips.backbones import PaiNN, SchNet
 from blips.errors import BlipsError, InputError, TooLargeError
-from blips.predict import Prediction
-from blips.sampling import MemoryBound, passes_side_by_side, rows_of
+from blips.inference.memory import MemoryBound, passes_side_by_side, rows_of
+from blips.prediction import Prediction
 from helpers import TINY
 
 
@@ -99,14 +99,15 @@ def test_a_hundred_thousand_atoms_are_refused_by_the_memory_bound(crystal, metho
 
 def test_a_hundred_thousand_atoms_are_refused_by_the_machine(crystal, monkeypatch):
     potential, graph = crystal
-    monkeypatch.setattr("blips.sampling.available_bytes", lambda: 3e8)
+    monkeypatch.setattr("blips.inference.memory.available_bytes", lambda: 3e8)
     with pytest.raises(TooLargeError, match=r"0\.3 GB may be used"):
         potential.predict(graph, samples=3)
 
 
 def test_a_hundred_thousand_atoms_run_sample_by_sample(crystal):
     potential, graph = crystal
-    assert potential.samples_at_once(graph, 8, MemoryBound(2e9, 1e12), 0) == 1
+    sampled = lambda part: potential.outputs_of(part, range(1), 0, {"forces": True})  # noqa: E731
+    assert potential._gauge.chunk("mc", graph, 8, MemoryBound(2e9, 1e12), sampled) == 1
     assert passes_side_by_side(rows_of(graph)) == 1  # not one on each core
 
 
@@ -123,7 +124,7 @@ def test_a_batch_too_large_for_the_bound_runs_in_parts(potential):
     whole = potential.predict(structures, samples=3, method="frozen")
     one = potential.backbone.graph(structures[:1])
     needed = 1e-9 * potential._gauge.weight_bytes
-    needed += 1e-9 * potential._gauge._bytes_per_row * rows_of(one)
+    needed += 1e-9 * potential._gauge._bytes_per_row["frozen", True, False] * rows_of(one)
     parts = potential.predict(structures, samples=3, method="frozen", memory_gb=1.5 * needed)
     np.testing.assert_allclose(parts.energy_std, whole.energy_std, rtol=1e-4)
     np.testing.assert_allclose(parts.forces, whole.forces, rtol=1e-3, atol=1e-5)

@@ -6,9 +6,9 @@ The public surface; everything, torch included, is imported when it is used.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blips.factory import bayesianize
+    from blips.conversion import bayesianize
     from blips.potential import BayesianPotential
-    from blips.predict import Prediction
+    from blips.prediction import Prediction
     from blips.sim.calculator import Calculator
     from blips.train.checkpoint import save
     from blips.train.fit import fit
@@ -30,8 +30,8 @@ __all__ = [
 _LAZY = {
     "BayesianPotential": "blips.potential",
     "Calculator": "blips.sim.calculator",
-    "Prediction": "blips.predict",
-    "bayesianize": "blips.factory",
+    "Prediction": "blips.prediction",
+    "bayesianize": "blips.conversion",
     "fit": "blips.train.fit",
     "load": "blips.train.load",
     "save": "blips.train.checkpoint",

@@ -21,7 +21,7 @@ from blips.data.structures import (
 )
 from blips.data.xyz import xyz_frame_offsets
 from blips.errors import InputError
-from blips.predict import Prediction
+from blips.prediction import Prediction
 
 
 def labelled(count: int, seed: int = 0) -> list[Atoms]:

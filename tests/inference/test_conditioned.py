@@ -22,7 +22,7 @@ from blips.inference import condition
 from blips.inference.linearise import Linearised
 from blips.inference.posterior import Scale
 from blips.inference.rows import components
-from blips.members import FrozenMember, LinearDraw
+from blips.potential import Member
 from blips.testing.compare import rotation_matrix
 from helpers import morse_ammonia, quartz, rattled_molecules
 from inference.models import (
@@ -358,7 +358,7 @@ def test_members_with_coefficients_are_slopes_by_weights(maps: str, quantity: st
     (member,) = potential.draw(1)
     graph = potential.backbone.graph(FAR[0])
     found = (member(graph)[quantity] - potential(graph)[quantity]).numpy()
-    expected = slopes_by_weights(potential, member.frozen_draw.v)[quantity].numpy()
+    expected = slopes_by_weights(potential, member.noise)[quantity].numpy()
     np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-6 * np.abs(expected).max())
 
 
@@ -377,7 +377,7 @@ def test_members_are_linear_in_their_noise(painn):
     v = normal(2, painn.posterior.maps.sketch.size)
     plain = painn(graph, stress=True)
     members = [
-        FrozenMember(painn, LinearDraw(noise))(graph, stress=True)
+        Member(painn, noise)(graph, stress=True)
         for noise in (v[0], v[1], 300.0 * v[0] - v[1])
     ]
     for name, value in plain.items():
@@ -388,7 +388,7 @@ def test_members_are_linear_in_their_noise(painn):
 def test_members_without_noise_are_the_plain_model(painn):
     graph = painn.backbone.graph(FAR)
     nothing = torch.zeros(painn.posterior.maps.sketch.size).double()
-    found = FrozenMember(painn, LinearDraw(nothing))(graph)
+    found = Member(painn, nothing)(graph)
     for name, value in painn(graph).items():
         assert torch.equal(found[name], value)
 

@@ -20,8 +20,8 @@ from blips.active.config import BoundsConfig, ExploreConfig
 from blips.active.errors import CampaignError
 from blips.active.frames import from_json, to_json
 from blips.errors import InputError
+from blips.inference.monte_carlo import kept_num_threads
 from blips.potential import BayesianPotential
-from blips.sampling import kept_num_threads
 from blips.sim.calculator import Calculator
 from blips.sim.dynamics import run_guarded
 from blips.sim.guard import Guard

@@ -25,9 +25,9 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from blips import keys
 from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.methods import Samples
+from blips.inference.predict import Samples
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.sim.properties import UNCERTAINTIES, annotate
 
 MODES = ("auto", "conditioned", "mc", "map", "frozen", "onepass")

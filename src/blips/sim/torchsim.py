@@ -22,7 +22,7 @@ from blips.backbones.foreign import require
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.sim.calculator import ALWAYS_UNCERTAIN, MODES
 from blips.sim.guard import Finding, Guard
 from blips.sim.properties import UNCERTAINTIES
