@@ -20,16 +20,17 @@ from ase import Atoms
 
 from blips.backbones import PaiNN
 from blips.bayes.condition import Evidence, normals
+from blips.conversion import bayesianize
 from blips.experiments.bench import CELLS, structure
 from blips.experiments.bench_measure import Call, measure
 from blips.experiments.bench_report import where
 from blips.experiments.fast_data import displaced
-from blips.factory import bayesianize
 from blips.inference.condition import collect
+from blips.inference.conditioning import DIMENSION
 from blips.inference.linearise import choose_maps
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.inference.readout import READOUT, chosen_roles
-from blips.potential import DIMENSION, BayesianPotential
+from blips.potential import BayesianPotential
 from blips.train.objective import plain_outputs
 
 RANK = 1500  # directions that the data pin down

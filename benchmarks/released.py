@@ -28,6 +28,9 @@ from typing import Any
 
 import torch
 from ase import Atoms
+from blips.spread import ForceSpread
+from blips.spread.tensors import GROUPS, Ingredients, feature_names
+from blips.spread.training import untrained
 
 import blips
 from blips.backbones import load
@@ -37,10 +40,7 @@ from blips.config import load_config
 from blips.data.dataset import StructureData
 from blips.data.graph import AtomGraph
 from blips.errors import BlipsError
-from blips.predict import Prediction
-from blips.spread import ForceSpread
-from blips.spread.tensors import GROUPS, Ingredients, feature_names
-from blips.spread.training import untrained
+from blips.prediction import Prediction
 from blips.train.objective import Objective
 from blips.train.run import environment
 from potential import quartz

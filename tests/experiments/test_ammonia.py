@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from blips.predict import Prediction
 from rich.console import Console
 
 from blips.backbones import PaiNN
@@ -18,6 +17,7 @@ from blips.experiments.reproduce import reproduce
 from blips.experiments.runner import _check
 from blips.experiments.spec import Layout, Run, RunSpec
 from blips.potential import BayesianPotential
+from blips.prediction import Prediction
 from blips.units import KCAL_PER_MOL
 from blips.uq import crps_gaussian, gaussian_nll, spearman
 from blips.uq.report import References

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from ase.build import molecule
-from blips.predict import Prediction
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
@@ -28,6 +27,7 @@ from blips.experiments import (
     fast_reference,
 )
 from blips.experiments.bench_report import bench as run_bench
+from blips.prediction import Prediction
 from helpers import TINY
 
 

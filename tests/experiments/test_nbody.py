@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from blips.predict import Prediction
 from rich.console import Console
 
 from blips.baselines import DeepEnsemble, MCDropout
@@ -16,6 +15,7 @@ from blips.experiments import nbody, nbody_run
 from blips.experiments.reproduce import reproduce
 from blips.experiments.spec import Layout, Run, RunSpec
 from blips.potential import BayesianPotential
+from blips.prediction import Prediction
 from blips.train.loop import Trainer
 from blips.uq import crps_gaussian, gaussian_nll
 

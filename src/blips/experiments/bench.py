@@ -24,15 +24,16 @@ from blips.baselines.last_layer import readout_of
 from blips.baselines.llpr import Rigidity
 from blips.baselines.llpr import Scale as RigidityScale
 from blips.bayes.condition import Evidence, normals
+from blips.conversion import bayesianize
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
 from blips.experiments.bench_measure import Call, measure
 from blips.experiments.fast_data import displaced, quartz
-from blips.factory import bayesianize
+from blips.inference.conditioning import DIMENSION
 from blips.inference.linearise import choose_maps
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.inference.readout import READOUT, chosen_roles
-from blips.potential import DIMENSION, BayesianPotential
+from blips.potential import BayesianPotential
 from blips.spread import ForceSpread
 from blips.spread.network import Refinement
 from blips.spread.tensors import GROUPS, feature_names

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from blips.backbones import PaiNN
+from blips.conversion import bayesianize
 from blips.experiments.bench import structure
 from blips.experiments.bench_measure import measure
-from blips.factory import bayesianize
-from blips.predict import Prediction
-from blips.sampling import MemoryBound
+from blips.inference.memory import MemoryBound
+from blips.prediction import Prediction
 
 SAMPLES = 100
 LIMITS = {36: (0.125, 0.25, 0.5, 2.0), 144: (0.5, 2.0), 720: (2.0, 4.0)}  # atoms -> GB

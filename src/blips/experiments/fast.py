@@ -32,7 +32,7 @@ from blips.experiments.fast_data import Case, Counts
 from blips.experiments.fast_models import SUBJECTS, Subject
 from blips.experiments.fast_reference import Reference, ceiling, each, reference
 from blips.potential import BayesianPotential
-from blips.predict import Array, Prediction
+from blips.prediction import Array, Prediction
 from blips.spread import ForceSpread
 from blips.train.run import environment
 

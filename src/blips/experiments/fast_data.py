@@ -25,7 +25,7 @@ from scipy.spatial.transform import Rotation
 from blips.data.ammonia import load_ammonia
 from blips.data.structures import read_structures
 from blips.experiments.demo import NUM_TRAIN
-from blips.predict import Array
+from blips.prediction import Array
 
 NEAR, FAR = 0.05, 0.25  # displacements, A
 SILICA = {"edi": "test_new_topologies_300.extxyz", "dft": "test_same_topologies_300.extxyz"}

@@ -9,11 +9,11 @@ import torch
 from ase import Atoms
 
 from blips.backbones import PaiNN, build, load
+from blips.conversion import bayesianize
 from blips.data.ammonia import load_ammonia
 from blips.experiments import silica_data
 from blips.experiments.demo import BACKBONE, BLIP_TRAINING, NUM_TRAIN
 from blips.experiments.fast_data import MakeSets, ammonia_sets, crystal_sets, mixed_sets, turned
-from blips.factory import bayesianize
 from blips.potential import BayesianPotential
 from blips.train.fit import fit
 from blips.train.objective import Model

@@ -19,7 +19,7 @@ from ase import Atoms
 
 from blips.experiments.fast_data import Case
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 
 SEEDS = (2, 3)
 NAMES = ("energy", "energy_std", "forces", "forces_std")

@@ -26,12 +26,12 @@ from ase import Atoms
 from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.baselines import DeepEnsemble, predict_plain
 from blips.config import ModelConfig, RunConfig
+from blips.conversion import bayesianize
 from blips.errors import ConfigError
 from blips.experiments.silica_data import Data, load_data
 from blips.experiments.spec import BLIP_TRAINING, Findings, Run
-from blips.factory import bayesianize
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.train.checkpoint import load
 from blips.train.command import build_model
 from blips.train.fit import fit

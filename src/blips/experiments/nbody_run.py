@@ -14,7 +14,7 @@ from blips.data.nbody import NBodySplit, generate, load_nbody
 from blips.errors import ConfigError
 from blips.experiments.spec import BLIP_TRAINING, Findings, Run
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.train.checkpoint import load
 from blips.train.command import build_model
 from blips.train.fit import FitResult, fit
