@@ -4,9 +4,8 @@ On one 36-atom cell of rattled quartz, one thread, processor time, in turn withi
 
 * ``map``: energy and forces of the Bayesian potential's means over the package's own model on the
   same, prepared graph;
-* ``one pass``: `predict(method="onepass")` with sigma of the energy, with sigma of the forces too,
-  and with those refined by a network, over energy and forces of the means alone, which run as the
-  package wrote them; ``by edges`` multiplies rows that were gathered from nodes as they are, too
+* ``one pass``: `predict(method="onepass")` with the std of the energy, over energy and forces of
+  the means alone, which run as the package wrote them; ``by edges`` multiplies rows that were gathered from nodes as they are, too
   (`blips.bayes.gathered` does so on the nodes);
 * ``training``: forward and backward of a training step (energy + forces), BLIP over the plain
   model behind the same adapter.
@@ -22,15 +21,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from ase import Atoms
-from blips.spread import ForceSpread
-from blips.spread.tensors import GROUPS, Ingredients, feature_names
-from blips.spread.training import untrained
 
 import blips
 from blips.backbones import load
@@ -46,7 +41,7 @@ from blips.train.run import environment
 from potential import quartz
 
 Call = Callable[[], Any]
-ONE_PASS = ("onepass energy", "onepass energy, by edges", "onepass", "onepass refined")
+ONE_PASS = ("onepass energy", "onepass energy, by edges")
 MODELS: dict[str, dict[str, Any]] = {
     "chgnet": {},
     "mattersim-1m": {},
@@ -195,36 +190,20 @@ def measure(name: str, options: dict[str, Any], repeats: int) -> dict[str, float
 
 def _ways(potential: blips.BayesianPotential, graph: AtomGraph) -> dict[str, Call]:
     """Energy and forces of the means, and each of `ONE_PASS`."""
-    spread = _some_spread(potential)
-    found = potential.one_pass(graph)
-    scene = Ingredients.of(found, axes=spread.axes).scene(spread.covariance(found))
-    refined = replace(spread, refinement=untrained([scene]).double())
-
-    def one_pass(chosen: ForceSpread | None) -> Prediction:
-        potential.force_spread = chosen
-        return potential.predict(graph, method="onepass")
 
     def by_edges() -> Prediction:
         least = gathered.LEAST_ROWS
         gathered.LEAST_ROWS = sys.maxsize
         try:
-            return one_pass(None)
+            return potential.predict(graph, method="onepass")
         finally:
             gathered.LEAST_ROWS = least
 
     return {
         "means": lambda: potential.predict(graph, method="map"),
-        "onepass energy": lambda: one_pass(None),
+        "onepass energy": lambda: potential.predict(graph, method="onepass"),
         "onepass energy, by edges": by_edges,
-        "onepass": lambda: one_pass(spread),
-        "onepass refined": lambda: one_pass(refined),
     }
-
-
-def _some_spread(potential: blips.BayesianPotential) -> ForceSpread:
-    """The cost does not depend on the values of the weights."""
-    axes = not potential.backbone.equivariant
-    return ForceSpread(GROUPS, (1.0,) * len(feature_names(GROUPS, axes)), {}, axes=axes)
 
 
 def _step(model: Any, backbone: ForeignBackbone, atoms: Atoms) -> Call:
@@ -272,8 +251,6 @@ def main() -> None:
         "MAP / package",
         "one pass, sigma of the energy / MAP",
         "by edges / MAP",
-        "and of the forces / MAP",
-        "refined / MAP",
         "training step, BLIP / plain",
     )
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]

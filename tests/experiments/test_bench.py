@@ -171,7 +171,7 @@ def test_the_study_compares_all_ways(tmp_path, monkeypatch):
     rows = found["tiny (random)"]["sets"]["near"]
     assert {"onepass", "mc4", "probes3", "halves", "ceiling"} <= rows.keys()
     assert rows["onepass"]["kinds"].keys() == {"other", "nh3"}
-    assert "forces_ratio" in rows["onepass"]
+    assert "energy_ratio" in rows["onepass"]
     assert "| tiny (random) | 8 | near | nh3 | onepass |" in (tmp_path / "table.md").read_text()
     assert "coefficients" not in vars(potential)  # the probes' are gone again
 

@@ -10,7 +10,6 @@ of 32 passes: it is measured up to `SMALL` atoms, and for energies alone at ever
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,9 +33,6 @@ from blips.inference.linearise import choose_maps
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.inference.readout import READOUT, chosen_roles
 from blips.potential import BayesianPotential
-from blips.spread import ForceSpread
-from blips.spread.network import Refinement
-from blips.spread.tensors import GROUPS, feature_names
 from blips.train.objective import plain_outputs
 
 MEMBERS = 4
@@ -69,7 +65,6 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
     conditioned = bayesianize(copy.deepcopy(plain))
     conditioned.posterior = _posterior(conditioned)
     graph = plain.graph(structure(atoms))
-    tensors, refined = _spreads(graph.numbers.unique().tolist())
     ensemble = DeepEnsemble.of([copy.deepcopy(plain) for _ in range(MEMBERS)])
     shallow = ShallowEnsemble(copy.deepcopy(plain), heads=16)
     rigidity = _rigidity(plain)
@@ -88,9 +83,7 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
         "base, arrays": lambda: predict_plain(third, graph),
         "map": means,
         "map, arrays": lambda: other.predict(graph, method="map"),
-        "onepass energy": lambda: _in_one_pass(potential, graph, None),
-        "onepass energy + forces": lambda: _in_one_pass(potential, graph, tensors),
-        "onepass energy + forces, refined": lambda: _in_one_pass(potential, graph, refined),
+        "onepass energy": lambda: potential.predict(graph, method="onepass"),
     }
     calls["conditioned energies"] = lambda: conditioned.predict(
         graph, method="conditioned", forces=False
@@ -127,18 +120,6 @@ def _posterior(potential: BayesianPotential) -> ConditionedPosterior:
 def _one_by_one(potential: Any, graph: AtomGraph, count: int) -> None:
     for k in range(count):
         potential.outputs_of(graph, range(k, k + 1), 0, {"forces": True})
-
-
-def _spreads(elements: Sequence[int]) -> tuple[ForceSpread, ForceSpread]:
-    """Without and with a network; the cost does not depend on the values of their weights."""
-    weights = (1.0,) * len(feature_names(GROUPS))
-    tensors = ForceSpread(GROUPS, weights, {}, dict.fromkeys(elements, weights))
-    return tensors, replace(tensors, refinement=Refinement(elements, GROUPS + 1).double())
-
-
-def _in_one_pass(potential: Any, graph: AtomGraph, spread: ForceSpread | None) -> Any:
-    potential.force_spread = spread
-    return potential.predict(graph, method="onepass")
 
 
 def _rigidity(plain: PaiNN) -> LastLayerRigidity:

@@ -13,7 +13,6 @@ from blips.backbones import PaiNN
 from blips.conversion import bayesianize
 from blips.experiments.bench import structure
 from blips.experiments.bench_measure import measure
-from blips.inference.memory import MemoryBound
 from blips.prediction import Prediction
 
 SAMPLES = 100
@@ -36,8 +35,7 @@ def memory(
 
         calls: dict[str, Any] = {"base": lambda: potential.predict(graph, method="map")}  # noqa: B023
         for limit in LIMITS[atoms]:
-            bound = MemoryBound.of(limit)
-            chunks[str(limit)] = potential.samples_at_once(graph, samples, bound, seed=0)
+            chunks[str(limit)] = drawn(limit).details["chunk"]
             calls[str(limit)] = lambda limit=limit, drawn=drawn: drawn(limit)
         rows = measure(calls, repeats).rows()
         found[str(atoms)] = {

@@ -4,9 +4,7 @@ For each model, structures near what it knows and far from it (`fast_data`). Ref
 deviations of `samples` posterior samples. Compared with it, by Spearman's coefficient, the median
 ratio of sigma and its scatter (standard deviation of the ratio's logarithm):
 
-* ``onepass``: `predict(method="onepass")`, after `distil_forces` on other structures;
-* ``refined``: the same after `distil_forces(refine=True)` on those structures (some models);
-* ``propagate``: variances passed forward (direct models only);
+* ``onepass``: `predict(method="onepass")`, energies alone;
 * ``mc4``, ``mc8``, ``mc32``: so few samples, with other seeds;
 * ``probes3``: derivatives of the forces by the noise along three random directions, that is three
   samples of the model made linear in its noise. Each costs what a sample costs;
@@ -18,7 +16,7 @@ structure in the folder of runs, so that a study that was stopped goes on where 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -33,7 +31,6 @@ from blips.experiments.fast_models import SUBJECTS, Subject
 from blips.experiments.fast_reference import Reference, ceiling, each, reference
 from blips.potential import BayesianPotential
 from blips.prediction import Array, Prediction
-from blips.spread import ForceSpread
 from blips.train.run import environment
 
 LINEAR = 1e-2  # size of the noise that the model is linear in, over its real size
@@ -94,12 +91,9 @@ def measure(
         label: reference(potential, cases, samples, runs / name / label)
         for label, cases in (("near", sets.near), ("far", sets.far))
     }
-    spreads = {"onepass": potential.distil_forces(sets.lessons, samples=64, seed=1)}
-    if subject.refine:
-        spreads["refined"] = potential.distil_forces(sets.lessons, samples=64, seed=1, refine=True)
-    result: dict[str, Any] = {"distilled": {way: dict(s.quality) for way, s in spreads.items()}}
+    result: dict[str, Any] = {}
     for label, cases in (("near", sets.near), ("far", sets.far)):
-        ways = {**in_one_pass(potential, cases, spreads), **other_ways(potential, cases)}
+        ways = ways_of(potential, cases)
         known = references[label]
         result[label] = {
             "structures": len(cases),
@@ -111,22 +105,9 @@ def measure(
     return result
 
 
-def in_one_pass(
-    potential: BayesianPotential, cases: Sequence[Case], spreads: Mapping[str, ForceSpread]
-) -> dict[str, Prediction]:
-    """Predictions with each of these."""
-    ways: dict[str, Prediction] = {}
-    for way, spread in spreads.items():
-        potential.force_spread = spread
-        ways[way] = each(potential, cases, method="onepass")
-    return ways
-
-
-def other_ways(potential: BayesianPotential, cases: Sequence[Case]) -> dict[str, Prediction]:
-    """Predictions of every way that needs no lessons."""
-    ways: dict[str, Prediction] = {}
-    if not potential.backbone.conservative:
-        ways["propagate"] = each(potential, cases, method="propagate")
+def ways_of(potential: BayesianPotential, cases: Sequence[Case]) -> dict[str, Prediction]:
+    """Predictions of every way."""
+    ways = {"onepass": each(potential, cases, method="onepass")}
     for count in FEW:
         ways[f"mc{count}"] = each(potential, cases, samples=count, seed=100 + count)
     with linear_in_noise(potential):
@@ -237,7 +218,7 @@ def table(found: dict[str, Any]) -> str:
             for way, row in ways.items():
                 lines.append(_line([*first, "all", way], row))
             for kind in kinds if len(kinds) > 1 else ():
-                for way in ("onepass", "refined", "propagate", "mc32", "ceiling"):
+                for way in ("onepass", "mc32", "ceiling"):
                     if way in ways:
                         lines.append(_line([*first, kind, way], ways[way]["kinds"][kind]))
     return "\n".join(lines) + "\n"

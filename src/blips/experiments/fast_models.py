@@ -34,7 +34,6 @@ class Subject(NamedTuple):
 
     make: Make
     sets: MakeSets
-    refine: bool = False  # whether a network is trained on its samples as well
 
 
 def painn_of_ammonia(folder: Path, seed: int) -> BayesianPotential:
@@ -136,11 +135,11 @@ def released(name: str, **options: Any) -> Make:
 
 
 SUBJECTS: dict[str, Subject] = {
-    "painn-nh3": Subject(painn_of_ammonia, ammonia_sets, refine=True),
-    "painn-silica": Subject(painn_of_silica, partial(crystal_sets, topology="dft"), refine=True),
-    "orb-nh3": Subject(orb_of_ammonia, ammonia_sets, refine=True),
-    "orb-silica": Subject(orb_of_silica, partial(crystal_sets, topology="dft"), refine=True),
-    "orb-mixed": Subject(orb_of_all, mixed_sets, refine=True),
+    "painn-nh3": Subject(painn_of_ammonia, ammonia_sets),
+    "painn-silica": Subject(painn_of_silica, partial(crystal_sets, topology="dft")),
+    "orb-nh3": Subject(orb_of_ammonia, ammonia_sets),
+    "orb-silica": Subject(orb_of_silica, partial(crystal_sets, topology="dft")),
+    "orb-mixed": Subject(orb_of_all, mixed_sets),
     "chgnet": Subject(released("chgnet"), mixed_sets),
     "mattersim-1m": Subject(released("mattersim-1m"), mixed_sets),
     "sevennet-0": Subject(released("sevennet-0", trust=True), mixed_sets),
