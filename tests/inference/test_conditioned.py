@@ -15,7 +15,7 @@ from torch import Tensor
 
 import blips
 from blips import keys
-from blips.backbones import EGNN, PaiNN
+from blips.backbones import EGNN, Adapter, PaiNN
 from blips.bayes.condition import Evidence
 from blips.errors import InputError, TooLargeError
 from blips.inference import condition
@@ -377,8 +377,7 @@ def test_members_are_linear_in_their_noise(painn):
     v = normal(2, painn.posterior.maps.sketch.size)
     plain = painn(graph, stress=True)
     members = [
-        Member(painn, noise)(graph, stress=True)
-        for noise in (v[0], v[1], 300.0 * v[0] - v[1])
+        Member(painn, noise)(graph, stress=True) for noise in (v[0], v[1], 300.0 * v[0] - v[1])
     ]
     for name, value in plain.items():
         one, other, both = (member[name] - value for member in members)
@@ -856,7 +855,7 @@ def test_a_direct_model_without_stress_says_so():
         return {keys.ENERGY: energy, keys.FORCES: forces}
 
     torch.manual_seed(0)
-    direct = blips.bayesianize(torch.nn.Linear(3, 3).double(), energies_of=outputs, cutoff=3.0)
+    direct = blips.bayesianize(Adapter(torch.nn.Linear(3, 3).double(), outputs, 3.0))
     direct.condition(TRAIN, valid=VALID, maps="all")
     assert (predict(direct, FAR, samples=2).forces_std > 0).all()
     with pytest.raises(InputError, match="no stress"):

@@ -68,10 +68,9 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         frozen = explore.potential == "frozen"
         atoms.calc = Calculator(
             model_of(job),
-            mode="frozen" if frozen else "map",
+            method="frozen" if frozen else "map",
             member=job["walker"],
             samples=GUARD_SAMPLES,
-            method="auto" if model_of(job).posterior is not None else "frozen",
         )
         _set_velocities(atoms, job["temperature"], rng)
         frames: list[tuple[str, dict[str, Any]]] = []

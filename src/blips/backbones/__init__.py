@@ -8,6 +8,7 @@ from typing import Any
 from blips.backbones.base import AtomisticBackbone, Backbone, ReferenceEnergies
 from blips.backbones.egnn import EGNN
 from blips.backbones.foreign import ForeignBackbone
+from blips.backbones.generic import Adapter
 from blips.backbones.gnn import GNN
 from blips.backbones.painn import PaiNN
 from blips.backbones.particles import ParticleBackbone
@@ -21,6 +22,7 @@ __all__ = [
     "EGNN",
     "GNN",
     "RELEASED",
+    "Adapter",
     "AtomisticBackbone",
     "Backbone",
     "PaiNN",

@@ -102,7 +102,7 @@ def _assembled(run: Run, data: NearFar) -> Uncertain:
     parents = [load(folder / "best.safetensors") for folder in run.needs.values()]
     if kind == "conditioned":
         (parent,) = parents
-        potential = parent if isinstance(parent, BayesianPotential) else bayesianize(parent)
+        potential = parent if isinstance(parent, BayesianPotential) else bayesianize(parent)  # pyright: ignore[reportArgumentType]
         potential.posterior = None  # of its training
         potential.condition(data.train, valid=data.valid, seed=run.spec.seed, **options)
         return potential

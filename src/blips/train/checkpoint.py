@@ -21,7 +21,7 @@ from torch import Tensor
 
 from blips.backbones import build, family_of
 from blips.backbones.base import Backbone
-from blips.conversion import bayesianize
+from blips.conversion import from_settings
 from blips.errors import BlipsError, CheckpointError
 from blips.inference.linearise import choose_maps
 from blips.inference.posterior import ConditionedPosterior
@@ -98,9 +98,7 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
         backbone = build(description["backbone"], **description["hyperparameters"])
         backbone.to({"float32": torch.float32, "float64": torch.float64}[description["dtype"]])
         if "bayes" in description:
-            settings = dict(description["bayes"])
-            settings["bounds"] = tuple(settings["bounds"])
-            model = bayesianize(backbone, **settings)
+            model = from_settings(backbone, description["bayes"])
         elif "wrapper" in description:
             model = _wrapped(backbone, **description["wrapper"])
         else:
