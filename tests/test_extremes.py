@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 import blips
 from blips.backbones import PaiNN, SchNet
 from blips.errors import BlipsError, InputError, TooLargeError
-from blips.inference.memory import MemoryBound, passes_side_by_side, rows_of
+from blips.inference.memory import (
+    SAFETY,
+    MemoryBound,
+    MemoryGauge,
+    is_large,
+    passes_side_by_side,
+    peak_bytes,
+    rows_of,
+)
 from blips.prediction import Prediction
 from helpers import TINY
 
@@ -109,6 +117,39 @@ def test_a_hundred_thousand_atoms_run_sample_by_sample(crystal):
     sampled = lambda part: potential.outputs_of(part, range(1), 0, {"forces": True})  # noqa: E731
     assert potential._gauge.chunk("mc", graph, 8, MemoryBound(2e9, 1e12), sampled) == 1
     assert passes_side_by_side(rows_of(graph)) == 1  # not one on each core
+
+
+def test_a_hundred_thousand_atoms_by_map_fit_eight_gigabytes(crystal):
+    """A PaiNN of 64 features takes about 4 GB for them, and a sample of it more."""
+    torch.manual_seed(0)
+    potential, (_, graph) = blips.bayesianize(PaiNN(cutoff=3.0, features=64)), crystal
+    gauge, bound = potential._gauge, MemoryBound(2e9, 8e9)
+    derivatives = {"forces": True, "stress": False}
+
+    def plain(part):
+        return potential.outputs_of(part, None, 0, derivatives)
+
+    def sampled(part):
+        return potential.outputs_of(part, range(1), 0, derivatives)
+
+    gauge.check("map", graph, bound, plain)
+    assert 2e9 < gauge.needed("map", graph, plain) < gauge.needed("mc", graph, sampled)
+
+
+@pytest.mark.parametrize("method", ["map", "onepass", "mc"])
+def test_what_a_part_takes_says_what_the_whole_takes(method):
+    torch.manual_seed(0)
+    potential = blips.bayesianize(PaiNN(**{**TINY, "cutoff": 3.0, "blocks": 1}), seed=0)
+    graph = potential.backbone.graph(bulk("Cu", cubic=True) * (12, 12, 10))
+    assert is_large(graph)
+
+    def run(part):
+        if method == "mc":
+            return potential.outputs_of(part, range(1), 0, {"forces": True})
+        return potential.predict(part, method=method, memory_gb=100)
+
+    peak = peak_bytes(lambda: run(graph))
+    assert MemoryGauge().needed(method, graph, run) == pytest.approx(SAFETY * peak, rel=0.3)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ LARGE_ROWS = 65536  # operations on so many use all cores by themselves
 PROBE_NODES = 200  # of a large graph, to measure what a row needs
 GIGABYTE = 1e9
 DEFAULT_BYTES = 2 * GIGABYTE
-SAFETY = 1.3  # memory that the allocator cannot use again, over that of living tensors
+SAFETY = 1.2  # memory that the allocator cannot use again, over that of living tensors
 
 Run = Callable[[Graph], Any]
 
