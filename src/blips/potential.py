@@ -30,7 +30,14 @@ from blips.inference.memory import MemoryGauge
 from blips.inference.onepass import OnePass, one_pass
 from blips.inference.posterior import Coefficients as CoefficientChoice
 from blips.inference.posterior import ConditionedPosterior
-from blips.inference.predict import NOT_CONDITIONED, Parts, Request, Samples, predict
+from blips.inference.predict import (
+    CONDITIONED,
+    NOT_CONDITIONED,
+    Parts,
+    Request,
+    Samples,
+    predict,
+)
 from blips.inference.readout import READOUT
 from blips.inference.staleness import SeenWeights
 from blips.memory import keep_freed_memory
@@ -276,7 +283,7 @@ class BayesianPotential(nn.Module):
             self.conversion.roles,
             self.coefficients,
             self.outputs_of,
-            None if self.posterior is None else self.conditioned(),
+            self.conditioned() if self.posterior and method in CONDITIONED else None,
             self._gauge,
         )
         prediction = predict(parts, graph_batches(self.backbone, atoms, batch_size), request)

@@ -35,6 +35,7 @@ from blips.inference.posterior import ConditionedPosterior
 from blips.prediction import Outputs, Prediction, point_prediction
 
 METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "map")
+CONDITIONED = ("auto", "conditioned", "onepass")  # use the conditioned posterior if there is one
 Samples = int | Literal["auto"]
 OutputsOf = Callable[[Graph, range | None, int, Derivatives, bool], Outputs]
 
