@@ -35,7 +35,9 @@ def test_changed_weights_are_named(name, method):
     potential = conditioned()
     names = dict(potential.backbone.named_parameters())
     change(names[name])
-    with pytest.raises(InputError, match=r"weights changed since .* \(1 of \d+: .*condition it again"):
+    with pytest.raises(
+        InputError, match=r"weights changed since .* \(1 of \d+: .*condition it again"
+    ):
         potential.predict(molecule("NH3"), method=method)
 
 

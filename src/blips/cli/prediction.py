@@ -46,7 +46,7 @@ def predict(
 
     Example: blips predict model.safetensors data.extxyz -o predicted.extxyz
     """
-    from blips.data.structures import write_predictions
+    from blips.data.structures import write_structures
 
     potential = load_bayesian(model)
     atoms = read_known(structures, potential)
@@ -58,7 +58,7 @@ def predict(
         stress=stress,
         tolerance=tolerance,
     )
-    write_predictions(output, atoms, prediction)
+    write_structures(output, prediction.to_atoms(atoms))
     if json:
         print_json({"output": str(output), **prediction.summary()})
         return

@@ -12,7 +12,7 @@ from blips.data.structures import (
     check_structures,
     iter_structures,
     read_structures,
-    write_predictions,
+    write_structures,
 )
 
 __all__ = [
@@ -38,5 +38,5 @@ __all__ = [
     "read_materials_cloud",
     "read_matpes",
     "read_structures",
-    "write_predictions",
+    "write_structures",
 ]

@@ -16,11 +16,9 @@
 
 from typing import Any
 
-import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import Calculator as ASECalculator
 from ase.calculators.calculator import all_changes
-from ase.stress import full_3x3_to_voigt_6_stress
 
 from blips import keys
 from blips.defaults import SAMPLES
@@ -142,18 +140,6 @@ def uncertainty_method(method: str, potential: BayesianPotential) -> str:
 
 
 def _results(prediction: Prediction) -> dict[str, Any]:
-    """ASE's results of a prediction of one structure; stress in Voigt order."""
-    found: dict[str, Any] = {}
-    for name in (keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES):
-        std = getattr(prediction, f"{name}_total_std", getattr(prediction, f"{name}_std"))
-        for key, array in ((name, getattr(prediction, name)), (f"{name}_uncertainty", std)):
-            if array is not None:
-                found[key] = _as_ase(name, array)
-    found["free_energy"] = found[keys.ENERGY]
-    return found
-
-
-def _as_ase(name: str, array: np.ndarray) -> float | np.ndarray:
-    if name == keys.ENERGY:
-        return float(array[0])
-    return full_3x3_to_voigt_6_stress(array[0]) if name == keys.STRESS else np.array(array)
+    """Results of one structure, ASE's free energy among them."""
+    found = prediction.ase_results()
+    return {**found, "free_energy": found[keys.ENERGY]}
