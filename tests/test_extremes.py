@@ -5,6 +5,8 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk, molecule
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,12 +138,24 @@ def test_a_hundred_thousand_atoms_by_map_fit_eight_gigabytes(crystal):
     assert 2e9 < gauge.needed("map", graph, plain) < gauge.needed("mc", graph, sampled)
 
 
-@pytest.mark.parametrize("method", ["map", "onepass", "mc"])
+def labelled_copper(seed):
+    atoms = bulk("Cu", cubic=True)
+    atoms.rattle(0.1, seed=seed)
+    atoms.calc = EMT()
+    energy, forces = atoms.get_potential_energy(), atoms.get_forces()
+    atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces)
+    return atoms
+
+
+@pytest.mark.parametrize("method", ["map", "onepass", "mc", "conditioned"])
 def test_what_a_part_takes_says_what_the_whole_takes(method):
     torch.manual_seed(0)
     potential = blips.bayesianize(PaiNN(**{**TINY, "cutoff": 3.0, "blocks": 1}), seed=0)
     graph = potential.backbone.graph(bulk("Cu", cubic=True) * (12, 12, 10))
     assert is_large(graph)
+    if method == "conditioned":
+        known = [labelled_copper(seed) for seed in range(4)]
+        potential.condition(known[:2], valid=known[2:])
 
     def run(part):
         if method == "mc":
