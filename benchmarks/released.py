@@ -5,8 +5,8 @@ On one 36-atom cell of rattled quartz, one thread, processor time, in turn withi
 * ``map``: energy and forces of the Bayesian potential's means over the package's own model on the
   same, prepared graph;
 * ``one pass``: `predict(method="onepass")` with the std of the energy, over energy and forces of
-  the means alone, which run as the package wrote them; ``by edges`` multiplies rows that were gathered from nodes as they are, too
-  (`blips.bayes.gathered` does so on the nodes);
+  the means alone, which run as the package wrote them; ``by edges`` multiplies rows that were
+  gathered from nodes as they are, too (`blips.bayes.gathered` does so on the nodes);
 * ``training``: forward and backward of a training step (energy + forces), BLIP over the plain
   model behind the same adapter.
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from blips.backbones import load
-from blips.experiments.released_data import CONDITIONED, SOURCE, VALID, mptrj_split
 from blips.conversion import bayesianize
+from blips.experiments.released_data import CONDITIONED, SOURCE, VALID, mptrj_split
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import write_tensors
 from blips.train.references import moved

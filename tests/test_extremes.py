@@ -122,7 +122,7 @@ def test_a_hundred_thousand_atoms_run_sample_by_sample(crystal):
 
 
 def test_a_hundred_thousand_atoms_by_map_fit_eight_gigabytes(crystal):
-    """A PaiNN of 64 features takes about 4 GB for them, and a sample of it more."""
+    """A PaiNN of 64 features takes about 7 GB for them, and a sample of it more."""
     torch.manual_seed(0)
     potential, (_, graph) = blips.bayesianize(PaiNN(cutoff=3.0, features=64)), crystal
     gauge, bound = potential._gauge, MemoryBound(2e9, 8e9)

@@ -7,7 +7,10 @@ from mkdocs.structure.files import File, Files
 
 PACKAGE = Path(__file__).parents[2] / "src" / "blips"
 SURFACE = {
-    "bayesianize": ("blips.conversion.bayesianize", "a Bayesian potential of any backbone or module"),
+    "bayesianize": (
+        "blips.conversion.bayesianize",
+        "a Bayesian potential of any backbone or module",
+    ),
     "BayesianPotential": ("blips.potential.BayesianPotential", "what it returns"),
     "Prediction": ("blips.prediction.Prediction", "means and standard deviations"),
     "fit": ("blips.train.fit.fit", "train"),

@@ -200,16 +200,18 @@ class BayesianPotential(nn.Module):
         self._posterior = posterior
         self._seen_weights: SeenWeights | None = None
         if posterior is not None:
-            of_network = posterior.coefficients == "network"
-            self._seen_weights = SeenWeights(self if of_network else self.backbone)
+            self._seen_weights = SeenWeights(self._model_of(posterior))
 
     def conditioned(self) -> ConditionedPosterior:
         """Return the conditioned posterior; an error where there is none for these weights."""
         if self.posterior is None or self._seen_weights is None:
             raise InputError(NOT_CONDITIONED)
-        of_network = self.posterior.coefficients == "network"
-        self._seen_weights.check(self if of_network else self.backbone)
+        self._seen_weights.check(self._model_of(self.posterior))
         return self.posterior
+
+    def _model_of(self, posterior: ConditionedPosterior) -> nn.Module:
+        """What the posterior depends on."""
+        return self if posterior.coefficients == "network" else self.backbone
 
     def draw(self, count: int, seed: int = 0, *, method: str = "auto") -> "list[Member]":
         """Draw `count` smooth, conservative potentials from the posterior; a committee.
@@ -264,7 +266,7 @@ class BayesianPotential(nn.Module):
                 fit it, and a structure too large for it is refused. By default 2 GB, but for a
                 single structure as much as the machine has.
             calibrated: apply the potential's calibration, where it has one.
-            tolerance: of samples="auto": relative standard error of a typical sigma.
+            tolerance: of samples="auto": relative standard error of a typical std.
             max_samples: of samples="auto": stop here in any case.
         """
         request = Request(
