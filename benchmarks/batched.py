@@ -47,7 +47,7 @@ def alone(potential: BayesianPotential, structures: list[Atoms]) -> Callable[[],
     def run() -> None:
         for one in structures:
             atoms = one.copy()
-            atoms.calc = blips.Calculator(potential, mode="map")
+            atoms.calc = blips.Calculator(potential, method="map")
             VelocityVerlet(atoms, 0.5 * fs).run(STEPS)
 
     return run

@@ -20,7 +20,7 @@ from benchmarks.cost import some_posterior
 from benchmarks.report import where
 from benchmarks.structures import STD, displaced, structure
 from blips.backbones import PaiNN
-from blips.factory import bayesianize
+from blips.conversion import bayesianize
 from blips.inference.condition import collect
 from blips.potential import DIMENSION
 

@@ -23,9 +23,10 @@ from blips.baselines.last_layer import readout_of
 from blips.baselines.llpr import Rigidity
 from blips.baselines.llpr import Scale as RigidityScale
 from blips.bayes.condition import Evidence, normals
+from blips.conversion import bayesianize
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
-from blips.factory import bayesianize
+from blips.conversion import bayesianize
 from blips.inference.linearise import choose_maps
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.inference.readout import READOUT, chosen_roles

@@ -18,9 +18,10 @@ from blips.backbones import PaiNN, load
 from blips.backbones.base import AtomisticBackbone
 from blips.bayes.noise import generators
 from blips.config import load_config
+from blips.conversion import bayesianize
 from blips.data.dataset import StructureData
 from blips.errors import BlipsError
-from blips.factory import bayesianize
+from blips.conversion import bayesianize
 from blips.train.objective import Objective, plain_outputs
 
 MODELS: dict[str, Callable[[], AtomisticBackbone]] = {

@@ -12,9 +12,9 @@ import torch
 from benchmarks.measure import measure
 from benchmarks.structures import structure
 from blips.backbones import PaiNN
-from blips.factory import bayesianize
-from blips.predict import Prediction
-from blips.sampling import MemoryBound
+from blips.conversion import bayesianize
+from blips.prediction import Prediction
+from blips.inference.memory import MemoryBound
 
 SAMPLES = 100
 LIMITS = {36: (0.125, 0.25, 0.5, 2.0), 144: (0.5, 2.0), 720: (2.0, 4.0)}  # atoms -> GB
@@ -36,8 +36,7 @@ def memory(
 
         calls: dict[str, Any] = {"base": lambda: potential.predict(graph, method="map")}  # noqa: B023
         for limit in LIMITS[atoms]:
-            bound = MemoryBound.of(limit)
-            chunks[str(limit)] = potential.samples_at_once(graph, samples, bound, seed=0)
+            chunks[str(limit)] = drawn(limit).details["chunk"]
             calls[str(limit)] = lambda limit=limit, drawn=drawn: drawn(limit)
         rows = measure(calls, repeats).rows()
         found[str(atoms)] = {

@@ -31,7 +31,7 @@ from blips.backbones.base import first_parameter
 from blips.backbones.foreign import ForeignBackbone
 from blips.data.dataset import StructureData
 from blips.errors import BlipsError
-from blips.factory import bayesianize
+from blips.conversion import bayesianize
 from blips.train.run import environment
 
 MODELS: dict[str, dict[str, Any]] = {

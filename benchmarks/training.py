@@ -22,7 +22,7 @@ from blips.backbones.base import Backbone
 from blips.config import load_config
 from blips.data.batch import Batch
 from blips.data.dataset import StructureData
-from blips.factory import bayesianize
+from blips.conversion import bayesianize
 from blips.train.objective import Model, Objective
 from blips.train.run import environment
 from studies.nbody import EGNN, ParticleData

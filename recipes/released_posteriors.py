@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from blips.backbones import load
-from blips.factory import bayesianize
+from blips.conversion import bayesianize
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import write_tensors
 from blips.train.references import moved

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import blips
-from blips.adaptive import Tails, Tolerance, adaptive_monte_carlo
 from blips.backbones import PaiNN
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
+from blips.inference.moments import Tails
+from blips.inference.monte_carlo import Tolerance, adaptive_monte_carlo
 
 GRAPH = AtomGraph.from_atoms(molecule("H2O"), 3.0)
 
@@ -52,7 +53,7 @@ def test_it_stops_as_soon_as_the_tolerance_is_reached(chunk):
         _sampler("normal"), GRAPH, Tolerance(0.1, 500), method="mc", chunk=chunk
     )
     assert 51 <= found.samples <= 72  # 1 / (2 * 0.1^2) for normal samples, and a little caution
-    assert found.details["sigma_relative_error"]["energy"] <= 0.1
+    assert found.details["std_relative_error"]["energy"] <= 0.1
     assert found.details["tolerance_reached"]
 
 
@@ -94,7 +95,7 @@ def test_a_prediction_is_that_of_the_samples_it_drew(potential):
         start = k and 7
         expected = found.forces_std[start : start + len(fixed.forces_std)]
         np.testing.assert_allclose(fixed.forces_std, expected, rtol=1e-3)
-    assert max(found.details["sigma_relative_error"].values()) <= 0.15
+    assert max(found.details["std_relative_error"].values()) <= 0.15
 
 
 def test_other_words_for_samples_are_refused(potential):

@@ -100,7 +100,7 @@ def example_of(name):
 @pytest.mark.parametrize(
     "name",
     [
-        "template", "validate", "info", "predict", "distil", "evaluate", "calibrate", "train",
+        "template", "validate", "info", "predict", "evaluate", "calibrate", "train",
         "report",
     ],
 )  # fmt: skip

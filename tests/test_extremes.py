@@ -5,14 +5,24 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk, molecule
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
 from hypothesis import given
 from hypothesis import strategies as st
 
 import blips
 from blips.backbones import PaiNN, SchNet
 from blips.errors import BlipsError, InputError, TooLargeError
-from blips.predict import Prediction
-from blips.sampling import MemoryBound, passes_side_by_side, rows_of
+from blips.inference.memory import (
+    SAFETY,
+    MemoryBound,
+    MemoryGauge,
+    is_large,
+    passes_side_by_side,
+    peak_bytes,
+    rows_of,
+)
+from blips.prediction import Prediction
 from helpers import TINY
 
 
@@ -99,15 +109,61 @@ def test_a_hundred_thousand_atoms_are_refused_by_the_memory_bound(crystal, metho
 
 def test_a_hundred_thousand_atoms_are_refused_by_the_machine(crystal, monkeypatch):
     potential, graph = crystal
-    monkeypatch.setattr("blips.sampling.available_bytes", lambda: 3e8)
+    monkeypatch.setattr("blips.inference.memory.available_bytes", lambda: 3e8)
     with pytest.raises(TooLargeError, match=r"0\.3 GB may be used"):
         potential.predict(graph, samples=3)
 
 
 def test_a_hundred_thousand_atoms_run_sample_by_sample(crystal):
     potential, graph = crystal
-    assert potential.samples_at_once(graph, 8, MemoryBound(2e9, 1e12), 0) == 1
+    sampled = lambda part: potential.outputs_of(part, range(1), 0, {"forces": True})  # noqa: E731
+    assert potential._gauge.chunk("mc", graph, 8, MemoryBound(2e9, 1e12), sampled) == 1
     assert passes_side_by_side(rows_of(graph)) == 1  # not one on each core
+
+
+def test_a_hundred_thousand_atoms_by_map_fit_eight_gigabytes(crystal):
+    """A PaiNN of 64 features takes about 7 GB for them, and a sample of it more."""
+    torch.manual_seed(0)
+    potential, (_, graph) = blips.bayesianize(PaiNN(cutoff=3.0, features=64)), crystal
+    gauge, bound = potential._gauge, MemoryBound(2e9, 8e9)
+    derivatives = {"forces": True, "stress": False}
+
+    def plain(part):
+        return potential.outputs_of(part, None, 0, derivatives)
+
+    def sampled(part):
+        return potential.outputs_of(part, range(1), 0, derivatives)
+
+    gauge.check("map", graph, bound, plain)
+    assert 2e9 < gauge.needed("map", graph, plain) < gauge.needed("mc", graph, sampled)
+
+
+def labelled_copper(seed):
+    atoms = bulk("Cu", cubic=True)
+    atoms.rattle(0.1, seed=seed)
+    atoms.calc = EMT()
+    energy, forces = atoms.get_potential_energy(), atoms.get_forces()
+    atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces)
+    return atoms
+
+
+@pytest.mark.parametrize("method", ["map", "onepass", "mc", "conditioned"])
+def test_what_a_part_takes_says_what_the_whole_takes(method):
+    torch.manual_seed(0)
+    potential = blips.bayesianize(PaiNN(**{**TINY, "cutoff": 3.0, "blocks": 1}), seed=0)
+    graph = potential.backbone.graph(bulk("Cu", cubic=True) * (12, 12, 10))
+    assert is_large(graph)
+    if method == "conditioned":
+        known = [labelled_copper(seed) for seed in range(4)]
+        potential.condition(known[:2], valid=known[2:])
+
+    def run(part):
+        if method == "mc":
+            return potential.outputs_of(part, range(1), 0, {"forces": True})
+        return potential.predict(part, method=method, memory_gb=100)
+
+    peak = peak_bytes(lambda: run(graph))
+    assert MemoryGauge().needed(method, graph, run) == pytest.approx(SAFETY * peak, rel=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +179,7 @@ def test_a_batch_too_large_for_the_bound_runs_in_parts(potential):
     whole = potential.predict(structures, samples=3, method="frozen")
     one = potential.backbone.graph(structures[:1])
     needed = 1e-9 * potential._gauge.weight_bytes
-    needed += 1e-9 * potential._gauge._bytes_per_row * rows_of(one)
+    needed += 1e-9 * potential._gauge._bytes_per_row["frozen", True, False] * rows_of(one)
     parts = potential.predict(structures, samples=3, method="frozen", memory_gb=1.5 * needed)
     np.testing.assert_allclose(parts.energy_std, whole.energy_std, rtol=1e-4)
     np.testing.assert_allclose(parts.forces, whole.forces, rtol=1e-3, atol=1e-5)

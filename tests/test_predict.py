@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 import blips
 from blips.backbones import PaiNN
 from blips.errors import InputError
-from blips.predict import Prediction
-from blips.sampling import (
+from blips.inference.memory import (
     MemoryBound,
     MemoryGauge,
-    RunningMoments,
     passes_side_by_side,
+    peak_bytes,
     rows_of,
-    saved_bytes,
 )
+from blips.inference.moments import RunningMoments
+from blips.prediction import Prediction
 from blips.uq.calibration import ScaleCalibrator
 from studies.nbody import EGNN, ParticleGraph
 
@@ -92,9 +92,9 @@ def test_memory_bound_changes_chunks_but_not_the_result(potential, method):
 def test_chunks_fit_the_bound_and_are_never_empty(samples, fits):
     rows = rows_of(graph := PaiNN(features=16).graph(molecule("NH3")))
     gauge = MemoryGauge()
-    gauge._bytes_per_row = 1.0
+    gauge._bytes_per_row["mc"] = 1.0
     bound = MemoryBound(rows * fits * passes_side_by_side(rows), math.inf)
-    chunk = gauge.chunk(graph, samples, bound, lambda graph: None)
+    chunk = gauge.chunk("mc", graph, samples, bound, lambda graph: None)
     assert 1 <= chunk <= min(samples, fits)
 
 
@@ -189,10 +189,23 @@ def blips_base(model: PaiNN) -> PaiNN:
     return model
 
 
-def test_saved_bytes_counts_each_storage_once():
-    x = torch.randn(100, requires_grad=True)
+def test_the_peak_is_that_of_tensors_alive_together():
+    x = torch.zeros(1000)  # not made by the run
 
-    def run() -> torch.Tensor:
-        return (x.exp() * x.exp()).sum()
+    def run() -> None:
+        y = x + 1.0  # 4000 bytes
+        z = y.view(10, 100)[::2]  # none
+        w = z.sum(dim=1)  # 20
+        del y, z
+        _ = x * 2.0 + w.sum()  # 4000 and 4 and 4000
 
-    assert saved_bytes(run) <= 4 * 100 * 4
+    assert peak_bytes(run) == 8024
+
+
+def test_the_peak_contains_what_a_backward_pass_keeps():
+    x = torch.randn(1000, requires_grad=True)
+
+    def run() -> None:
+        torch.autograd.grad(x.exp().sin().exp().sum(), x)  # three results, kept for their slopes
+
+    assert 12000 <= peak_bytes(run) <= 24000

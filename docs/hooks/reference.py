@@ -7,10 +7,15 @@ from mkdocs.structure.files import File, Files
 
 PACKAGE = Path(__file__).parents[2] / "src" / "blips"
 SURFACE = {
-    "bayesianize": ("blips.factory.bayesianize", "a Bayesian potential of any backbone or module"),
+    "bayesianize": (
+        "blips.conversion.bayesianize",
+        "a Bayesian potential of any backbone or module",
+    ),
     "BayesianPotential": ("blips.potential.BayesianPotential", "what it returns"),
-    "Prediction": ("blips.predict.Prediction", "means and standard deviations"),
+    "Prediction": ("blips.prediction.Prediction", "means and standard deviations"),
     "fit": ("blips.train.fit.fit", "train"),
+    "evaluate": ("blips.verbs.evaluate", "metrics on labelled structures"),
+    "calibrate": ("blips.verbs.calibrate", "error bars that fit labelled structures"),
     "load": ("blips.train.load.load", "a potential from a file, or a released one by its name"),
     "save": ("blips.train.checkpoint.save", "and into one"),
     "Calculator": ("blips.sim.calculator.Calculator", "an ASE calculator with uncertainties"),

@@ -6,13 +6,15 @@ The public surface; everything, torch included, is imported when it is used.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blips.factory import bayesianize
+    from blips import active, backbones, baselines, bayes, data, report, sim, testing, train, uq
+    from blips.conversion import bayesianize
     from blips.potential import BayesianPotential
-    from blips.predict import Prediction
+    from blips.prediction import Prediction
     from blips.sim.calculator import Calculator
     from blips.train.checkpoint import save
     from blips.train.fit import fit
     from blips.train.load import load
+    from blips.verbs import calibrate, evaluate
 
 __version__ = "0.1.0"
 
@@ -20,34 +22,46 @@ __all__ = [
     "BayesianPotential",
     "Calculator",
     "Prediction",
-    "__version__",
+    "active",
+    "backbones",
+    "baselines",
+    "bayes",
     "bayesianize",
+    "calibrate",
+    "data",
+    "evaluate",
     "fit",
     "load",
+    "report",
     "save",
+    "sim",
+    "testing",
+    "train",
+    "uq",
 ]
 
 _LAZY = {
     "BayesianPotential": "blips.potential",
     "Calculator": "blips.sim.calculator",
-    "Prediction": "blips.predict",
-    "bayesianize": "blips.factory",
+    "Prediction": "blips.prediction",
+    "bayesianize": "blips.conversion",
+    "calibrate": "blips.verbs",
+    "evaluate": "blips.verbs",
     "fit": "blips.train.fit",
     "load": "blips.train.load",
     "save": "blips.train.checkpoint",
 }
-_PACKAGES = ("active", "backbones", "baselines", "bayes", "data", "report", "sim", "train", "uq")
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in _PACKAGES:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    if name in __all__:
         return import_module(f"blips.{name}")
-    if name not in _LAZY:
-        raise AttributeError(f"module 'blips' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'blips' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    return sorted({*globals(), *__all__})

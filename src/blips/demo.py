@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 from blips.backbones import PaiNN
+from blips.conversion import bayesianize
 from blips.data.ammonia import load_ammonia
 from blips.errors import MissingPackageError
-from blips.factory import bayesianize
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.report import write_report
 from blips.report.sources import write_manifest
 from blips.train.checkpoint import save

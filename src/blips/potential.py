@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Unpack, get_args
+from typing import Any, Unpack
 
 import torch
 from ase import Atoms
@@ -23,23 +23,26 @@ from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels
 from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.inference.condition import collect, fit_scale, keys_of
-from blips.inference.conditioned import member_outputs, predict_conditioned
-from blips.inference.linearise import choose_maps
+from blips.inference.conditioned import member_outputs
+from blips.inference.conditioning import DIMENSION, ROWS, Conditioning, condition
+from blips.inference.memory import MemoryGauge
+from blips.inference.onepass import OnePass, one_pass
 from blips.inference.posterior import Coefficients as CoefficientChoice
 from blips.inference.posterior import ConditionedPosterior
-from blips.inference.readout import READOUT, chosen_roles
-from blips.members import FrozenMember, LinearDraw
+from blips.inference.predict import (
+    CONDITIONED,
+    NOT_CONDITIONED,
+    Parts,
+    Request,
+    Samples,
+    predict,
+)
+from blips.inference.readout import READOUT
+from blips.inference.staleness import SeenWeights
 from blips.memory import keep_freed_memory
-from blips.methods import Request, Samples, join, predict_within
-from blips.onepass import OnePass, one_pass
-from blips.predict import Calibrator, Outputs, Prediction
-from blips.sampling import MemoryBound, MemoryGauge
-from blips.spread import ForceSpread, distil_spread
+from blips.prediction import Calibrator, Outputs, Prediction, point_prediction
 
 Coefficients = Mapping[str, Tensor]
-DIMENSION = 2048  # of the conditioned posterior: more weights are sketched
-ROWS = 48  # force rows of a conditioning structure
 CoefficientFunction = Callable[[Graph], dict[str, Tensor]]
 MakeNoise = Callable[[Coefficients], Noise]
 
@@ -70,7 +73,6 @@ class BayesianPotential(nn.Module):
         estimator: how rows are sampled: "auto", "local" or "flipout".
         settings: what `bayesianize` was called with, for checkpoints.
         calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
-        force_spread: what `distil_forces` found, for deviations of forces in one pass.
         posterior: the conditioned posterior, see `condition`; None before.
     """
 
@@ -90,8 +92,7 @@ class BayesianPotential(nn.Module):
         self.rho = prior_coefficient(settings["prior_dropout"])
         self.estimator: str = settings["estimator"]
         self.calibration: dict[str, Calibrator] = {}
-        self.force_spread: ForceSpread | None = None
-        self.posterior: ConditionedPosterior | None = None
+        self.posterior = None
         weights = sum(self._num_weights.values())
         weight_bytes = weights * next(encoder.parameters()).element_size()
         self._gauge = MemoryGauge(weight_bytes)
@@ -170,63 +171,44 @@ class BayesianPotential(nn.Module):
         Returns:
             What is kept as `posterior`.
         """
-        backbone, before = self.backbone, self.posterior
-        structures = [structures] if isinstance(structures, Atoms) else structures
-        valid = [valid] if isinstance(valid, Atoms) else valid
-        known = get_args(CoefficientChoice)
-        if coefficients not in known:
-            raise InputError(f"unknown coefficients {coefficients!r}; use {' or '.join(known)}")
-        if not isinstance(backbone, AtomisticBackbone):
-            raise InputError(f"{type(backbone).__name__} is no potential, it cannot be conditioned")
-        roles, last = chosen_roles(backbone, self.conversion.roles, maps)
-        chosen = choose_maps(backbone, roles, dimension, seed, last=last)
-        if before is not None and (before.maps, before.coefficients) != (chosen, coefficients):
-            raise InputError(
-                "the potential is conditioned already, with other maps, dimension, coefficients "
-                "or seed; set potential.posterior = None to begin anew"
-            )
-        if valid is None and before is None:
-            raise InputError(
-                "condition needs valid=..., labelled structures for the scale of the error bars"
-            )
-        if valid is not None:
-            keys_of(valid, labels)  # an error now, not after all structures were read
-        if before is not None and before.evidence is None:
-            raise InputError(
-                "the posterior was kept as draws alone, to which nothing can be added; set "
-                "potential.posterior = None and condition on all structures"
-            )
-        of_network = self.coefficients if coefficients == "network" else None
-        seen = collect(
-            backbone,
-            chosen,
+        before = None if self.posterior is None else self.conditioned()
+        self.posterior = condition(
+            self.backbone,
+            self.conversion.roles,
+            self.coefficients,
+            before,
             structures,
-            rows=rows,
-            seed=seed,
-            first=0 if before is None else before.structures,
-            coefficients_of=of_network,
+            valid,
+            Conditioning(maps, dimension, rows, coefficients, labels, seed),
         )
-        if before is not None and before.evidence is not None:
-            seen = seen.joined(before.evidence, before.structures, before.numbers)
-        scale = before.scale if before is not None else None
-        if valid is not None or scale is None:
-            scale = fit_scale(
-                backbone,
-                chosen,
-                seen.evidence,
-                list(valid or ()),
-                seed=seed,
-                labels=labels,
-                coefficients_of=of_network,
-            )
-        self.posterior = ConditionedPosterior(
-            chosen, scale, coefficients, seen.structures, seen.numbers, seen.evidence
-        )
-        self.calibration, self.force_spread = {}, None  # of other error bars
+        self.calibration = {}  # of other error bars
         return self.posterior
 
-    def draw(self, count: int, seed: int = 0, *, method: str = "auto") -> list[FrozenMember]:
-        """`count` smooth, conservative potentials drawn from the posterior; a committee.
+    @property
+    def posterior(self) -> ConditionedPosterior | None:
+        """The posterior that has seen data; setting it notes the weights that it is of."""
+        return self._posterior
+
+    @posterior.setter
+    def posterior(self, posterior: ConditionedPosterior | None) -> None:
+        self._posterior = posterior
+        self._seen_weights: SeenWeights | None = None
+        if posterior is not None:
+            self._seen_weights = SeenWeights(self._model_of(posterior))
+
+    def conditioned(self) -> ConditionedPosterior:
+        """Return the conditioned posterior; an error where there is none for these weights."""
+        if self.posterior is None or self._seen_weights is None:
+            raise InputError(NOT_CONDITIONED)
+        self._seen_weights.check(self._model_of(self.posterior))
+        return self.posterior
+
+    def _model_of(self, posterior: ConditionedPosterior) -> nn.Module:
+        """What the posterior depends on."""
+        return self if posterior.coefficients == "network" else self.backbone
+
+    def draw(self, count: int, seed: int = 0, *, method: str = "auto") -> "list[Member]":
+        """Draw `count` smooth, conservative potentials from the posterior; a committee.
 
         Args:
             count: number of members.
@@ -236,50 +218,13 @@ class BayesianPotential(nn.Module):
         """
         return [self.member(number, seed, method=method) for number in range(count)]
 
-    def member(self, number: int, seed: int = 0, *, method: str = "auto") -> FrozenMember:
-        """Member `number` of the committee that `draw` gives."""
+    def member(self, number: int, seed: int = 0, *, method: str = "auto") -> "Member":
+        """Draw member `number` of the committee that `draw` gives."""
         if method not in ("auto", "conditioned", "frozen"):
             raise InputError(f"unknown method {method!r}; use auto, conditioned or frozen")
         if method == "conditioned" or (method == "auto" and self.posterior is not None):
-            return FrozenMember(self, LinearDraw(self.conditioned().draws(number + 1, seed)[-1]))
-        return FrozenMember(self, FrozenDraw(seed, number))
-
-    def conditioned(self) -> ConditionedPosterior:
-        """The conditioned posterior; an error where there is none."""
-        if self.posterior is None:
-            raise InputError(
-                "the potential is not conditioned on data; call potential.condition(structures, "
-                "valid=labelled structures), or blips condition"
-            )
-        return self.posterior
-
-    def linear_member(self, graph: Graph, v: Tensor, **derivatives: Unpack[Derivatives]) -> Outputs:
-        """Outputs of the conditioned member with noise v [d]."""
-        if derivatives.get("create_graph"):
-            raise InputError("members of a conditioned posterior cannot be trained")
-        return member_outputs(
-            self.backbone,
-            self.conditioned(),
-            graph,
-            v,
-            forces=derivatives.get("forces", True),
-            stress=derivatives.get("stress", False),
-            coefficients=self._row_coefficients(),
-        )
-
-    def predict_conditioned(self, graph: Graph, **options: Any) -> Prediction:
-        """Prediction of one batch by the conditioned posterior (`blips.inference.conditioned`)."""
-        return predict_conditioned(
-            self.backbone,
-            self.conditioned(),
-            graph,
-            coefficients=self._row_coefficients(),
-            **options,
-        )
-
-    def _row_coefficients(self) -> CoefficientFunction | None:
-        network = self.posterior is not None and self.posterior.coefficients == "network"
-        return self.coefficients if network else None
+            return Member(self, self.conditioned().draws(number + 1, seed)[-1])
+        return Member(self, FrozenDraw(seed, number))
 
     def predict(
         self,
@@ -302,14 +247,10 @@ class BayesianPotential(nn.Module):
         Args:
             atoms: one structure, many, or a graph.
             samples: K, the number of posterior samples, or "auto": as many as `tolerance` needs.
-            method: "auto" (the conditioned posterior where there is one, else what
-                `blips.methods.choose` says; the prediction names it), "conditioned" (the plain
-                model's means, deviations of the posterior that has seen the data, see
-                `condition`), "mc" (the paper's posterior, fresh weights for each row), "frozen" (a
-                committee of frozen draws),
-                "onepass" (posterior means, and deviations without sampling: the energy's at first
-                order, the forces' where `distil_forces` was called) or "map"
-                (posterior means, no error bars, the base model's cost).
+            method: "auto" (conditioned where it can), "conditioned" (the posterior that has seen
+                the data, see `condition`), "mc" (the paper's posterior, fresh weights for each
+                row), "frozen" (a committee of draws of it), "onepass" (std of energies without
+                sampling) or "map" (no std); see `blips.inference.predict`.
             seed: the same seed gives the same prediction.
             forces: also predict forces.
             stress: also predict the stress.
@@ -319,7 +260,7 @@ class BayesianPotential(nn.Module):
                 fit it, and a structure too large for it is refused. By default 2 GB, but for a
                 single structure as much as the machine has.
             calibrated: apply the potential's calibration, where it has one.
-            tolerance: of samples="auto": relative standard error of a typical sigma.
+            tolerance: of samples="auto": relative standard error of a typical std.
             max_samples: of samples="auto": stop here in any case.
         """
         request = Request(
@@ -333,53 +274,24 @@ class BayesianPotential(nn.Module):
             covariance=covariance,
             memory_gb=memory_gb,
         )
-        prediction = join(
-            [
-                part
-                for graph in graph_batches(self.backbone, atoms, batch_size)
-                for part in predict_within(self, graph, request)
-            ]
+        parts = Parts(
+            self.backbone,
+            self.conversion.roles,
+            self.coefficients,
+            self.outputs_of,
+            self.conditioned() if self.posterior and method in CONDITIONED else None,
+            self._gauge,
         )
+        prediction = predict(parts, graph_batches(self.backbone, atoms, batch_size), request)
         return prediction.recalibrated(self.calibration) if calibrated else prediction
 
     def one_pass(
         self, atoms: Atoms | Sequence[Atoms] | Graph, **derivatives: Unpack[Derivatives]
     ) -> OnePass:
-        """First-order variance of the energies, and where it comes from (`blips.onepass`)."""
+        """First-order variance of the energies by the paper's posterior, and its origin."""
         graph = next(graph_batches(self.backbone, atoms, sys.maxsize))
         roles = self.conversion.roles
         return one_pass(self.backbone, self.coefficients, graph, roles, **derivatives)
-
-    def distil_forces(
-        self,
-        structures: Sequence[Atoms],
-        *,
-        samples: int = 64,
-        displacements: Sequence[float] | None = None,
-        refine: bool = False,
-        seed: int = 0,
-    ) -> ForceSpread:
-        """Learn from own samples what one pass needs for deviations of forces; keep it.
-
-        The samples are those of the paper's posterior (`method="mc"`). Deviations of a conditioned
-        posterior span orders of magnitude and are not learned well this way (on NH3 ranks agree by
-        0.5 near the data and 0.65 far from it); eight draws of it are cheap and rank by 0.98.
-
-        Args:
-            structures: such as the potential will be used for, without labels; 10 are enough.
-            samples: posterior samples of each.
-            displacements: each structure is also seen with coordinates displaced by N(0, s^2), for
-                each of these s in A: as far as deviations will be asked for. 0.1 and 0.3 if not
-                given, with `refine` eleven from 0.05 to 0.3, twice for models without symmetry.
-            refine: train a small network on top (a minute or two), and keep it if it ranks sigma of
-                structures left out better; give it 16 structures or more.
-            seed: of samples and displacements.
-
-        Returns:
-            What is kept as `force_spread`; its `quality` is that on structures left out.
-        """
-        self.force_spread = distil_spread(self, structures, samples, displacements, refine, seed)
-        return self.force_spread
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
         """Alpha and beta of every Bayesian map on this input, [rows] by map name."""
@@ -441,15 +353,6 @@ class BayesianPotential(nn.Module):
             generators = noise_context.generators(seed, len(numbers), numbers.start, device)
             return self.sample(graph, generators, **derivatives).outputs
 
-    def samples_at_once(self, graph: Graph, samples: int, bound: MemoryBound, seed: int) -> int:
-        """How many of `samples` samples run at once; an error where not even one fits the bound."""
-        device = graph.positions.device
-        return self._gauge.chunk(
-            graph,
-            samples,
-            bound,
-            lambda part: self.sample(part, noise_context.generators(seed, 1, 0, device)),
-        )
 
     def _evaluate(
         self,
@@ -478,3 +381,52 @@ class BayesianPotential(nn.Module):
             lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
         )
         return Sample(outputs, coefficients)
+
+
+class Member(nn.Module):
+    """One draw from the posterior of a potential: deterministic, smooth, conservative.
+
+    Args:
+        potential: whose backbone and inference network it shares.
+        noise: a frozen draw of the paper's posterior, or v [d] of the conditioned one: the member
+            is linear in it, E + b . v.
+    """
+
+    def __init__(self, potential: BayesianPotential, noise: FrozenDraw | Tensor) -> None:
+        super().__init__()
+        self.potential = potential
+        self.noise = noise
+
+    def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
+        """As `BayesianPotential.forward`, with this member's weights."""
+        potential, noise = self.potential, self.noise
+        if isinstance(noise, FrozenDraw):
+            return potential.frozen(graph, [noise], **derivatives).outputs
+        if derivatives.get("create_graph"):
+            raise InputError("members of a conditioned posterior cannot be trained")
+        posterior = potential.conditioned()
+        return member_outputs(
+            potential.backbone,
+            posterior,
+            graph,
+            noise,
+            forces=derivatives.get("forces", True),
+            stress=derivatives.get("stress", False),
+            coefficients=potential.coefficients if posterior.coefficients == "network" else None,
+        )
+
+    def predict(
+        self,
+        atoms: Atoms | Sequence[Atoms] | Graph,
+        *,
+        forces: bool = True,
+        stress: bool = False,
+        batch_size: int = 32,
+    ) -> Prediction:
+        """This member's energies, forces and stress; a single draw has no error bars."""
+        parts: list[Prediction] = []
+        for graph in graph_batches(self.potential.backbone, atoms, batch_size):
+            with torch.no_grad():  # forces switch gradients on where they need them
+                outputs = self(graph, forces=forces, stress=stress)
+            parts.append(point_prediction(outputs, graph, method="member"))
+        return Prediction.join(parts)

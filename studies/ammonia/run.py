@@ -10,11 +10,12 @@ from blips import baselines
 from blips.backbones.base import Backbone
 from blips.baselines import Baseline, DeepEnsemble, MCDropout, predict_plain
 from blips.config import ModelConfig
+from blips.conversion import bayesianize
 from blips.data.dataset import StructureData
 from blips.errors import ConfigError
-from blips.factory import bayesianize
+from blips.conversion import bayesianize
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.train.checkpoint import load
 from blips.train.command import build_model
 from blips.train.fit import FitResult, fit

@@ -12,11 +12,12 @@ from blips import baselines
 from blips.backbones.base import Backbone
 from blips.baselines import Baseline, DeepEnsemble, predict_plain
 from blips.config import ModelConfig
+from blips.conversion import bayesianize
 from blips.data.dataset import StructureData
 from blips.errors import ConfigError
-from blips.factory import bayesianize
+from blips.conversion import bayesianize
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.train.checkpoint import load
 from blips.train.command import build_model
 from blips.train.fit import fit
@@ -102,7 +103,7 @@ def _assembled(run: Run, data: NearFar) -> Uncertain:
     parents = [load(folder / "best.safetensors") for folder in run.needs.values()]
     if kind == "conditioned":
         (parent,) = parents
-        potential = parent if isinstance(parent, BayesianPotential) else bayesianize(parent)
+        potential = parent if isinstance(parent, BayesianPotential) else bayesianize(parent)  # pyright: ignore[reportArgumentType]
         potential.posterior = None  # of its training
         potential.condition(data.train, valid=data.valid, seed=run.spec.seed, **options)
         return potential

@@ -36,7 +36,6 @@ class GNN(ParticleBackbone):
         layers: number of message-passing layers.
     """
 
-    equivariant = False
     roles: ClassVar = {
         "layers.*.message.*": keys.EDGE,
         "layers.*.update.*": keys.NODE,

@@ -11,7 +11,7 @@ from blips.baselines import DeepEnsemble, MCDropout, predict_plain
 from blips.config import ModelConfig
 from blips.errors import ConfigError
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.train.checkpoint import load
 from blips.train.command import build_model
 from blips.train.fit import FitResult, fit

@@ -26,10 +26,11 @@ from ase import Atoms
 from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.baselines import DeepEnsemble, predict_plain
 from blips.config import ModelConfig, RunConfig
+from blips.conversion import bayesianize
 from blips.errors import ConfigError
-from blips.factory import bayesianize
+from blips.conversion import bayesianize
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.train.checkpoint import load
 from blips.train.command import build_model
 from blips.train.fit import fit

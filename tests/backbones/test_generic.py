@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import blips
 from blips import keys, testing
-from blips.backbones import PaiNN
+from blips.backbones import Adapter
 from blips.data.graph import AtomGraph
 from blips.errors import CheckpointError, ConversionError, InputError
 from blips.train.checkpoint import read_tensors
@@ -54,7 +54,7 @@ def energies_of(module: Toy, graph: AtomGraph) -> Tensor:
 def toy(**options) -> blips.BayesianPotential:
     torch.manual_seed(0)
     options = {"energies_of": energies_of, "cutoff": CUTOFF, **options}
-    return blips.bayesianize(Toy(), **options)
+    return blips.bayesianize(Adapter(Toy(), **options))
 
 
 # ---- row types and reasons ----
@@ -114,7 +114,7 @@ def test_further_rows_get_coefficients_of_their_own():
         return module(graph).index_add(0, atoms, per_angle)
 
     potential = blips.bayesianize(
-        WithAngles(), energies_of=energies, cutoff=CUTOFF, rows=angles, exclude="*structures"
+        Adapter(WithAngles(), energies, CUTOFF, rows=angles), exclude="*structures"
     )
     assert potential.conversion.roles["model.of_angles"] == "angle"
     graph = potential.backbone.graph([molecule("NH3"), molecule("CH4")])
@@ -202,7 +202,7 @@ def test_its_own_neighbours_are_used():
 
 def test_double_precision_modules_stay_so():
     torch.manual_seed(0)
-    potential = blips.bayesianize(Toy().double(), energies_of=energies_of, cutoff=CUTOFF)
+    potential = blips.bayesianize(Adapter(Toy().double(), energies_of, CUTOFF))
     assert potential(potential.backbone.graph(molecule("NH3")))[keys.FORCES].dtype == torch.float64
 
 
@@ -243,8 +243,7 @@ def test_files_that_could_not_build_it_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cutoff": None}, "to wrap it, give energies_of"),
-        ({"energies_of": None}, "to wrap it, give energies_of"),
+        ({"energies_of": None}, "energies_of is None; expected a function"),
         ({"cutoff": -1.0}, "cutoff must be positive"),
         ({"energies_of": lambda m, g: m(g)[:, None]}, r"gave shape \(8, 1\).*\(8,\).*\(2,\)"),
         ({"energies_of": lambda m, g: {keys.ENERGY: m(g)}}, "no 'forces'"),
@@ -270,9 +269,9 @@ def test_what_is_wrong_is_said(options: dict, message: str):
         toy(**options)
 
 
-def test_backbones_need_no_functions():
-    with pytest.raises(InputError, match="PaiNN is a backbone and has its own graph"):
-        blips.bayesianize(PaiNN(features=8), cutoff=5.0)
+def test_modules_are_wrapped_first():
+    with pytest.raises(InputError, match=r"Toy is no backbone.*blips\.backbones\.Adapter"):
+        blips.bayesianize(Toy())
 
 
 # ---- the page ----

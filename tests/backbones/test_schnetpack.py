@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import blips
 from blips import keys, testing
-from blips.backbones.generic import GenericBackbone
+from blips.backbones import Adapter
 from blips.bayes.noise import generators
 from blips.data.graph import AtomGraph
 from blips.testing.compare import rotation_matrix
@@ -79,13 +79,11 @@ def schnetpack_energies(model: nn.Module, graph: AtomGraph) -> Tensor:
 
 
 def wrapped(representation: nn.Module, **options) -> blips.BayesianPotential:
-    return blips.bayesianize(
-        representation, energies_of=schnetpack_energies, cutoff=CUTOFF, **options
-    )
+    return blips.bayesianize(Adapter(representation, schnetpack_energies, CUTOFF), **options)
 
 
 def test_the_contract_is_kept(representation: nn.Module):
-    testing.check_contract(GenericBackbone(representation, schnetpack_energies, CUTOFF))
+    testing.check_contract(Adapter(representation, schnetpack_energies, CUTOFF))
 
 
 def test_every_dense_layer_becomes_bayesian(representation: nn.Module):

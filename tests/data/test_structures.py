@@ -17,11 +17,11 @@ from blips.data.structures import (
     iter_structures,
     read_structures,
     replacing,
-    write_predictions,
+    write_structures,
 )
 from blips.data.xyz import xyz_frame_offsets
 from blips.errors import InputError
-from blips.predict import Prediction
+from blips.prediction import Prediction
 
 
 def labelled(count: int, seed: int = 0) -> list[Atoms]:
@@ -221,7 +221,7 @@ def test_written_predictions_are_read_back(tmp_path):
     frames[0].info |= {"energy": 99.0, "origin": "test"}
     frames[1].calc = SinglePointCalculator(frames[1], energy=77.0)
     prediction = prediction_for(frames, stress=True)
-    write_predictions(tmp_path / "out.extxyz", frames, prediction)
+    write_structures(tmp_path / "out.extxyz", prediction.to_atoms(frames))
     first = 0
     for number, atoms in enumerate(ase.io.read(tmp_path / "out.extxyz", index=":")):
         rows = slice(first, first + len(atoms))
@@ -256,7 +256,7 @@ def test_aleatoric_deviation_is_part_of_the_uncertainty(tmp_path):
         energy_std=np.array([3.0]),
         energy_aleatoric_std=np.array([4.0]),
     )
-    write_predictions(tmp_path / "out.extxyz", [molecule("H2O")], prediction)
+    write_structures(tmp_path / "out.extxyz", prediction.to_atoms(molecule("H2O")))
     assert ase.io.read(tmp_path / "out.extxyz").info["energy_uncertainty"] == pytest.approx(5.0)
 
 
@@ -264,18 +264,18 @@ def test_prediction_without_deviations_drops_old_ones(tmp_path):
     frame = molecule("H2O")
     frame.info["energy_uncertainty"] = 1.0
     prediction = Prediction(np.array([3]), "map", 0, energy=np.zeros(1))
-    write_predictions(tmp_path / "out.extxyz", [frame], prediction)
+    write_structures(tmp_path / "out.extxyz", prediction.to_atoms([frame]))
     assert "energy_uncertainty" not in ase.io.read(tmp_path / "out.extxyz").info
 
 
 def test_predictions_must_belong_to_the_structures(tmp_path):
     prediction = Prediction(np.array([3]), "map", 0, energy=np.zeros(1))
     with pytest.raises(InputError, match="1 predictions for 2 structures"):
-        write_predictions(tmp_path / "out.xyz", [molecule("H2O")] * 2, prediction)
+        prediction.to_atoms([molecule("H2O")] * 2)
     with pytest.raises(InputError, match="met a structure of 4"):
-        write_predictions(tmp_path / "out.xyz", [molecule("NH3")], prediction)
+        prediction.to_atoms([molecule("NH3")])
     with pytest.raises(InputError, match="does not exist"):
-        write_predictions(tmp_path / "no" / "out.xyz", [molecule("H2O")], prediction)
+        write_structures(tmp_path / "no" / "out.xyz", [molecule("H2O")])
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):

@@ -15,14 +15,14 @@ from torch import Tensor
 
 import blips
 from blips import keys
-from blips.backbones import PaiNN
+from blips.backbones import Adapter, PaiNN
 from blips.bayes.condition import Evidence
 from blips.errors import InputError, TooLargeError
 from blips.inference import condition
 from blips.inference.linearise import Linearised
 from blips.inference.posterior import Scale
 from blips.inference.rows import components
-from blips.members import FrozenMember, LinearDraw
+from blips.potential import Member
 from blips.testing.compare import rotation_matrix
 from helpers import morse_ammonia, quartz, rattled_molecules
 from inference.models import (
@@ -359,7 +359,7 @@ def test_members_with_coefficients_are_slopes_by_weights(maps: str, quantity: st
     (member,) = potential.draw(1)
     graph = potential.backbone.graph(FAR[0])
     found = (member(graph)[quantity] - potential(graph)[quantity]).numpy()
-    expected = slopes_by_weights(potential, member.frozen_draw.v)[quantity].numpy()
+    expected = slopes_by_weights(potential, member.noise)[quantity].numpy()
     np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-6 * np.abs(expected).max())
 
 
@@ -378,8 +378,7 @@ def test_members_are_linear_in_their_noise(painn):
     v = normal(2, painn.posterior.maps.sketch.size)
     plain = painn(graph, stress=True)
     members = [
-        FrozenMember(painn, LinearDraw(noise))(graph, stress=True)
-        for noise in (v[0], v[1], 300.0 * v[0] - v[1])
+        Member(painn, noise)(graph, stress=True) for noise in (v[0], v[1], 300.0 * v[0] - v[1])
     ]
     for name, value in plain.items():
         one, other, both = (member[name] - value for member in members)
@@ -389,7 +388,7 @@ def test_members_are_linear_in_their_noise(painn):
 def test_members_without_noise_are_the_plain_model(painn):
     graph = painn.backbone.graph(FAR)
     nothing = torch.zeros(painn.posterior.maps.sketch.size).double()
-    found = FrozenMember(painn, LinearDraw(nothing))(graph)
+    found = Member(painn, nothing)(graph)
     for name, value in painn(graph).items():
         assert torch.equal(found[name], value)
 
@@ -857,7 +856,7 @@ def test_a_direct_model_without_stress_says_so():
         return {keys.ENERGY: energy, keys.FORCES: forces}
 
     torch.manual_seed(0)
-    direct = blips.bayesianize(torch.nn.Linear(3, 3).double(), energies_of=outputs, cutoff=3.0)
+    direct = blips.bayesianize(Adapter(torch.nn.Linear(3, 3).double(), outputs, 3.0))
     direct.condition(TRAIN, valid=VALID, maps="all")
     assert (predict(direct, FAR, samples=2).forces_std > 0).all()
     with pytest.raises(InputError, match="no stress"):

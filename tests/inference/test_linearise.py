@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import blips
 from blips import keys
+from blips.backbones import Adapter
 from blips.data.graph import AtomGraph
 from blips.errors import ConversionError
 from blips.inference.linearise import ChosenMaps, Linearised
@@ -294,9 +295,7 @@ class InPlace(nn.Module):
 
 
 def foreign(module: nn.Module) -> blips.BayesianPotential:
-    return blips.bayesianize(
-        module, energies_of=lambda model, graph: model(graph), cutoff=3.0
-    ).double()
+    return blips.bayesianize(Adapter(module, lambda model, graph: model(graph), 3.0)).double()
 
 
 def test_outputs_that_are_changed_in_place_are_refused():

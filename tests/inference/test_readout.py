@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import blips
 from blips import keys
+from blips.backbones import Adapter
 from blips.data.graph import AtomGraph
 from blips.errors import ConversionError, InputError
 from blips.inference.linearise import Linearised
@@ -78,7 +79,7 @@ class OnlyMessages(nn.Module):
 def wrapped(module: type[nn.Module], **options) -> blips.BayesianPotential:
     torch.manual_seed(0)
     options = {"energies_of": lambda model, graph: model(graph), "cutoff": CUTOFF, **options}
-    return blips.bayesianize(module().double(), **options)
+    return blips.bayesianize(Adapter(module().double(), **options))
 
 
 def readout_of(potential: blips.BayesianPotential) -> dict[str, str]:

@@ -41,14 +41,14 @@ def state_of(structures, model):
     return ts.initialize_state(structures, model.device, model.dtype)
 
 
-@pytest.mark.parametrize("mode", ["map", "frozen"])
-def test_a_batch_gives_what_the_ase_calculator_gives_for_each(potential, mode):
-    model = TorchSimModel(potential, mode, member=2)
+@pytest.mark.parametrize("method", ["map", "frozen"])
+def test_a_batch_gives_what_the_ase_calculator_gives_for_each(potential, method):
+    model = TorchSimModel(potential, method, member=2)
     structures = molecules()
     outputs = model(state_of(structures, model))
     first = 0
     for index, atoms in enumerate(structures):
-        atoms.calc = blips.Calculator(potential, mode=mode, member=2)
+        atoms.calc = blips.Calculator(potential, method=method, member=2)
         rows = slice(first, first + len(atoms))
         np.testing.assert_allclose(outputs["energy"][index], atoms.get_potential_energy())
         np.testing.assert_allclose(outputs["forces"][rows], atoms.get_forces(), atol=1e-10)
@@ -88,7 +88,7 @@ def test_several_ammonias_relax_to_one_minimum(ammonia_potential):
     energies = [one.atoms.get_potential_energy() for one in finished]
     assert np.ptp(energies) < 2e-3
     for one, before in zip(finished, start, strict=True):
-        one.atoms.calc = blips.Calculator(ammonia_potential, mode="map")
+        one.atoms.calc = blips.Calculator(ammonia_potential, method="map")
         assert np.linalg.norm(one.atoms.get_forces(), axis=1).max() < 0.02
         assert one.atoms.get_potential_energy() <= ammonia_potential.predict(before).energy[0]
 
@@ -104,7 +104,7 @@ def test_each_structure_moves_as_if_it_were_alone(potential):
     for one, atoms in zip(together, structures, strict=True):
         (alone,) = integrate([atoms], model, NO_LIMIT, **options)
         np.testing.assert_allclose(one.atoms.positions, alone.atoms.positions, atol=1e-9)
-        atoms.calc = blips.Calculator(potential, mode="map")
+        atoms.calc = blips.Calculator(potential, method="map")
         VelocityVerlet(atoms, 0.5 * fs).run(6)
         np.testing.assert_allclose(one.atoms.positions, atoms.positions, atol=1e-6)
 

@@ -70,7 +70,7 @@ def test_nothing_is_computed_twice(potential, monkeypatch):
 
 def test_map_mode_is_the_plain_model_with_uncertainties_every_n_structures(potential):
     atoms = molecule("NH3")
-    calculator = blips.Calculator(potential, mode="map", every=3, samples=4)
+    calculator = blips.Calculator(potential, method="map", every=3, samples=4)
     atoms.calc = calculator
     with_uncertainty = []
     for _ in range(7):
@@ -85,20 +85,20 @@ def test_map_mode_is_the_plain_model_with_uncertainties_every_n_structures(poten
 
 def test_a_frozen_member_is_the_same_at_every_call_and_conservative(potential):
     atoms = rattled(molecule("NH3"))
-    atoms.calc = blips.Calculator(potential, mode="frozen", member=2, seed=5)
+    atoms.calc = blips.Calculator(potential, method="frozen", member=2, seed=5)
     member = potential.draw(3, seed=5)[2]
     assert atoms.get_potential_energy() == pytest.approx(member.predict(atoms).energy[0])
     numeric = calculate_numerical_forces(atoms, eps=1e-4)
     assert atoms.get_forces() == pytest.approx(numeric, abs=1e-5)
-    other = blips.Calculator(potential, mode="frozen", member=1, seed=5)
+    other = blips.Calculator(potential, method="frozen", member=1, seed=5)
     assert other.get_potential_energy(atoms) != atoms.get_potential_energy()
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
-@pytest.mark.parametrize("mode", ["mc", "frozen"])
-def test_copies_and_pickles_give_the_same_numbers(potential, duplicate, mode):
+@pytest.mark.parametrize("method", ["mc", "frozen"])
+def test_copies_and_pickles_give_the_same_numbers(potential, duplicate, method):
     atoms = rattled(molecule("NH3"))
-    calculator = blips.Calculator(potential, mode=mode, samples=4)
+    calculator = blips.Calculator(potential, method=method, samples=4)
     energy = calculator.get_potential_energy(atoms)
     again = duplicate(calculator)
     again.reset()
@@ -106,14 +106,14 @@ def test_copies_and_pickles_give_the_same_numbers(potential, duplicate, mode):
 
 
 def test_optimisers_band_and_phonons_run_on_a_frozen_member(potential):
-    calculator = blips.Calculator(potential, mode="frozen")
+    calculator = blips.Calculator(potential, method="frozen")
     atoms = rattled(molecule("NH3"))
     atoms.calc = calculator
     assert BFGS(atoms, logfile=None).run(fmax=0.01, steps=200)
     ends = [atoms.copy(), rattled(atoms, 0.1, seed=1)]
     images = [ends[0], *(ends[0].copy() for _ in range(2)), ends[1]]
     for image in images:
-        image.calc = blips.Calculator(potential, mode="frozen")
+        image.calc = blips.Calculator(potential, method="frozen")
     band = NEB(images, method="improvedtangent")
     band.interpolate()
     FIRE(band, logfile=None).run(fmax=0.5, steps=3)
@@ -123,7 +123,10 @@ def test_optimisers_band_and_phonons_run_on_a_frozen_member(potential):
 def test_phonons_of_a_frozen_member_obey_the_sum_rule(potential, tmp_path):
     atoms = bulk("Cu")
     phonons = Phonons(
-        atoms, blips.Calculator(potential, mode="frozen"), supercell=(2, 2, 2), name=tmp_path / "ph"
+        atoms,
+        blips.Calculator(potential, method="frozen"),
+        supercell=(2, 2, 2),
+        name=tmp_path / "ph",
     )
     phonons.run()
     phonons.read(acoustic=False)
@@ -133,7 +136,7 @@ def test_phonons_of_a_frozen_member_obey_the_sum_rule(potential, tmp_path):
 
 def test_langevin_keeps_uncertainties_in_the_written_frames(potential, tmp_path):
     atoms = molecule("NH3")
-    atoms.calc = blips.Calculator(potential, mode="map", every=1, samples=4)
+    atoms.calc = blips.Calculator(potential, method="map", every=1, samples=4)
     file = tmp_path / "md.extxyz"
     dynamics = Langevin(
         atoms, 0.5, temperature_K=100, friction=0.1, fixcm=False, rng=np.random.default_rng(0)
@@ -151,7 +154,7 @@ def test_langevin_keeps_uncertainties_in_the_written_frames(potential, tmp_path)
 
 def test_a_structure_keeps_no_uncertainties_of_another(potential):
     atoms = molecule("NH3")
-    atoms.calc = blips.Calculator(potential, mode="map", every=2, samples=4)
+    atoms.calc = blips.Calculator(potential, method="map", every=2, samples=4)
     atoms.get_forces()
     assert atoms.info["energy_uncertainty"] > 0
     atoms.positions[0] += 0.01
@@ -176,8 +179,8 @@ def test_snapshots_have_results_that_belong_to_them(potential):
 def test_errors_name_the_remedy(potential):
     with pytest.raises(InputError, match=r"blips\.bayesianize"):
         blips.Calculator(PaiNN(cutoff=4.0, features=16, blocks=1))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="mc, map, frozen"):
-        blips.Calculator(potential, mode="committee")
+    with pytest.raises(InputError, match="mc, onepass, map, frozen"):
+        blips.Calculator(potential, method="committee")
     with pytest.raises(InputError, match="every"):
         blips.Calculator(potential, every=-1)
     with pytest.raises(PropertyNotImplementedError):

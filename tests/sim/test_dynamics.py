@@ -29,7 +29,7 @@ def heated(potential, temperature, seed=1):
     """Ammonia at its minimum, given velocities of this temperature (K)."""
     atoms = min(load_ammonia("train"), key=lambda a: a.get_potential_energy()).copy()
     thermalize_momenta(atoms, temperature, exact_temperature=True, rng=np.random.default_rng(seed))
-    atoms.calc = blips.Calculator(potential, mode="map", samples=32)
+    atoms.calc = blips.Calculator(potential, method="map", samples=32)
     return atoms
 
 
@@ -98,7 +98,7 @@ def test_log_goes_on_and_keeps_the_frames(ammonia_potential):
 def test_ask_lets_a_reference_decide(ammonia_potential):
     """Asked, the potential itself has no error; EMT has a large one."""
     guard = Guard(force_std=1e-6)
-    itself = blips.Calculator(ammonia_potential, mode="map")
+    itself = blips.Calculator(ammonia_potential, method="map")
     atoms = heated(ammonia_potential, 300)
     outcome = run_guarded(
         VelocityVerlet(atoms, 0.5 * fs), 4, guard, every=2, action="ask", reference=itself

@@ -139,7 +139,7 @@ def wait_for(path, seconds=60):
         (["--max-error", 0.5, "--max-force-sigma", 1], "give one"),
         (["--action", "ask"], "reference"),
         (["--action", "ask", "--reference", "vasp"], "module:Class"),
-        (["--mode", "committee"], "mc, map, frozen"),
+        (["--method", "committee"], "map, frozen"),
         (["--frame", 3], "no frame 3"),
     ],
 )

@@ -20,7 +20,7 @@ from blips.data.ammonia import load_ammonia
 def member(ammonia_potential):
     """Makes calculators of the same draw, in double precision."""
     potential = copy.deepcopy(ammonia_potential).double()
-    return lambda: blips.Calculator(potential, mode="frozen", member=1)
+    return lambda: blips.Calculator(potential, method="frozen", member=1)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_phonons_of_a_crystal_converge_with_the_displacement(tmp_path):
     potential = blips.bayesianize(SchNet(cutoff=4.0, features=8, blocks=1)).double()
     found = []
     for delta in (0.02, 0.01, 0.005):
-        calculator = blips.Calculator(potential, mode="frozen")
+        calculator = blips.Calculator(potential, method="frozen")
         phonons = Phonons(
             bulk("Cu"), calculator, supercell=(2, 2, 2), delta=delta, name=tmp_path / f"ph{delta}"
         )

@@ -13,7 +13,7 @@ from blips.baselines import DeepEnsemble
 from blips.data.ammonia import load_ammonia
 from blips.errors import ConfigError, InputError
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.units import KCAL_PER_MOL
 from blips.uq import crps_gaussian, gaussian_nll, spearman
 from blips.uq.report import References

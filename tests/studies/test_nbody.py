@@ -12,7 +12,7 @@ from rich.console import Console
 from blips.baselines import DeepEnsemble, MCDropout
 from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.train.loop import Trainer
 from blips.uq import crps_gaussian, gaussian_nll
 from studies.nbody import run as nbody_run

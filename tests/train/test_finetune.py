@@ -13,9 +13,9 @@ import blips
 from blips.backbones import PaiNN, load
 from blips.backbones.base import Backbone, graph_batches
 from blips.config import ModelConfig, TrainingConfig, load_config
+from blips.conversion import FROM_SCRATCH, PRETRAINED
 from blips.data.dataset import StructureData
 from blips.errors import CheckpointError, ConfigError, InputError
-from blips.factory import FROM_SCRATCH, PRETRAINED
 from blips.train.anchor import Anchor
 from blips.train.checkpoint import read_tensors
 from blips.train.command import build_model

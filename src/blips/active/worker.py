@@ -20,8 +20,8 @@ from blips.active.config import BoundsConfig, ExploreConfig
 from blips.active.errors import CampaignError
 from blips.active.frames import from_json, to_json
 from blips.errors import InputError
+from blips.inference.monte_carlo import kept_num_threads
 from blips.potential import BayesianPotential
-from blips.sampling import kept_num_threads
 from blips.sim.calculator import Calculator
 from blips.sim.dynamics import run_guarded
 from blips.sim.guard import Guard
@@ -68,10 +68,9 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         frozen = explore.potential == "frozen"
         atoms.calc = Calculator(
             model_of(job),
-            mode="frozen" if frozen else "map",
+            method="frozen" if frozen else "map",
             member=job["walker"],
             samples=GUARD_SAMPLES,
-            method="auto" if model_of(job).posterior is not None else "frozen",
         )
         _set_velocities(atoms, job["temperature"], rng)
         frames: list[tuple[str, dict[str, Any]]] = []

@@ -7,6 +7,7 @@ from typing import Any
 
 from blips.backbones.base import AtomisticBackbone, Backbone, ReferenceEnergies
 from blips.backbones.foreign import ForeignBackbone
+from blips.backbones.generic import Adapter
 from blips.backbones.painn import PaiNN
 from blips.backbones.schnet import SchNet
 from blips.backbones.zoo import ADAPTERS, RELEASED, adapter, load
@@ -16,6 +17,7 @@ __all__ = [
     "ADAPTERS",
     "BACKBONES",
     "RELEASED",
+    "Adapter",
     "AtomisticBackbone",
     "Backbone",
     "PaiNN",

@@ -29,10 +29,6 @@ class Backbone(nn.Module):
         roles: glob pattern of a map's name -> the row type it acts on. The first match counts.
         deterministic: glob pattern -> why such maps have no posterior unless they are asked for.
         conservative: True where forces are -dE/dr of the "energies" that `forward` returns.
-        equivariant: False where outputs do not simply turn with the structure; error bars of forces
-            in one pass then differ between the axes too.
-        force_head: name of the module that makes the forces of a direct model out of features of
-            the atoms, [N, D] -> [N, 3]: what one pass looks at for their error bars, if it is told.
         readout_maps: glob pattern of a map's name -> row type, of the maps after the last exchange
             between atoms, which are conditioned by default; found by trial where it is empty.
         pretrained: True where the weights are those that a model was released with; `bayesianize`
@@ -43,8 +39,6 @@ class Backbone(nn.Module):
     roles: ClassVar[Mapping[str, str]] = {}
     deterministic: Mapping[str, str] = {}
     conservative: bool = False
-    equivariant: bool = True
-    force_head: str | None = None
     readout_maps: Mapping[str, str] = {}
     pretrained: bool = False
     hyperparameters: dict[str, Any]

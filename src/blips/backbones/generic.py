@@ -35,8 +35,8 @@ KNOWN_PACKAGES: dict[str, Callable[[], None]] = {
 }
 
 
-class GenericBackbone(AtomisticBackbone):
-    """A module of someone else's making; `blips.bayesianize` wraps one by itself.
+class Adapter(AtomisticBackbone):
+    """A module of someone else's making, as a backbone for `blips.bayesianize`.
 
     The module is kept as `model`, and its parameters keep their names behind that prefix. It
     cannot be built from a name, so `blips.save` does not know it: keep its state dict.
@@ -51,6 +51,7 @@ class GenericBackbone(AtomisticBackbone):
             place of the radial basis.
         example: structures that the module knows, with different numbers of edges, atoms and
             structures; by default water and methane.
+        roles: pattern of a map's name -> row type, in place of trying the module on `example`.
     """
 
     def __init__(
@@ -62,7 +63,13 @@ class GenericBackbone(AtomisticBackbone):
         graph_of: GraphOf | None = None,
         rows: RowsOf | None = None,
         example: Sequence[Atoms] | None = None,
+        roles: Mapping[str, str] | None = None,
     ) -> None:
+        if not callable(energies_of):
+            raise InputError(
+                f"energies_of is {energies_of!r}; expected a function (module, graph) -> energies "
+                "in eV, of the atoms [N] or of the structures [S]"
+            )
         super().__init__(cutoff)
         for package in {type(part).__module__.split(".")[0] for part in module.modules()}:
             KNOWN_PACKAGES.get(package, lambda: None)()
@@ -70,6 +77,7 @@ class GenericBackbone(AtomisticBackbone):
         self.hyperparameters = {"cutoff": cutoff}
         self._energies_of, self._graph_of, self._rows = energies_of, graph_of, rows
         self._example = example
+        self.roles = dict(roles or {})  # pyright: ignore[reportAttributeAccessIssue]
         self.to(next(module.parameters()))
         graph = self.graph(self.examples())
         self._row_sizes = {name: value.shape[1] for name, value in self._further(graph).items()}

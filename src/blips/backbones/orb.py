@@ -51,7 +51,6 @@ class Orb(ForeignBackbone):
     """
 
     family = "orb"
-    equivariant = False
     pip_line = "pip install orb-models==0.5.5"
     architecture: ClassVar[str] = "orb_v3_conservative_architecture"
     used_heads: ClassVar[tuple[str, ...]] = ("energy",)
@@ -232,7 +231,6 @@ class DirectOrb(Orb):
     family = "orb-direct"
     conservative = False
     architecture = "orb_v3_direct_architecture"
-    force_head = "model.heads.forces.mlp"
     used_heads = ("energy", "forces", "stress")
     roles: ClassVar = {**Orb.roles, "model.heads.forces.mlp.*": keys.NODE}
     readout_maps: Mapping[str, str] = {

@@ -11,7 +11,7 @@ from blips.backbones.base import Backbone, first_parameter, graph_batches
 from blips.config import Source
 from blips.data.batch import Batch, TrainingData
 from blips.data.graph import Graph
-from blips.predict import Calibrator, Prediction, point_prediction
+from blips.prediction import Calibrator, Prediction, point_prediction
 from blips.train.fit import Data, FitResult, fit
 from blips.train.objective import plain_outputs
 from blips.train.wrapper import Likelihood, Stochastic

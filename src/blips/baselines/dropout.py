@@ -27,9 +27,10 @@ from blips.bayes.linear import kind_of
 from blips.bayes.noise import generators as sample_generators
 from blips.data.graph import Graph
 from blips.errors import ConversionError, InputError
+from blips.inference.memory import MemoryBound, MemoryGauge
+from blips.inference.monte_carlo import monte_carlo
 from blips.potential import Sample
-from blips.predict import Outputs, Prediction
-from blips.sampling import MemoryBound, MemoryGauge, monte_carlo
+from blips.prediction import Outputs, Prediction
 from blips.train.objective import plain_outputs
 from blips.train.wrapper import Stochastic
 
@@ -140,10 +141,11 @@ class MCDropout(Stochastic, Baseline):
                 return self.sample(graph, sources, forces=forces, stress=stress).outputs
 
         chunk = self._gauge.chunk(
+            (forces, stress),
             graph,
             samples,
             MemoryBound.of(memory_gb),
-            lambda part: self.sample(part, sample_generators(seed, 1, 0, device)),
+            lambda part: sampler(part, range(1)),
         )
         return monte_carlo(
             sampler, graph, samples, method="dropout", chunk=chunk, covariance=covariance

@@ -21,8 +21,8 @@ from blips.config import Source
 from blips.data.dataset import StructureData
 from blips.data.graph import Graph
 from blips.errors import InputError
-from blips.predict import Calibrator, Outputs, Prediction
-from blips.sampling import monte_carlo
+from blips.inference.monte_carlo import monte_carlo
+from blips.prediction import Calibrator, Outputs, Prediction
 from blips.train.fit import Data, FitResult, fit, resolve_config
 from blips.train.objective import plain_outputs
 

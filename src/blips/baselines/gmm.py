@@ -30,7 +30,7 @@ from blips.baselines.mixture import GaussianMixture
 from blips.data.batch import TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
-from blips.predict import Calibrator, Prediction, point_prediction
+from blips.prediction import Calibrator, Prediction, point_prediction
 from blips.train.objective import plain_outputs
 
 LOG_RANGE = np.log(1e4)  # how far a and b may be from what each would be without the other

@@ -28,7 +28,7 @@ from blips.baselines.last_layer import readout_of, summed_features
 from blips.data.batch import TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
-from blips.predict import Calibrator, Prediction, point_prediction
+from blips.prediction import Calibrator, Prediction, point_prediction
 from blips.train.objective import plain_outputs
 
 GRID = np.logspace(-10.0, 2.0, 37)  # sigma0^2 in units of the mean eigenvalue of F^T F

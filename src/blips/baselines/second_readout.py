@@ -19,7 +19,7 @@ from blips.config import TrainingConfig
 from blips.data.batch import Batch
 from blips.data.graph import Graph
 from blips.errors import ConfigError
-from blips.predict import Outputs, Prediction, point_prediction
+from blips.prediction import Outputs, Prediction, point_prediction
 from blips.train.loss import atom_counts, loss_factor
 from blips.train.objective import plain_outputs
 from blips.train.wrapper import Likelihood

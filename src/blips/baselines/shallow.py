@@ -30,8 +30,8 @@ from blips.config import TrainingConfig
 from blips.data.batch import Batch
 from blips.data.graph import Graph
 from blips.errors import ConfigError, InputError
-from blips.predict import Outputs, Prediction
-from blips.sampling import monte_carlo
+from blips.inference.monte_carlo import monte_carlo
+from blips.prediction import Outputs, Prediction
 from blips.train.loss import atom_counts, data_loss
 from blips.train.wrapper import Likelihood
 

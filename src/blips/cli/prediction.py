@@ -1,4 +1,4 @@
-"""Commands that use models: predict, distil, evaluate, calibrate."""
+"""Commands that use models: predict, condition, evaluate, calibrate."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,7 +21,7 @@ from blips.defaults import SAMPLES
 from blips.errors import ConfigError
 
 if TYPE_CHECKING:
-    from blips.predict import Prediction
+    from blips.prediction import Prediction
 
 
 @app.command()
@@ -46,7 +46,7 @@ def predict(
 
     Example: blips predict model.safetensors data.extxyz -o predicted.extxyz
     """
-    from blips.data.structures import write_predictions
+    from blips.data.structures import write_structures
 
     potential = load_bayesian(model)
     atoms = read_known(structures, potential)
@@ -58,7 +58,7 @@ def predict(
         stress=stress,
         tolerance=tolerance,
     )
-    write_predictions(output, atoms, prediction)
+    write_structures(output, prediction.to_atoms(atoms))
     if json:
         print_json({"output": str(output), **prediction.summary()})
         return
@@ -77,8 +77,8 @@ def _number_or_auto(samples: str) -> Literal["auto"] | int:
 def _how(prediction: "Prediction") -> str:
     """Number of samples, their error and the reason for the method, where there are such."""
     words = [f"{prediction.samples} samples"]
-    if errors := prediction.details.get("sigma_relative_error"):
-        words.append(f"relative error of sigma {max(errors.values()):.2f}")
+    if errors := prediction.details.get("std_relative_error"):
+        words.append(f"relative error of std {max(errors.values()):.2f}")
     if reason := prediction.details.get("chosen_because"):
         words.append(reason)
     return "; ".join(words)
@@ -135,39 +135,6 @@ def condition(
         return
     typer.echo(str(potential.posterior))
     typer.echo(f"model in {output}; predict, evaluate, md and report use its error bars")
-
-
-@app.command()
-def distil(
-    model: Model,
-    structures: Structures,
-    output: Annotated[Path, typer.Option("--output", "-o", help="model to write")],
-    samples: Samples = SAMPLES,
-    refine: Annotated[
-        bool, typer.Option(help="train a small network on top; for 16 structures or more")
-    ] = False,
-    seed: Seed = 0,
-) -> None:
-    """Learn error bars of forces in one pass, from the model's own samples on some structures.
-
-    Example: blips distil model.safetensors data.extxyz -o distilled.safetensors
-    """
-    from blips.train.checkpoint import save
-
-    potential = load_bayesian(model)
-    atoms = read_known(structures, potential)
-    spread = potential.distil_forces(atoms, samples=samples, refine=refine, seed=seed)
-    save(potential, output)
-    quality = spread.quality
-    if refine and spread.refinement is None:
-        typer.echo("the network did not rank sigma of structures left out better; not kept")
-    if quality:
-        typer.echo(
-            f"on structures left out: Spearman {quality['spearman']:.3f} with samples, "
-            f"median ratio of sigma {quality['median_ratio']:.2f}; on their copies displaced the "
-            f"most: {quality['far_spearman']:.3f}, {quality['far_median_ratio']:.2f}"
-        )
-    typer.echo(f"model in {output}; use it with blips predict --method onepass")
 
 
 @app.command()

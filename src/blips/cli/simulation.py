@@ -51,7 +51,7 @@ def md(
         str, typer.Option(help="langevin or nve", rich_help_panel=RUN)
     ] = "langevin",
     friction: Annotated[float, typer.Option(help="1/ps, Langevin", rich_help_panel=RUN)] = 10.0,
-    mode: Annotated[
+    method: Annotated[
         str,
         typer.Option(
             help="what moves the atoms: map (posterior means), frozen (one draw), auto or mc",
@@ -109,7 +109,7 @@ def md(
         timestep=timestep,
         ensemble=ensemble,
         friction=friction,
-        mode=mode,
+        method=method,
         member=member,
         samples=samples,
         every=every,

@@ -10,7 +10,7 @@ from blips.data.structures import (
     check_structures,
     iter_structures,
     read_structures,
-    write_predictions,
+    write_structures,
 )
 
 __all__ = [
@@ -31,5 +31,5 @@ __all__ = [
     "iter_structures",
     "random_split",
     "read_structures",
-    "write_predictions",
+    "write_structures",
 ]

@@ -1,4 +1,4 @@
-"""Structures in and out of files: reading, checking, and writing predictions.
+"""Structures in and out of files: reading, checking and writing.
 
 Frames count from 0, as in ASE. Every complaint names the file and the frame.
 """
@@ -7,18 +7,14 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
 
 import ase.io
 import numpy as np
 from ase import Atoms
-from ase.calculators.singlepoint import SinglePointCalculator
 from ase.data import atomic_numbers, chemical_symbols
-from ase.stress import full_3x3_to_voigt_6_stress
 from ase.utils import string2index
 from vesin import NeighborList
 
-from blips import keys
 from blips.data.extent import check_extent
 from blips.data.labels import Labels, available, extract
 from blips.data.xyz import XYZ_SUFFIXES, read_xyz_frame, xyz_frame_offsets
@@ -27,12 +23,6 @@ from blips.errors import InputError
 MINIMUM_DISTANCE = 0.1  # A
 SEARCH_CUTOFF = 3.0  # A; a neighbour search within MINIMUM_DISTANCE would make needless cells
 MAX_PROBLEMS = 10
-UNCERTAINTY = {
-    keys.ENERGY: keys.ENERGY_UNCERTAINTY,
-    keys.STRESS: keys.STRESS_UNCERTAINTY,
-    keys.ENERGIES: keys.ENERGIES_UNCERTAINTY,
-    keys.FORCES: keys.FORCES_UNCERTAINTY,
-}
 
 
 def read_structures(path: str | Path, index: str | int | slice = ":") -> list[Atoms]:
@@ -175,55 +165,10 @@ def _atomic_number(element: int | str) -> int:
     return atomic_numbers[element] if isinstance(element, str) else int(element)
 
 
-class Predicted(Protocol):
-    """What `write_predictions` needs of a `blips.Prediction`."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
-def write_predictions(path: str | Path, structures: Sequence[Atoms], prediction: Predicted) -> None:
-    """Write structures with predicted energy, forces, stress and their deviations as extxyz.
-
-    Energy, forces and stress are calculator results as ASE writes and reads them. The deviations
-    (epistemic, and aleatoric where the model has it) are `info` and `arrays` under the names of
-    `blips.keys`; that of the stress has ASE's six components. Labels of the same names that the
-    structures had are replaced. The file appears whole or not at all.
-    """
-    if len(structures) != len(prediction):
-        raise InputError(f"{len(prediction)} predictions for {len(structures)} structures")
-    frames = [_predicted(atoms, prediction[i]) for i, atoms in enumerate(structures)]
+def write_structures(path: str | Path, frames: Sequence[Atoms]) -> None:
+    """Write structures and their results as extxyz; the file appears whole or not at all."""
     with replacing(Path(path)) as temporary:
         ase.io.write(temporary, frames, format="extxyz")
-
-
-def _predicted(atoms: Atoms, one: Any) -> Atoms:
-    """Copy of a structure with the prediction of `one` structure."""
-    if int(one.n_atoms.sum()) != len(atoms):
-        raise InputError(f"a prediction for {one.n_atoms} atoms met a structure of {len(atoms)}")
-    frame, results = atoms.copy(), {}
-    for name, uncertainty in UNCERTAINTY.items():
-        value = getattr(one, name)
-        std = getattr(one, f"{name}_total_std", getattr(one, f"{name}_std"))
-        place: dict[str, Any] = frame.arrays
-        if name in (keys.ENERGY, keys.STRESS):
-            place, value, std = frame.info, _per_structure(value), _per_structure(std)
-        place.pop(name, None)
-        place.pop(uncertainty, None)
-        if value is not None:
-            results[name] = value
-        if std is not None:
-            place[uncertainty] = std
-    frame.calc = SinglePointCalculator(frame, **results)
-    return frame
-
-
-def _per_structure(array: np.ndarray | None) -> float | np.ndarray | None:
-    """[1] -> number, [1, 3, 3] -> ASE's six components."""
-    if array is None:
-        return None
-    return float(array[0]) if array.ndim == 1 else full_3x3_to_voigt_6_stress(array[0])
 
 
 @contextmanager

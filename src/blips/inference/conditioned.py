@@ -25,7 +25,7 @@ from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 from blips.inference.linearise import CoefficientFunction, Depth, Linearised, Noise
 from blips.inference.posterior import ConditionedPosterior, unknown_structures
-from blips.predict import Outputs, Prediction, point_prediction
+from blips.prediction import Outputs, Prediction, point_prediction
 
 ATOM_DRAWS = 64  # of the energies of atoms, where no forces are asked for: they cost little
 

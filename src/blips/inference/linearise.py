@@ -38,7 +38,7 @@ from blips.bayes.linear import Kind, Product, kind_of
 from blips.bayes.sketch import Sketch
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import ConversionError, InputError
-from blips.predict import Outputs
+from blips.prediction import Outputs
 
 STRUCTURE = "structure"  # row type of maps that act on structures
 Noise = Tensor | Mapping[str, Tensor]  # v [K, d], or P v [K, out, in] of each matrix

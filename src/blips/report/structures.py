@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.report.plots import numbers
 from blips.uq.report import References
 

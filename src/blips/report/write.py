@@ -12,7 +12,7 @@ from blips.baselines import predict_plain
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.report.campaign import CAMPAIGN, write_campaign
 from blips.report.document import TRAINING, render
 from blips.report.plots import prediction_plots, training_plot

@@ -7,7 +7,7 @@ average under member m follows from the trajectory of the mean potential by rewe
 
 and the spread of `<A>_m` over the members is the error bar that the potential's uncertainty puts on
 `<A>`. It holds while the effective number of frames, (sum w)^2 / sum w^2, stays large; where it
-does not, run the members themselves (`blips.Calculator(potential, mode="frozen", member=m)`) and
+does not, run the members themselves (`blips.Calculator(potential, method="frozen", member=m)`) and
 give their averages to `spread`.
 """
 
@@ -61,7 +61,7 @@ def reweighted(
     """Average of an observable under every member, from one trajectory of the posterior means.
 
     Args:
-        potential: that made the trajectory in mode "map".
+        potential: that made the trajectory with method "map".
         frames: of its equilibrium, at constant temperature and volume.
         observable: a number or an array of each frame.
         temperature: K.

@@ -68,7 +68,7 @@ def relax(
 
     Args:
         structures: all periodic, or none.
-        model: in mode "map" or "frozen": samples are no smooth function to minimise.
+        model: of method "map" or "frozen": samples are no smooth function to minimise.
         guard: limits.
         force_tolerance: largest force of a relaxed structure, eV/A (with a cell, of that too).
         steps: at most.
@@ -104,7 +104,7 @@ def integrate(
     Args:
         structures: all periodic, or none. Momenta are drawn from the temperature, unless every
             structure has its own already.
-        model: in mode "map" or "frozen".
+        model: of method "map" or "frozen".
         guard: limits.
         temperature: K, one for all or one for each structure.
         steps: at most.

@@ -1,36 +1,34 @@
 """ASE calculator: energies, forces and stress with their standard deviations.
 
     atoms.calc = blips.Calculator(potential)              # means and deviations at every call
-    atoms.calc = blips.Calculator(potential, mode="map", every=10)    # for MD
-    atoms.calc = blips.Calculator(potential, mode="frozen", member=3) # for phonons, a committee
+    atoms.calc = blips.Calculator(potential, method="map", every=10)     # for MD
+    atoms.calc = blips.Calculator(potential, method="frozen", member=3)  # for phonons, a committee
 
-| mode | energy, forces, stress | uncertainties |
+| method | energy, forces, stress | uncertainties |
 |---|---|---|
-| mc | means of posterior samples | at every call |
-| map | posterior means, the base model's cost | of samples, at every n-th call and when asked for |
-| frozen | one draw of the weights: smooth and conservative | as for map |
+| auto (default) | as `predict(method="auto")` chooses: conditioned where it can | at every call |
 | conditioned | the plain model | of the posterior that has seen the data, at every call |
-| onepass | posterior means | at every call, without sampling; forces after `distil_forces` |
-| auto (default) | as `predict(method="auto")` chooses: conditioned where it can | always |
+| mc | means of samples of the paper's posterior | at every call |
+| onepass | the plain model | of energies only, at every call, without sampling |
+| map | the plain model, at its cost | of "auto", at every n-th call and when asked for |
+| frozen | one member of the posterior: smooth and conservative | as for map |
 """
 
 from typing import Any
 
-import numpy as np
 from ase import Atoms
 from ase.calculators.calculator import Calculator as ASECalculator
 from ase.calculators.calculator import all_changes
-from ase.stress import full_3x3_to_voigt_6_stress
 
 from blips import keys
 from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.methods import Samples
+from blips.inference.predict import Samples
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.prediction import Prediction
 from blips.sim.properties import UNCERTAINTIES, annotate
 
-MODES = ("auto", "conditioned", "mc", "map", "frozen", "onepass")
+METHODS = ("auto", "conditioned", "mc", "onepass", "map", "frozen")
 ALWAYS_UNCERTAIN = ("auto", "conditioned", "mc", "onepass")  # deviations come with every energy
 
 
@@ -39,13 +37,12 @@ class Calculator(ASECalculator):
 
     Args:
         potential: made by `blips.bayesianize` or `blips.load`.
-        mode: "auto", "conditioned", "mc", "map", "frozen" or "onepass", see above.
+        method: see above.
         samples: posterior samples (or "auto") behind uncertainties (and the means of "mc").
+        seed: of all noise; the same seed gives the same numbers.
         every: "map" and "frozen": also work out the uncertainties at every n-th new structure;
             0 for only when they are asked for.
         member: "frozen": number of the draw.
-        seed: of all noise; the same seed gives the same numbers.
-        method: how uncertainties are predicted, see `BayesianPotential.predict`.
         options: of `BayesianPotential.predict`, such as `memory_gb` and `calibrated`.
     """
 
@@ -61,13 +58,12 @@ class Calculator(ASECalculator):
     def __init__(
         self,
         potential: BayesianPotential,
-        mode: str = "auto",
+        method: str = "auto",
         *,
         samples: Samples = SAMPLES,
+        seed: int = 0,
         every: int = 0,
         member: int = 0,
-        seed: int = 0,
-        method: str = "auto",
         **options: Any,
     ) -> None:
         if not isinstance(potential, BayesianPotential):
@@ -75,19 +71,18 @@ class Calculator(ASECalculator):
                 f"blips.Calculator needs a BayesianPotential, got {type(potential).__name__}; "
                 "make one with blips.bayesianize(model) or blips.load(file)"
             )
-        if mode not in MODES:
-            raise InputError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
+        if method not in METHODS:
+            raise InputError(f"unknown method {method!r}; use one of {', '.join(METHODS)}")
         if every < 0:
             raise InputError(f"every is {every}; expected 0 (only when asked for) or more")
         super().__init__()
         self.potential = potential
-        self._always = mode in ALWAYS_UNCERTAIN
-        method = mode if mode in ALWAYS_UNCERTAIN else method
+        self._always = method in ALWAYS_UNCERTAIN
         self.samples: Samples = samples
-        self.mode, self.every = mode, every
-        self.member, self.seed, self.method, self.options = member, seed, method, options
+        self.method, self.every = method, every
+        self.member, self.seed, self.options = member, seed, options
         self.structures_seen = 0
-        self._member = potential.member(member, seed) if mode == "frozen" else None
+        self._member = potential.member(member, seed) if method == "frozen" else None
 
     def calculate(
         self,
@@ -129,7 +124,7 @@ class Calculator(ASECalculator):
     def _sampled(self, atoms: Atoms, stress: bool) -> Prediction:
         return self.potential.predict(
             atoms,
-            method=self.method,
+            method=uncertainty_method(self.method, self.potential),
             samples=self.samples,
             seed=self.seed,
             stress=stress,
@@ -137,19 +132,14 @@ class Calculator(ASECalculator):
         )
 
 
+def uncertainty_method(method: str, potential: BayesianPotential) -> str:
+    """How `predict` makes the uncertainties of a method; a member's are those of its committee."""
+    if method == "frozen":
+        return "frozen" if potential.posterior is None else "conditioned"
+    return "auto" if method == "map" else method
+
+
 def _results(prediction: Prediction) -> dict[str, Any]:
-    """ASE's results of a prediction of one structure; stress in Voigt order."""
-    found: dict[str, Any] = {}
-    for name in (keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES):
-        std = getattr(prediction, f"{name}_total_std", getattr(prediction, f"{name}_std"))
-        for key, array in ((name, getattr(prediction, name)), (f"{name}_uncertainty", std)):
-            if array is not None:
-                found[key] = _as_ase(name, array)
-    found["free_energy"] = found[keys.ENERGY]
-    return found
-
-
-def _as_ase(name: str, array: np.ndarray) -> float | np.ndarray:
-    if name == keys.ENERGY:
-        return float(array[0])
-    return full_3x3_to_voigt_6_stress(array[0]) if name == keys.STRESS else np.array(array)
+    """Results of one structure, ASE's free energy among them."""
+    found = prediction.ase_results()
+    return {**found, "free_energy": found[keys.ENERGY]}

@@ -1,6 +1,6 @@
 """Molecular dynamics under a guard.
 
-    atoms.calc = blips.Calculator(potential, mode="map")
+    atoms.calc = blips.Calculator(potential, method="map")
     dynamics = Langevin(atoms, 0.5 * fs, temperature_K=300, friction=0.01 / fs, fixcm=False)
     outcome = run_guarded(dynamics, steps=10_000, guard=Guard(force_std=0.3), every=10)
 

@@ -45,8 +45,8 @@ class MDSettings:
         timestep: fs.
         ensemble: "langevin" or "nve".
         friction: 1/ps, of Langevin dynamics.
-        mode: what drives the atoms: "map", "mc" or "frozen", see `blips.Calculator`.
-        member: number of the draw, of mode "frozen".
+        method: what drives the atoms: "map", "frozen", "auto" or "mc", see `blips.Calculator`.
+        member: number of the draw, of method "frozen".
         samples: posterior samples behind sigma.
         every: steps between two looks of the guard, and between two saved frames.
         action: at a finding: "stop", "log" or "ask".
@@ -60,7 +60,7 @@ class MDSettings:
     timestep: float = 0.5
     ensemble: str = "langevin"
     friction: float = 10.0
-    mode: str = "map"
+    method: str = "map"
     member: int = 0
     samples: int = SAMPLES
     every: int = 10
@@ -119,7 +119,7 @@ def run_md(
     atoms = atoms.copy()
     calculator = Calculator(
         potential,
-        settings.mode,
+        settings.method,
         samples=settings.samples,
         seed=settings.seed,
         member=settings.member,

@@ -1,6 +1,6 @@
 """A Bayesian potential as a model of TorchSim, which advances many structures in one batch.
 
-    model = TorchSimModel(potential)                         # mode="map"
+    model = TorchSimModel(potential)                         # method="map"
     state = torch_sim.optimize(structures, model, optimizer=torch_sim.optimizers.fire)
 
 `blips.sim.batched` relaxes and integrates with it under a guard. TorchSim holds positions in
@@ -22,8 +22,8 @@ from blips.backbones.foreign import require
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
-from blips.sim.calculator import ALWAYS_UNCERTAIN, MODES
+from blips.prediction import Prediction
+from blips.sim.calculator import ALWAYS_UNCERTAIN, METHODS, uncertainty_method
 from blips.sim.guard import Finding, Guard
 from blips.sim.properties import UNCERTAINTIES
 
@@ -43,18 +43,17 @@ PER_ATOM = (keys.FORCES, keys.FORCES_UNCERTAINTY)
 class TorchSimModel(ModelInterface):
     """A Bayesian potential as a model of TorchSim; eV, eV/A, eV/A^3.
 
-    The outputs are `energy` [S], `forces` [N, 3] and, if asked for, `stress` [S, 3, 3]; in modes
-    that are methods of prediction also their `*_uncertainty`. A structure whose positions are no
+    The outputs are `energy` [S], `forces` [N, 3] and, if asked for, `stress` [S, 3, 3]; all methods
+    but "map" and "frozen" also give their `*_uncertainty`. A structure whose positions are no
     finite numbers gets NaN and leaves the others alone.
 
     Args:
         potential: made by `blips.bayesianize` or `blips.load`.
-        mode: "map" (posterior means, the base model's cost), "frozen" (one member), or a method of
-            `BayesianPotential.predict` (means and deviations at every step).
+        method: "map" (the plain model, at its cost), "frozen" (one member), or another one of
+            `blips.Calculator` (uncertainties at every step).
         samples: posterior samples behind uncertainties.
         member: "frozen": number of the draw.
         seed: of all noise.
-        method: how uncertainties are predicted, see `BayesianPotential.predict`.
         compute_stress: also give the stress, for cells that change.
         options: of `BayesianPotential.predict`, such as `memory_gb` and `calibrated`.
     """
@@ -62,12 +61,11 @@ class TorchSimModel(ModelInterface):
     def __init__(
         self,
         potential: BayesianPotential,
-        mode: str = "map",
+        method: str = "map",
         *,
         samples: int = SAMPLES,
         member: int = 0,
         seed: int = 0,
-        method: str = "auto",
         compute_stress: bool = False,
         **options: Any,
     ) -> None:
@@ -77,13 +75,12 @@ class TorchSimModel(ModelInterface):
                 f"TorchSimModel needs a BayesianPotential, got {type(potential).__name__}; "
                 "make one with blips.bayesianize(model) or blips.load(file)"
             )
-        if mode not in MODES:
-            raise InputError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
+        if method not in METHODS:
+            raise InputError(f"unknown method {method!r}; use one of {', '.join(METHODS)}")
         self.potential = potential
-        self.mode, self.samples, self.seed = mode, samples, seed
-        self.method = mode if mode in ALWAYS_UNCERTAIN else method
+        self.method, self.samples, self.seed = method, samples, seed
         self.options = options
-        self._member = potential.member(member, seed) if mode == "frozen" else None
+        self._member = potential.member(member, seed) if method == "frozen" else None
         self._dtype, self._device = STATE_DTYPE, next(potential.parameters()).device
         self._compute_forces, self._compute_stress = True, compute_stress
 
@@ -92,7 +89,7 @@ class TorchSimModel(ModelInterface):
         state = state if isinstance(state, ts.SimState) else ts.SimState(**state)
         structures = state.to_atoms()
         stress = self._compute_stress
-        if self.mode in ALWAYS_UNCERTAIN:
+        if self.method in ALWAYS_UNCERTAIN:
             return self._tensors(structures, lambda some: self._sampled(some, stress))
         member = self._member
         if member is not None:
@@ -130,7 +127,7 @@ class TorchSimModel(ModelInterface):
     def _sampled(self, structures: list[Atoms], stress: bool) -> Prediction:
         return self.potential.predict(
             structures,
-            method=self.method,
+            method=uncertainty_method(self.method, self.potential),
             samples=self.samples,
             seed=self.seed,
             stress=stress,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.backbones.generic import GenericBackbone
+from blips.backbones.generic import Adapter
 from blips.bayes.linear import kind_of
 from blips.data.graph import Graph
 from blips.testing.compare import assert_all_close, rotation_matrix
@@ -19,7 +19,7 @@ def check_declarations(backbone: Backbone, graph: Graph) -> None:
     """Roles, row features and hyperparameters are what the backbone does on this graph."""
     check_roles(backbone, graph)
     check_row_features(backbone, graph)
-    if not isinstance(backbone, GenericBackbone):  # such a one is made of a module, not of numbers
+    if not isinstance(backbone, Adapter):  # such a one is made of a module, not of numbers
         check_hyperparameters(backbone)
 
 

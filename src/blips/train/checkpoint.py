@@ -21,12 +21,11 @@ from torch import Tensor
 
 from blips.backbones import build, family_of
 from blips.backbones.base import Backbone
+from blips.conversion import from_settings
 from blips.errors import BlipsError, CheckpointError
-from blips.factory import bayesianize
 from blips.inference.linearise import choose_maps
 from blips.inference.posterior import ConditionedPosterior
 from blips.potential import BayesianPotential
-from blips.spread import ForceSpread
 from blips.train.wrapper import Wrapper
 from blips.uq.calibration import calibrator_from_dict
 
@@ -76,8 +75,6 @@ def describe(model: Saveable) -> dict[str, Any]:
     }
     if isinstance(model, BayesianPotential):
         description["bayes"] = model.settings
-        spread = model.force_spread
-        description["force_spread"] = None if spread is None else spread.to_dict()
         seen = model.posterior
         description["posterior"] = None if seen is None else seen.to_dict()
     if isinstance(model, Wrapper):
@@ -101,11 +98,7 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
         backbone = build(description["backbone"], **description["hyperparameters"])
         backbone.to({"float32": torch.float32, "float64": torch.float64}[description["dtype"]])
         if "bayes" in description:
-            settings = dict(description["bayes"])
-            settings["bounds"] = tuple(settings["bounds"])
-            model = bayesianize(backbone, **settings)
-            if description.get("force_spread"):
-                model.force_spread = ForceSpread.from_dict(description["force_spread"])
+            model = from_settings(backbone, description["bayes"])
         elif "wrapper" in description:
             model = _wrapped(backbone, **description["wrapper"])
         else:

@@ -11,8 +11,8 @@ from blips.backbones import ADAPTERS, RELEASED, build, load
 from blips.backbones.base import Backbone
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import ModelConfig, load_config
+from blips.conversion import bayesianize
 from blips.errors import ConfigError
-from blips.factory import bayesianize
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import load as load_checkpoint
 from blips.train.fit import FitResult, fit

@@ -57,8 +57,11 @@ def fit(
     folder: str | Path | None = None,
     resume: bool = False,
     display: bool = True,
+    **training: Any,
 ) -> FitResult:
     """Train `potential` in place; it ends with the weights of the best validation loss.
+
+        blips.fit(potential, "train.extxyz", valid=0.1, epochs=200, lr=1e-3)
 
     At the end a Bayesian potential is conditioned on the training structures, with the validation
     structures for the scale of its error bars (`training.condition`).
@@ -73,8 +76,12 @@ def fit(
         folder: of the run; default: config's folder.
         resume: continue the run in that folder.
         display: show progress.
+        training: settings of the configuration's `training`, such as epochs, lr and batch_size;
+            they count more than `config`.
     """
     settings = resolve_config(config)
+    if training:
+        settings = load_config(settings, {"training": training})
     _check_noise(potential, settings)
     run = RunFolder(folder or settings.folder)
     run.start(settings, resume=resume)

@@ -27,7 +27,7 @@ from blips.data.batch import Batch
 from blips.data.displace import displaced
 from blips.data.graph import AtomGraph, Graph
 from blips.potential import BayesianPotential
-from blips.predict import Outputs
+from blips.prediction import Outputs
 from blips.train.anchor import Anchor
 from blips.train.loss import DISTRIBUTION_LOSSES, atom_counts, data_loss
 from blips.train.wrapper import Likelihood, Stochastic

@@ -10,8 +10,8 @@ from typing import Any
 
 from blips.backbones import RELEASED
 from blips.backbones import load as load_backbone
+from blips.conversion import bayesianize
 from blips.errors import CheckpointError
-from blips.factory import bayesianize
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import posterior_from, read_tensors
 

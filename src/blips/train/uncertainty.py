@@ -13,10 +13,10 @@ from typing import Any
 from ase import Atoms
 
 from blips.backbones.base import Backbone
+from blips.conversion import bayesianize
 from blips.data.labels import Labels
 from blips.data.splits import random_split
 from blips.errors import InputError
-from blips.factory import bayesianize
 from blips.potential import BayesianPotential
 from blips.train.fit import fit
 from blips.train.references import moved, unexplained_energies

@@ -16,7 +16,7 @@ from blips.config import TrainingConfig
 from blips.data.batch import Batch
 from blips.data.graph import Graph
 from blips.potential import Sample
-from blips.predict import Calibrator, Outputs
+from blips.prediction import Calibrator, Outputs
 
 
 class Wrapper(nn.Module):

@@ -12,7 +12,7 @@ from ase import Atoms
 from blips.data.labels import Labels, available, extract
 from blips.data.structures import replacing
 from blips.errors import InputError
-from blips.predict import Calibrator, Prediction
+from blips.prediction import Calibrator, Prediction
 from blips.uq.calibration import (
     ConformalCalibrator,
     IsotonicCalibrator,

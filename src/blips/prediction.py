@@ -1,26 +1,34 @@
-"""Predictions with error bars: what every model's `predict` returns.
+"""What every model's `predict` returns: means and standard deviations, and ways to look at them.
 
-This module knows no model. `BayesianPotential` and the baselines stand on it (and import it, so
-that `potential.predict` can be a plain method).
+This module knows no model. `BayesianPotential` and the baselines stand on it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import torch
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.stress import full_3x3_to_voigt_6_stress
 from torch import Tensor
 
 from blips import keys
 from blips.data.graph import Graph
-from blips.errors import InputError
+from blips.errors import InputError, MissingPackageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 Array = np.ndarray
 Outputs = dict[str, Tensor]
 
 PER_STRUCTURE = (keys.ENERGY, keys.STRESS)
 PER_ATOM = (keys.ENERGIES, keys.FORCES)
+UNCERTAIN = (keys.ENERGY, keys.STRESS, keys.ENERGIES, keys.FORCES)  # quantities that ASE knows
+SHOWN = 5  # structures in a notebook
 
 
 class Calibrator(Protocol):
@@ -117,22 +125,107 @@ class Prediction:
             raise InputError(f"the prediction has no {name}; ask predict for it")
         return value
 
+    @property
+    def largest_force_std(self) -> Array | None:
+        """Largest norm of the (total) std of an atom's force in each structure, [S] eV/A."""
+        if self.forces_total_std is None:
+            return None
+        by_atom = np.linalg.norm(self.forces_total_std, axis=1)  # [N]
+        return np.maximum.reduceat(by_atom, np.cumsum(self.n_atoms) - self.n_atoms)
+
     def summary(self) -> dict[str, Any]:
-        """What matters of each structure, as lists for JSON; forces by their largest sigma."""
-        found: dict[str, Any] = {
-            "structures": len(self),
-            "method": self.method,
-            "samples": self.samples,
+        """What matters of each structure, as lists for JSON; forces by their largest std."""
+        arrays = {
+            keys.ENERGY: self.energy,
+            keys.ENERGY_UNCERTAINTY: self.energy_total_std,
+            "largest_force_uncertainty": self.largest_force_std,
         }
-        if self.energy is not None:
-            found[keys.ENERGY] = self.energy.tolist()
-        if self.energy_total_std is not None:
-            found[keys.ENERGY_UNCERTAINTY] = self.energy_total_std.tolist()
-        if self.forces_total_std is not None:
-            by_atom = np.linalg.norm(self.forces_total_std, axis=1)  # [N]
-            first = np.cumsum(self.n_atoms) - self.n_atoms
-            found["largest_force_uncertainty"] = np.maximum.reduceat(by_atom, first).tolist()
+        lists = {name: value.tolist() for name, value in arrays.items() if value is not None}
+        return {"structures": len(self), "method": self.method, "samples": self.samples, **lists}
+
+    def ase_results(self) -> dict[str, Any]:
+        """Results of ASE for one structure, with `*_uncertainty` (total std) beside them.
+
+        Stress and its uncertainty have ASE's six components.
+        """
+        if len(self) != 1:
+            raise InputError(f"results of one structure, not of {len(self)}; take prediction[i]")
+        found: dict[str, Any] = {}
+        for name in UNCERTAIN:
+            std = getattr(self, f"{name}_total_std", getattr(self, f"{name}_std"))
+            for key, array in ((name, getattr(self, name)), (f"{name}_uncertainty", std)):
+                if array is not None:
+                    found[key] = _as_ase(name, array)
         return found
+
+    def to_atoms(self, structures: Atoms | Sequence[Atoms]) -> list[Atoms]:
+        """Copy the structures with what was predicted for them, ready for `ase.io.write`.
+
+        Means are results of a calculator; uncertainties (total std) are `info` and `arrays` under
+        the names of `blips.keys`. Labels of the same names that the structures had are replaced.
+        """
+        structures = [structures] if isinstance(structures, Atoms) else structures
+        if len(structures) != len(self):
+            raise InputError(f"{len(self)} predictions for {len(structures)} structures")
+        return [_predicted(atoms, self[i]) for i, atoms in enumerate(structures)]
+
+    def to_dataframe(self) -> "DataFrame":
+        """Table of pandas with a row for each structure; columns as in `summary`, and n_atoms."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingPackageError(
+                "to_dataframe needs pandas; install it with: pip install pandas"
+            ) from error
+        lists = {name: value for name, value in self.summary().items() if isinstance(value, list)}
+        return pd.DataFrame({"n_atoms": self.n_atoms, **lists}).rename_axis("structure")
+
+    def plot(self) -> "Figure":
+        """Figure of matplotlib: std of each atom's force against the force itself, norms."""
+        force, std = self.array(keys.FORCES), self.array("forces_total_std")
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise MissingPackageError(
+                "plot needs matplotlib; install it with: pip install matplotlib"
+            ) from error
+        figure = Figure(figsize=(4.5, 3.5), layout="constrained")
+        axes = figure.add_subplot()
+        norms = (np.linalg.norm(values, axis=1) for values in (force, std))
+        axes.plot(*norms, "o", markersize=3, alpha=0.5)
+        axes.set(xscale="log", yscale="log", title=f"{self.method}, {self.samples} samples")
+        axes.set(xlabel="predicted force (eV/Å)", ylabel="std of the force (eV/Å)")
+        return figure
+
+    def __repr__(self) -> str:
+        """Which quantities there are, for how many structures."""
+        names = [name for name in (*UNCERTAIN, keys.POSITIONS) if getattr(self, name) is not None]
+        words = [f"{k} ± std" if getattr(self, f"{k}_std") is not None else k for k in names]
+        return (
+            f"Prediction({len(self)} structures, {int(self.n_atoms.sum())} atoms, "
+            f"method={self.method!r}, samples={self.samples}: {', '.join(words)})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Show a short table in a notebook."""
+        found = self.summary()
+        heads = {"n_atoms": "atoms"} | {
+            keys.ENERGY: "energy (eV)",
+            keys.ENERGY_UNCERTAINTY: "± (eV)",
+            "largest_force_uncertainty": "largest std of a force (eV/Å)",
+        }
+        columns = {"n_atoms": self.n_atoms.tolist(), **found}
+        shown = [name for name in heads if name in columns]
+        rows = [
+            "".join(f"<td>{columns[name][i]:.6g}</td>" for name in shown)
+            for i in range(min(len(self), SHOWN))
+        ]
+        if len(self) > SHOWN:
+            rows.append(f"<td colspan={len(shown)}>… {len(self) - SHOWN} more</td>")
+        head = "".join(f"<th>{heads[name]}</th>" for name in shown)
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        how = f"<p>method {self.method}, {self.samples} samples</p>"
+        return f"{how}<table><tr>{head}</tr>{body}</table>"
 
     def recalibrated(self, calibrators: Mapping[str, Calibrator]) -> "Prediction":
         """Total deviations passed through `calibrators[quantity].apply`, where there is one.
@@ -193,6 +286,29 @@ def _total_std(epistemic: Array | None, aleatoric: Array | None) -> Array | None
     if epistemic is None or aleatoric is None:
         return epistemic if aleatoric is None else aleatoric
     return np.sqrt(epistemic**2 + aleatoric**2)
+
+
+def _predicted(atoms: Atoms, one: Prediction) -> Atoms:
+    """Copy of a structure with the prediction of one structure."""
+    if int(one.n_atoms[0]) != len(atoms):
+        raise InputError(f"a prediction for {one.n_atoms} atoms met a structure of {len(atoms)}")
+    frame, results = atoms.copy(), one.ase_results()
+    for name in UNCERTAIN:
+        place = frame.info if name in PER_STRUCTURE else frame.arrays
+        uncertainty = f"{name}_uncertainty"
+        place.pop(name, None)
+        place.pop(uncertainty, None)
+        if uncertainty in results:
+            place[uncertainty] = results.pop(uncertainty)
+    frame.calc = SinglePointCalculator(frame, **results)
+    return frame
+
+
+def _as_ase(name: str, array: Array) -> float | Array:
+    """[1] -> number, [1, 3, 3] -> ASE's six components; of atoms as it is."""
+    if name == keys.ENERGY:
+        return float(array[0])
+    return full_3x3_to_voigt_6_stress(array[0]) if name == keys.STRESS else np.array(array)
 
 
 def point_prediction(outputs: Outputs, graph: Graph, method: str = "map") -> Prediction:

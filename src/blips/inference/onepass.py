@@ -12,17 +12,16 @@ from functools import cached_property
 from typing import Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives, asked_for, differentiate
-from blips.backbones.hooks import inputs_of
 from blips.bayes import noise as noise_context
 from blips.bayes.moments import Record, RecordedMeans, row_variances, shared_variances
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
-from blips.predict import Outputs
+from blips.prediction import Outputs
 
 CoefficientFunction = Callable[[Graph], Mapping[str, Tensor]]
 OutputFunction = Callable[[AtomGraph], Outputs]
@@ -54,7 +53,6 @@ class OnePass:
     row_atoms: Mapping[str, Tensor]
     records: list[Record]
     gradients: list[Tensor]
-    features: Tensor | None = None  # [N, D] that direct forces are made of, where they are known
 
     @cached_property
     def row_variances(self) -> list[Tensor]:
@@ -66,28 +64,6 @@ class OnePass:
         row_var = self._by_role(range(len(self.records)))
         atom_var = self._of_atoms(row_var)
         return Attribution(self.graph.sum_over_structures(atom_var), row_var, atom_var)
-
-    def shares(self, groups: int) -> Tensor:
-        """Share of every atom in the variance, for groups of maps, [N, G] eV^2.
-
-        The maps are cut into (at most) `groups` groups in the order in which they were applied.
-        """
-        order = {name: k for k, name in enumerate(dict.fromkeys(r.map_name for r in self.records))}
-        groups = min(groups, len(order))
-        members: list[list[int]] = [[] for _ in range(groups)]
-        for k, record in enumerate(self.records):
-            members[order[record.map_name] * groups // len(order)].append(k)
-        return torch.stack([self._of_atoms(self._by_role(part)) for part in members], dim=1)
-
-    def atom_coef(self) -> Tensor:
-        """Mean coefficient of the rows of each atom, over all maps, [N]."""
-        total: dict[str, Tensor] = {}
-        count: dict[str, Tensor] = {}
-        for record in self.records:
-            role = self.roles[record.map_name]
-            total[role] = total.get(role, 0.0) + record.coef
-            count[role] = count.get(role, 0.0) + torch.ones_like(record.coef)
-        return self._of_atoms(total) / self._of_atoms(count).clamp_min(1.0)
 
     def _by_role(self, records: Iterable[int]) -> dict[str, Tensor]:
         """Sum of the variances of these records, [rows] by row type."""
@@ -146,11 +122,9 @@ def one_pass(
             return backbone(graph)
 
     run = _conservative if backbone.conservative else _direct
-    with inputs_of(_force_head(backbone)) as seen:
-        outputs, gradients = run(outputs_of, graph, recorder.records, derivatives)
-    features = seen[-1].detach() if seen else None  # [N, D]
+    outputs, gradients = run(outputs_of, graph, recorder.records, derivatives)
     row_atoms = backbone.row_atoms(graph)
-    return OnePass(outputs, graph, roles, row_atoms, recorder.records, gradients, features)
+    return OnePass(outputs, graph, roles, row_atoms, recorder.records, gradients)
 
 
 def _conservative(
@@ -183,8 +157,3 @@ def _direct(
             materialize_grads=True,  # a head of the forces alone
         )
     return {name: value.detach() for name, value in outputs.items()}, list(gradients)
-
-
-def _force_head(backbone: Backbone) -> nn.Module | None:
-    name = backbone.force_head
-    return None if name is None else backbone.get_submodule(name)

@@ -1,20 +1,16 @@
 """From a plain backbone to a Bayesian potential."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
-from ase import Atoms
-from torch import nn
 
 from blips.backbones.base import AtomisticBackbone, Backbone
-from blips.backbones.generic import EnergiesOf, GenericBackbone, GraphOf, RowsOf
-from blips.bayes.convert import Selection, convert, probe_roles
+from blips.bayes.convert import ConversionReport, Selection, convert, probe_roles
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import prior_coefficient
 from blips.bayes.noise import ESTIMATORS
-from blips.data.graph import Graph
 from blips.errors import ConversionError, InputError
 from blips.potential import BayesianPotential
 
@@ -33,22 +29,14 @@ PRETRAINED = Posterior(0.01, (1e-5, 0.11), 3e-4)
 
 
 def bayesianize(
-    backbone: Backbone | nn.Module,
+    backbone: Backbone,
     *,
-    energies_of: EnergiesOf | None = None,
-    cutoff: float | None = None,
-    graph_of: GraphOf | None = None,
-    rows: RowsOf | None = None,
-    example: Sequence[Atoms] | None = None,
     prior_dropout: float | None = None,
     bounds: tuple[float, float] | None = None,
     initial: float | None = None,
     estimator: str = "auto",
     maps: Selection = None,
     exclude: Selection = (),
-    roles: Mapping[str, str] | None = None,
-    probe: Graph | None = None,
-    reasons: Mapping[str, str] | None = None,
     encoder: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> BayesianPotential:
@@ -56,13 +44,7 @@ def bayesianize(
 
     Args:
         backbone: the plain model; it is converted in place and belongs to the result. Any other
-            torch module needs `energies_of` and `cutoff`, and may need the next three; they are
-            explained at `blips.backbones.generic.GenericBackbone`.
-        energies_of: (module, graph) -> energies in eV, of atoms or of structures.
-        cutoff: radius of the neighbour list, A.
-        graph_of: (atoms, dtype) -> graph, where it is not all pairs within the cutoff.
-        rows: graph -> features of further row types.
-        example: structures that the module knows, in place of water and methane.
+            torch module becomes one by `blips.backbones.Adapter(module, energies_of, cutoff)`.
         prior_dropout: p of the prior N(0, p/(1-p) theta^2); 0.5, for released weights 0.01.
         bounds: least and largest coefficient (posterior variance in units of theta^2); 1e-5 and
             4, for released weights 1e-5 and 0.11.
@@ -70,36 +52,30 @@ def bayesianize(
             within the bounds.
         estimator: "local", "flipout", or "auto": flipout for conservative models, otherwise
             local on scalar rows and flipout on irreps. Both sample the same energies, but only
-            flipout samples weights, and so the right spread of derivatives: with noise on the
+            flipout samples weights, and so the right std of derivatives: with noise on the
             outputs, forces vary too little.
         maps: name patterns, or a predicate (name, module), of the maps to convert; None for all
             that have a row type, but for those that the backbone itself leaves deterministic.
         exclude: patterns or predicate of maps to leave deterministic.
-        roles: name pattern -> row type, in place of the backbone's own declaration.
-        probe: find the row types by running the model on this graph instead; it needs different
-            numbers of edges, nodes and structures. A backbone that declares no roles is probed
-            on water and methane.
-        reasons: why maps without a row type have none, by name, for the report.
         encoder: options of `InferenceNetwork`: hidden, depth, embedding, variant, share, clamp.
         seed: of the inference network's initial weights.
     """
     if estimator not in ESTIMATORS:
         raise InputError(f"unknown estimator {estimator!r}; use one of {', '.join(ESTIMATORS)}")
-    adapter = (energies_of, cutoff, graph_of, rows, example)
     if not isinstance(backbone, Backbone):
-        backbone = _wrap(backbone, *adapter)
-    elif any(option is not None for option in adapter):
         raise InputError(
-            f"{type(backbone).__name__} is a backbone and has its own graph, energies and rows; "
-            "energies_of, cutoff, graph_of, rows and example are for other modules"
+            f"{type(backbone).__name__} is no backbone of blips; wrap it: bayesianize("
+            "blips.backbones.Adapter(module, energies_of=(module, graph) -> energies in eV, "
+            "cutoff=... in A))"
         )
-    if roles is None:
-        declared = _deterministic(backbone)
-        roles, reasons = backbone.roles, {**declared, **(reasons or {})}
-        maps = (lambda name, _module: name not in declared) if maps is None else maps
-    if probe is not None or not roles:
-        roles, found = _probe(backbone, probe)
-        reasons = {**found, **(reasons or {})}
+    reasons = _deterministic(backbone)
+    if maps is None:
+        named = set(reasons)
+        maps = lambda name, _module: name not in named  # noqa: E731
+    roles = backbone.roles
+    if not roles:
+        roles, found = _found_roles(backbone)
+        reasons = {**found, **reasons}
     conversion = convert(backbone, roles, maps=maps, exclude=exclude, reasons=reasons)
     begin = _beginning(backbone, prior_dropout, bounds, initial)
     settings = {
@@ -111,12 +87,26 @@ def bayesianize(
         "reasons": {m.name: m.reason for m in conversion.maps if not m.is_bayesian},
         "encoder": dict(encoder or {}),
     }
+    return _assembled(backbone, conversion, settings, seed)
+
+
+def from_settings(backbone: Backbone, settings: Mapping[str, Any]) -> BayesianPotential:
+    """Convert a backbone as `potential.settings` say, for checkpoints, which have the weights."""
+    conversion = convert(backbone, settings["roles"], reasons=settings["reasons"])
+    return _assembled(backbone, conversion, dict(settings), seed=0)
+
+
+def _assembled(
+    backbone: Backbone, conversion: ConversionReport, settings: dict[str, Any], seed: int
+) -> BayesianPotential:
+    """The converted backbone with a fresh inference network."""
+    low, high = settings["bounds"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = InferenceNetwork(
             conversion.roles,
             backbone.feature_sizes,
-            bounds=begin.bounds,
+            bounds=(low, high),
             initial=settings["initial"],
             **settings["encoder"],
         )
@@ -140,24 +130,6 @@ def _beginning(
     return Posterior(dropout, bounds, initial)
 
 
-def _wrap(
-    module: nn.Module,
-    energies_of: EnergiesOf | None,
-    cutoff: float | None,
-    graph_of: GraphOf | None,
-    rows: RowsOf | None,
-    example: Sequence[Atoms] | None,
-) -> GenericBackbone:
-    if energies_of is None or cutoff is None:
-        raise InputError(
-            f"{type(module).__name__} is no backbone of blips; to wrap it, give "
-            "energies_of=(module, graph) -> energies in eV, and cutoff in A"
-        )
-    return GenericBackbone(
-        module, energies_of, cutoff, graph_of=graph_of, rows=rows, example=example
-    )
-
-
 def _deterministic(backbone: Backbone) -> dict[str, str]:
     """Why the backbone leaves maps deterministic, by their names."""
     reasons: dict[str, str] = {}
@@ -168,17 +140,15 @@ def _deterministic(backbone: Backbone) -> dict[str, str]:
     return reasons
 
 
-def _probe(backbone: Backbone, probe: Graph | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Row types found by running the model, and reasons where there is none."""
-    if probe is None:
-        if not isinstance(backbone, AtomisticBackbone):
-            raise ConversionError(
-                f"{type(backbone).__name__} declares no row types; give roles={{pattern: type}} "
-                "or a probe graph with different numbers of edges, nodes and structures"
-            )
-        probe = backbone.graph(backbone.examples())
+def _found_roles(backbone: Backbone) -> tuple[dict[str, str], dict[str, str]]:
+    """Row types found by running the model on its examples, and reasons where there is none."""
+    if not isinstance(backbone, AtomisticBackbone):
+        raise ConversionError(
+            f"{type(backbone).__name__} declares no row types; give the class roles = "
+            "{pattern of names: row type}"
+        )
     parameter = next(backbone.parameters())
-    graph = probe.to(parameter.device, parameter.dtype)
+    graph = backbone.graph(backbone.examples()).to(parameter.device, parameter.dtype)
     described = backbone.row_counts(graph)
     roles, reasons = probe_roles(
         backbone, lambda: backbone(graph), {**described, "structure": graph.num_structures}

@@ -1,0 +1,166 @@
+"""Whether a pass over a graph fits the memory, and how many samples of it do at once.
+
+Every method is judged by its own cost. The most bytes that the tensors of a pass take at any time
+are measured on a part of the first large graph that comes; they grow with the rows (atoms and
+edges), so that one number for each method, bytes per row, says what another graph takes.
+"""
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from blips.data.graph import Graph
+from blips.errors import TooLargeError
+from blips.memory import available_bytes
+
+ROWS_AT_ONCE = 16384  # larger passes fall out of the processor's cache and get slower per row
+ROWS_FOR_A_THREAD = 2048  # smaller passes side by side wait for Python more than they compute
+LARGE_ROWS = 65536  # operations on so many use all cores by themselves
+PROBE_NODES = 200  # of a large graph, to measure what a row needs
+GIGABYTE = 1e9
+DEFAULT_BYTES = 2 * GIGABYTE
+SAFETY = 1.2  # memory that the allocator cannot use again, over that of living tensors
+
+Run = Callable[[Graph], Any]
+
+
+class MemoryBound(NamedTuple):
+    """How many bytes the passes of a prediction may take.
+
+    Attributes:
+        wished: for what runs at once.
+        most: for a single pass, which cannot be divided further.
+    """
+
+    wished: float
+    most: float
+
+    @classmethod
+    def of(cls, memory_gb: float | None) -> "MemoryBound":
+        """A bound for both; by default 2 GB, and what the machine has for a single pass."""
+        if memory_gb is None:
+            return cls(DEFAULT_BYTES, available_bytes())
+        return cls(memory_gb * GIGABYTE, memory_gb * GIGABYTE)
+
+
+class MemoryGauge:
+    """Memory of passes, measured once for each kind of pass and remembered.
+
+    Args:
+        weight_bytes: size of the weights that each sample draws anew.
+    """
+
+    def __init__(self, weight_bytes: int = 0) -> None:
+        self.weight_bytes = 2 * weight_bytes  # the noise, and its product with the weights
+        self._bytes_per_row: dict[Hashable, float] = {}
+
+    def needed(self, kind: Hashable, graph: Graph, run: Run) -> float:
+        """Estimate the bytes of one pass over a graph.
+
+        Args:
+            kind: of the pass: method, outputs; passes of one kind need the same for a row.
+            graph: the structures.
+            run: such a pass over a (smaller) graph.
+        """
+        if kind not in self._bytes_per_row:
+            probe = graph if not is_large(graph) else graph.neighbourhood(PROBE_NODES)
+            peak = peak_bytes(lambda: run(probe))
+            self._bytes_per_row[kind] = SAFETY * peak / max(rows_of(probe), 1)
+        return self._bytes_per_row[kind] * rows_of(graph)
+
+    def check(self, kind: Hashable, graph: Graph, bound: MemoryBound, run: Run) -> None:
+        """Refuse a pass that is too large for the bound; arguments as for `needed`."""
+        needed = self.needed(kind, graph, run)
+        if needed > bound.most:
+            raise TooLargeError(_too_large(graph, needed, bound.most))
+
+    def chunk(
+        self, kind: Hashable, graph: Graph, samples: int, bound: MemoryBound, run: Run
+    ) -> int:
+        """Choose how many samples run at once, at least 1, within the bound.
+
+        Args:
+            kind: of the pass, see `needed`.
+            graph: the structures.
+            samples: K.
+            bound: of the memory of passes side by side.
+            run: one sample of a graph.
+        """
+        rows = rows_of(graph)
+        needed = self.weight_bytes + self.needed(kind, graph, run)
+        if needed > bound.most:
+            raise TooLargeError(_too_large(graph, needed, bound.most))
+        threads = passes_side_by_side(rows)
+        fits = int(bound.wished / threads / needed)
+        busy = max(1, min(threads, samples * rows // ROWS_FOR_A_THREAD))  # threads side by side
+        return max(1, min(-(-samples // busy), fits, ROWS_AT_ONCE // rows))
+
+
+def rows_of(graph: Graph) -> int:
+    """Count nodes and edges."""
+    return graph.num_nodes + graph.num_edges
+
+
+def is_large(graph: Graph) -> bool:
+    """Whether a single pass is large enough that memory must be checked."""
+    return rows_of(graph) > LARGE_ROWS
+
+
+def passes_side_by_side(rows: int) -> int:
+    """Passes over so many rows that run at once; large ones use all threads themselves."""
+    return 1 if rows > LARGE_ROWS else torch.get_num_threads()
+
+
+def peak_bytes(run: Callable[[], Any]) -> int:
+    """Measure the most bytes that tensors made by `run` take together at any time."""
+    with _LivingTensors() as tensors:
+        run()
+    return tensors.peak
+
+
+class _LivingTensors(TorchDispatchMode):
+    """Counts the storages that operations make, until they are freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._now = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        known = {id(one.untyped_storage()) for one in _tensors((args, kwargs))}
+        for tensor in _tensors(outputs):
+            storage = tensor.untyped_storage()
+            if id(storage) not in self._known | known:  # no view of an argument
+                self._known.add(id(storage))
+                self._now += storage.nbytes()
+                weakref.finalize(storage, self._freed, id(storage), storage.nbytes())
+        self.peak = max(self.peak, self._now)
+        return outputs
+
+    def _freed(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._now -= size
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _too_large(graph: Graph, needed: float, most: float) -> str:
+    return (
+        f"{graph.num_nodes} atoms with {graph.num_edges} pairs need about "
+        f"{needed / GIGABYTE:.3g} GB for one pass, and {most / GIGABYTE:.3g} GB may be used; "
+        "predict a smaller structure, or allow more with memory_gb where there is more"
+    )

@@ -1,0 +1,190 @@
+"""Monte Carlo over posterior samples, a given number of them or as many as the std needs.
+
+Samples run as replicated batches, in chunks that fit a memory bound, side by side on the cores.
+Sample k is a function of (seed, k), so the chunking does not change the result, and a result whose
+number of samples was chosen is that of as many samples asked for by number.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from blips.data.graph import Graph
+from blips.errors import InputError
+from blips.inference.memory import passes_side_by_side, rows_of
+from blips.inference.moments import Moments, Tails
+from blips.prediction import Outputs, Prediction
+
+T = TypeVar("T")
+R = TypeVar("R")
+Sampler = Callable[[Graph, range], Outputs]  # (graph, sample numbers) -> [K * rows, ...]
+
+FIRST_ROUND = 16  # samples before the first look: kurtosis from fewer says nothing
+ROUND_TO = 8
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """When to stop drawing.
+
+    Attributes:
+        relative_error: largest relative standard error of a typical std.
+        max_samples: stop here in any case.
+    """
+
+    relative_error: float = 0.1
+    max_samples: int = 512
+
+    def __post_init__(self) -> None:
+        """Refuse what no number of samples reaches."""
+        if not 0 < self.relative_error < 1:
+            raise InputError(
+                f"tolerance={self.relative_error}: the relative error of a standard deviation is "
+                "a number between 0 and 1, such as 0.1 (about 50 samples)"
+            )
+        if self.max_samples < 2:
+            raise InputError(f"max_samples={self.max_samples}: a deviation needs at least 2")
+
+
+def monte_carlo(
+    sampler: Sampler,
+    graph: Graph,
+    samples: int,
+    *,
+    method: str,
+    chunk: int,
+    covariance: bool = False,
+) -> Prediction:
+    """Return mean and std of `samples` samples on a batch of structures.
+
+    Args:
+        sampler: evaluates the samples of a range of numbers as one replicated batch.
+        graph: the structures.
+        samples: K >= 2.
+        method: name for the result.
+        chunk: at most so many samples at once.
+        covariance: also the 3x3 covariance of the forces.
+    """
+    if samples < 2:
+        raise InputError(
+            f"samples={samples}: a deviation needs at least 2 samples; "
+            'use method="map" for a prediction without error bars'
+        )
+    moments = Moments(covariance)
+    for outputs in sampled_outputs(sampler, graph, range(samples), chunk):
+        moments.add(outputs)
+    return moments.prediction(graph, method=method, chunk=chunk)
+
+
+def adaptive_monte_carlo(
+    sampler: Sampler,
+    graph: Graph,
+    tolerance: Tolerance,
+    *,
+    method: str,
+    chunk: int,
+    covariance: bool = False,
+) -> Prediction:
+    """Do the same with the number of samples chosen, in rounds.
+
+    Drawing stops when the relative standard error of a typical std (the root mean square over all
+    energies, force components, ... of the batch) is below the tolerance.
+
+    Args:
+        sampler: evaluates the samples of a range of numbers as one replicated batch.
+        graph: the structures.
+        tolerance: when to stop.
+        method: name for the result.
+        chunk: at most so many samples at once.
+        covariance: also the 3x3 covariance of the forces.
+
+    Returns:
+        Its `samples` is the number drawn; `details` has "std_relative_error", reached by each
+        quantity, and "tolerance_reached".
+    """
+    moments, tails = Moments(covariance), dict[str, Tails]()
+    drawn, goal = 0, min(FIRST_ROUND, tolerance.max_samples)
+    errors: dict[str, float] = {}
+    while drawn < goal:
+        for outputs in sampled_outputs(sampler, graph, range(drawn, goal), chunk):
+            moments.add(outputs)
+            for name, value in outputs.items():
+                tails.setdefault(name, Tails()).add(value)
+        drawn = goal
+        errors = {name: tail.relative_error() for name, tail in tails.items()}
+        goal = _next_goal(drawn, max(errors.values()), tolerance)
+    reached = max(errors.values()) <= tolerance.relative_error
+    details = {"std_relative_error": errors, "tolerance_reached": reached}
+    found = moments.prediction(graph, method=method, chunk=chunk)
+    return replace(found, details={**found.details, **details})
+
+
+def _next_goal(drawn: int, error: float, tolerance: Tolerance) -> int:
+    """Samples in all after the next round: as many as the error so far asks for, at most double."""
+    if error <= tolerance.relative_error:
+        return drawn
+    needed = drawn * (error / tolerance.relative_error) ** 2
+    rounded = ROUND_TO * math.ceil(min(needed, 2 * drawn) / ROUND_TO)
+    return min(max(rounded, drawn + ROUND_TO), tolerance.max_samples)
+
+
+def joined_details(parts: Sequence[Prediction]) -> Mapping[str, Any]:
+    """Details of batches that were sampled each on its own, worst errors and all counts."""
+    details = dict(parts[0].details)
+    errors = [part.details["std_relative_error"] for part in parts]
+    details["std_relative_error"] = {
+        name: max(error[name] for error in errors) for name in errors[0]
+    }
+    details["tolerance_reached"] = all(part.details["tolerance_reached"] for part in parts)
+    counts = [np.full(len(part), part.samples) for part in parts]
+    details["samples_of_structures"] = np.concatenate(counts)
+    return details
+
+
+def sampled_outputs(
+    sampler: Sampler, graph: Graph, numbers: range, chunk: int
+) -> Iterator[Outputs]:
+    """Yield outputs [K, ...] of the samples with these numbers, in chunks, in order."""
+    starts = range(numbers.start, numbers.stop, chunk)
+    chunks = [range(k, min(k + chunk, numbers.stop)) for k in starts]
+    threads = passes_side_by_side(rows_of(graph))
+    results = side_by_side(lambda part: sampler(graph, part), chunks, threads)
+    for part, outputs in zip(chunks, results, strict=True):
+        yield {
+            name: value.detach().reshape(len(part), -1, *value.shape[1:])
+            for name, value in outputs.items()
+        }
+
+
+def side_by_side(
+    work: Callable[[T], R], items: Sequence[T], most: int | None = None
+) -> Iterator[R]:
+    """Yield results of `work` in the order of `items`, on as many threads as torch may use.
+
+    Small tensors leave a second core idle within an operation, not between two samples.
+    """
+    threads = min(most or torch.get_num_threads(), len(items))
+    if threads < 2 or torch.cuda.is_available():
+        yield from map(work, items)
+        return
+    with (
+        kept_num_threads(),
+        ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+    ):
+        yield from pool.map(work, items)
+
+
+@contextmanager
+def kept_num_threads() -> Iterator[None]:
+    """Give new threads the number of threads again that they had before the block."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,72 @@
+"""Judge a potential on labelled structures, and fit its error bars to them.
+
+    blips.evaluate(potential, "test.extxyz")        every metric, with bootstrap intervals
+    blips.calibrate(potential, "held-out.extxyz")   store a calibration with the potential
+
+Both take whatever has `predict` and `calibration`: Bayesian potentials and the baselines.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ase import Atoms
+
+from blips.data.labels import Labels
+from blips.data.structures import check_structures, read_structures
+from blips.prediction import Calibrator
+from blips.uq.evaluation import Evaluation
+from blips.uq.report import Predictor, References, assess, recalibrate
+
+Structures = str | Path | Sequence[Atoms]
+
+
+def evaluate(
+    potential: Predictor,
+    structures: Structures,
+    *,
+    labels: Labels | None = None,
+    n_bootstrap: int = 1000,
+    **options: Any,
+) -> Evaluation:
+    """Compare predictions with labels: every metric that these allow.
+
+    Args:
+        potential: with error bars or without.
+        structures: labelled, or a file of such.
+        labels: names and units of the labels.
+        n_bootstrap: resamples for the intervals; 0 for none.
+        options: of `potential.predict` (samples, method, seed, ...).
+    """
+    found = _structures(structures)
+    references = References.of(found, labels)
+    return assess(potential.predict(found, **options), references, n_bootstrap=n_bootstrap)
+
+
+def calibrate(
+    potential: Predictor,
+    structures: Structures,
+    *,
+    kind: str = "scale",
+    labels: Labels | None = None,
+    **options: Any,
+) -> dict[str, Calibrator]:
+    """Fit a calibration of the error bars to labelled structures and store it with the potential.
+
+    Args:
+        potential: its `calibration` is replaced.
+        structures: labelled, or a file of such; neither trained on nor tested on.
+        kind: "scale" (one factor, NLL-optimal), "isotonic" or "conformal".
+        labels: names and units of the labels.
+        options: of `potential.predict` (samples, method, seed, ...).
+
+    Returns:
+        The calibrators by quantity.
+    """
+    return recalibrate(potential, _structures(structures), kind=kind, labels=labels, **options)
+
+
+def _structures(structures: Structures) -> list[Atoms]:
+    if isinstance(structures, str | Path):
+        return check_structures(read_structures(structures), structures)
+    return [structures] if isinstance(structures, Atoms) else list(structures)
