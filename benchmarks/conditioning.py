@@ -22,7 +22,7 @@ from benchmarks.structures import STD, displaced, structure
 from blips.backbones import PaiNN
 from blips.conversion import bayesianize
 from blips.inference.condition import collect
-from blips.potential import DIMENSION
+from blips.inference.conditioning import DIMENSION
 
 
 def seconds_to_condition(structures: Sequence[Atoms], rows: int, dimension: int) -> dict[str, Any]:

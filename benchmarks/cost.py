@@ -26,11 +26,11 @@ from blips.bayes.condition import Evidence, normals
 from blips.conversion import bayesianize
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
-from blips.conversion import bayesianize
+from blips.inference.conditioning import DIMENSION
 from blips.inference.linearise import choose_maps
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.inference.readout import READOUT, chosen_roles
-from blips.potential import DIMENSION, BayesianPotential
+from blips.potential import BayesianPotential
 from blips.train.objective import plain_outputs
 
 MEMBERS = 4

@@ -21,7 +21,6 @@ from blips.config import load_config
 from blips.conversion import bayesianize
 from blips.data.dataset import StructureData
 from blips.errors import BlipsError
-from blips.conversion import bayesianize
 from blips.train.objective import Objective, plain_outputs
 
 MODELS: dict[str, Callable[[], AtomisticBackbone]] = {

@@ -14,7 +14,6 @@ from benchmarks.structures import structure
 from blips.backbones import PaiNN
 from blips.conversion import bayesianize
 from blips.prediction import Prediction
-from blips.inference.memory import MemoryBound
 
 SAMPLES = 100
 LIMITS = {36: (0.125, 0.25, 0.5, 2.0), 144: (0.5, 2.0), 720: (2.0, 4.0)}  # atoms -> GB

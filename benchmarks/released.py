@@ -29,9 +29,9 @@ from benchmarks.training import step
 from blips.backbones import load
 from blips.backbones.base import first_parameter
 from blips.backbones.foreign import ForeignBackbone
+from blips.conversion import bayesianize
 from blips.data.dataset import StructureData
 from blips.errors import BlipsError
-from blips.conversion import bayesianize
 from blips.train.run import environment
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from ase import Atoms
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import AtomisticBackbone, Backbone, graph_batches
+from blips.backbones.base import Backbone, graph_batches
 from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
 from blips.bayes import noise as noise_context
 from blips.bayes.convert import ConversionReport, revert
@@ -352,7 +352,6 @@ class BayesianPotential(nn.Module):
             device = graph.positions.device
             generators = noise_context.generators(seed, len(numbers), numbers.start, device)
             return self.sample(graph, generators, **derivatives).outputs
-
 
     def _evaluate(
         self,

@@ -199,8 +199,9 @@ class Prediction:
 
     def __repr__(self) -> str:
         """Which quantities there are, for how many structures."""
-        names = [name for name in (*UNCERTAIN, keys.POSITIONS) if getattr(self, name) is not None]
-        words = [f"{k} ± std" if getattr(self, f"{k}_std") is not None else k for k in names]
+        there = {**self._arrays(), **self.others}
+        names = [name for name in there if not name.endswith(("_std", "_cov"))]
+        words = [f"{name} ± std" if f"{name}_std" in there else name for name in names]
         return (
             f"Prediction({len(self)} structures, {int(self.n_atoms.sum())} atoms, "
             f"method={self.method!r}, samples={self.samples}: {', '.join(words)})"

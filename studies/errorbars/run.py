@@ -15,7 +15,6 @@ from blips.config import ModelConfig
 from blips.conversion import bayesianize
 from blips.data.dataset import StructureData
 from blips.errors import ConfigError
-from blips.conversion import bayesianize
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 from blips.train.checkpoint import load

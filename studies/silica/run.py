@@ -28,7 +28,6 @@ from blips.baselines import DeepEnsemble, predict_plain
 from blips.config import ModelConfig, RunConfig
 from blips.conversion import bayesianize
 from blips.errors import ConfigError
-from blips.conversion import bayesianize
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 from blips.train.checkpoint import load
