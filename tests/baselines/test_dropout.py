@@ -66,7 +66,7 @@ def test_samples_are_functions_of_their_generator_alone(painn, graph):
         alone = dropout.sample(graph, generators(7, 1, first=k)).outputs["forces"]
         assert_close(together[k], alone, **EXACT)
     assert not torch.allclose(together[0], together[1])
-    with pytest.raises(TooLargeError, match="GB for one sample"):
+    with pytest.raises(TooLargeError, match="GB for one pass"):
         dropout.predict(graph, samples=6, memory_gb=1e-9)
     small = dropout.predict(graph, samples=6, memory_gb=LITTLE_GB)
     large = dropout.predict(graph, samples=6)
