@@ -24,7 +24,7 @@ from blips.experiments.bench_report import where
 from blips.experiments.released_data import hot_structures, mptrj_split
 from blips.potential import BayesianPotential
 from blips.train.released import load_released
-from blips.uq.report import References, assess
+from blips.uq.assess import References, assess
 
 MODELS = ("chgnet", "mattersim-1m", "sevennet-0")
 COLUMNS = {

@@ -21,7 +21,7 @@ from PIL import Image
 
 from blips.experiments.errorbars import METHODS
 from blips.experiments.errorbars_run import LEVELS
-from blips.uq.plots.style import COLOURS, DASHES, GUIDE, TEXT_SIZE, add_legend, dress, new_figure
+from blips.uq.plots import COLOURS, DASHES, GUIDE, TEXT_SIZE, add_legend, dress, new_figure
 
 ROOT = Path(__file__).parents[1]
 RESULTS, OUTPUT = ROOT / "results/errorbars/default", ROOT / "docs/assets/reliability.png"

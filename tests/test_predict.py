@@ -22,7 +22,7 @@ from blips.sampling import (
     rows_of,
     saved_bytes,
 )
-from blips.uq.calibration import ScaleCalibrator
+from blips.uq.calibrate import ScaleCalibrator
 
 
 @pytest.fixture(scope="module")

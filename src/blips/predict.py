@@ -24,7 +24,7 @@ PER_ATOM = (keys.ENERGIES, keys.FORCES, keys.POSITIONS)
 
 
 class Calibrator(Protocol):
-    """Recalibrates standard deviations; `blips.uq.calibration` has three kinds."""
+    """Recalibrates standard deviations; `blips.uq.calibrate` has three kinds."""
 
     def apply(self, std: Array) -> Array:
         """Recalibrated standard deviations, same shape and unit."""

@@ -22,7 +22,7 @@ from blips.baselines import (
 )
 from blips.errors import CheckpointError, ConfigError, InputError
 from blips.train.wrapper import Wrapper
-from blips.uq.report import References, assess, recalibrate, write_figures
+from blips.uq.assess import References, assess, recalibrate, write_figures
 from helpers import QUICK, TINY, morse_ammonia
 
 

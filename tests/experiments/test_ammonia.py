@@ -20,7 +20,7 @@ from blips.potential import BayesianPotential
 from blips.predict import Prediction
 from blips.units import KCAL_PER_MOL
 from blips.uq import crps_gaussian, gaussian_nll, spearman
-from blips.uq.report import References
+from blips.uq.assess import References
 
 MakeRun = Callable[..., Run]
 TRAINED = [name for name, method in ammonia.METHODS.items() if method.built_on is None]

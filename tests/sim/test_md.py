@@ -180,7 +180,7 @@ def test_references_by_name():
 
 def test_an_error_rate_becomes_a_limit_on_a_calibrated_sigma(folder, tmp_path, ammonia_potential):
     from blips.sim.guard import sigma_for
-    from blips.uq.calibration import ScaleCalibrator
+    from blips.uq.calibrate import ScaleCalibrator
 
     ammonia_potential.calibration = {"forces": ScaleCalibrator(2.0)}
     try:

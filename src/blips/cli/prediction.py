@@ -186,8 +186,13 @@ def evaluate(
     """
     from rich.console import Console
 
-    from blips.uq.report import References, assess, write_evaluation, write_figures
-    from blips.uq.tables import evaluation_table
+    from blips.uq.assess import (
+        References,
+        assess,
+        evaluation_table,
+        write_evaluation,
+        write_figures,
+    )
 
     potential = load_bayesian(model)
     atoms = read_known(structures, potential)

@@ -23,7 +23,7 @@ from blips.train.checkpoint import load
 from blips.train.command import build_model
 from blips.train.fit import fit
 from blips.train.objective import Model
-from blips.uq.report import References, assess, recalibrate
+from blips.uq.assess import References, assess, recalibrate
 
 Uncertain = BayesianPotential | Baseline
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))

@@ -27,7 +27,7 @@ from blips.potential import BayesianPotential
 from blips.train.checkpoint import load
 from blips.train.command import build_model
 from blips.train.fit import fit
-from blips.uq.report import References
+from blips.uq.assess import References
 
 KEPT = ("energy_mae", "atom_energy_mae", "forces_mae", "forces_rmse")
 

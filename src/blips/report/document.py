@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 from blips.uq.bootstrap import Interval
-from blips.uq.evaluation import Evaluation
+from blips.uq.evaluate import Evaluation
 
 LICENCE = "vendor/3Dmol-LICENSE.txt"
 SCRIPTS = ("vendor/3Dmol-min.js", "page/plot.js", "page/report.js")

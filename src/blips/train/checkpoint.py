@@ -28,7 +28,7 @@ from blips.inference.posterior import ConditionedPosterior
 from blips.potential import BayesianPotential
 from blips.spread import ForceSpread
 from blips.train.wrapper import Wrapper
-from blips.uq.calibration import calibrator_from_dict
+from blips.uq.calibrate import calibrator_from_dict
 
 FORMAT = "blips-1"
 POSTERIOR = "posterior."  # prefix of the conditioned posterior's tensors
