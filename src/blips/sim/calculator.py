@@ -23,6 +23,9 @@ from ase.calculators.calculator import all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from blips import keys
+from blips.backbones.base import graph_batches
+from blips.data.graph import Graph
+from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.methods import Samples
@@ -45,6 +48,7 @@ class Calculator(ASECalculator):
             0 for only when they are asked for.
         member: "frozen": number of the draw.
         seed: of all noise; the same seed gives the same numbers.
+        skin: A, of the neighbour list that is kept between calls; 0 searches at every call.
         method: how uncertainties are predicted, see `BayesianPotential.predict`.
         options: of `BayesianPotential.predict`, such as `memory_gb` and `calibrated`.
     """
@@ -68,6 +72,7 @@ class Calculator(ASECalculator):
         member: int = 0,
         seed: int = 0,
         method: str = "auto",
+        skin: float = SKIN,
         **options: Any,
     ) -> None:
         if not isinstance(potential, BayesianPotential):
@@ -87,6 +92,7 @@ class Calculator(ASECalculator):
         self.mode, self.every = mode, every
         self.member, self.seed, self.method, self.options = member, seed, method, options
         self.structures_seen = 0
+        self.neighbours = NeighbourCache(skin)
         self._member = potential.member(member, seed) if mode == "frozen" else None
 
     def calculate(
@@ -108,10 +114,11 @@ class Calculator(ASECalculator):
         self.structures_seen += int(is_new)
         stress = bool(wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}) or self._keeps_stress()
         due = is_new and self.every > 0 and (self.structures_seen - 1) % self.every == 0
+        (graph,) = graph_batches(self.potential.backbone, structure, 1, [self.neighbours])
         if not self._always:
-            self.results |= _results(self._without_sampling(structure, stress))
+            self.results |= _results(self._without_sampling(graph, stress))
         if self._always or due or wanted & set(UNCERTAINTIES):
-            sampled = _results(self._sampled(structure, stress))
+            sampled = _results(self._sampled(graph, stress))
             uncertain = {name: sampled[name] for name in UNCERTAINTIES if name in sampled}
             self.results |= sampled if self._always else uncertain
         if atoms is not None:
@@ -121,14 +128,14 @@ class Calculator(ASECalculator):
         """A structure whose stress is known is not evaluated without it."""
         return keys.STRESS in self.results
 
-    def _without_sampling(self, atoms: Atoms, stress: bool) -> Prediction:
+    def _without_sampling(self, graph: Graph, stress: bool) -> Prediction:
         if self._member is not None:
-            return self._member.predict(atoms, stress=stress)
-        return self.potential.predict(atoms, method="map", stress=stress)
+            return self._member.predict(graph, stress=stress)
+        return self.potential.predict(graph, method="map", stress=stress)
 
-    def _sampled(self, atoms: Atoms, stress: bool) -> Prediction:
+    def _sampled(self, graph: Graph, stress: bool) -> Prediction:
         return self.potential.predict(
-            atoms,
+            graph,
             method=self.method,
             samples=self.samples,
             seed=self.seed,

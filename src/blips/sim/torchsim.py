@@ -18,7 +18,10 @@ from ase.calculators.calculator import Calculator as ASECalculator
 from torch import Tensor
 
 from blips import keys
+from blips.backbones.base import graph_batches
 from blips.backbones.foreign import require
+from blips.data.graph import Graph
+from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.potential import BayesianPotential
@@ -56,6 +59,7 @@ class TorchSimModel(ModelInterface):
         seed: of all noise.
         method: how uncertainties are predicted, see `BayesianPotential.predict`.
         compute_stress: also give the stress, for cells that change.
+        skin: A, of the neighbour lists that are kept between steps; 0 searches at every step.
         options: of `BayesianPotential.predict`, such as `memory_gb` and `calibrated`.
     """
 
@@ -69,6 +73,7 @@ class TorchSimModel(ModelInterface):
         seed: int = 0,
         method: str = "auto",
         compute_stress: bool = False,
+        skin: float = SKIN,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -84,6 +89,7 @@ class TorchSimModel(ModelInterface):
         self.method = mode if mode in ALWAYS_UNCERTAIN else method
         self.options = options
         self._member = potential.member(member, seed) if mode == "frozen" else None
+        self._skin, self._caches = skin, list[NeighbourCache]()
         self._dtype, self._device = STATE_DTYPE, next(potential.parameters()).device
         self._compute_forces, self._compute_stress = True, compute_stress
 
@@ -98,13 +104,11 @@ class TorchSimModel(ModelInterface):
         if member is not None:
             return self._tensors(
                 structures,
-                lambda some: member.predict(some, stress=stress, batch_size=len(some)),
+                lambda some: member.predict(self._graph(some), stress=stress),
             )
         return self._tensors(
             structures,
-            lambda some: self.potential.predict(
-                some, method="map", stress=stress, batch_size=len(some)
-            ),
+            lambda some: self.potential.predict(self._graph(some), method="map", stress=stress),
         )
 
     def uncertainties(self, state: Any) -> dict[str, Tensor]:
@@ -127,14 +131,25 @@ class TorchSimModel(ModelInterface):
                 findings[index] = guard.check(structures[index])
         return findings
 
+    def _graph(self, structures: list[Atoms]) -> Graph:
+        """Build the graph of the batch with the neighbours kept for each place in it.
+
+        Where a structure has left the batch, those behind it move up and are searched once more.
+        """
+        while len(self._caches) < len(structures):
+            self._caches.append(NeighbourCache(self._skin))
+        caches = self._caches[: len(structures)]
+        (graph,) = graph_batches(self.potential.backbone, structures, len(structures), caches)
+        return graph
+
     def _sampled(self, structures: list[Atoms], stress: bool) -> Prediction:
         return self.potential.predict(
-            structures,
+            self._graph(structures),
             method=self.method,
             samples=self.samples,
             seed=self.seed,
             stress=stress,
-            **{"batch_size": len(structures), **self.options},
+            **self.options,
         )
 
     def _tensors(
