@@ -4,15 +4,16 @@ This module knows no model. `BayesianPotential` and the baselines stand on it (a
 that `potential.predict` can be a plain method).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from blips import keys
+from blips.backbones.base import Backbone
 from blips.data.graph import Graph
 from blips.errors import InputError
 
@@ -32,6 +33,27 @@ class Calibrator(Protocol):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able description."""
+        ...
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A potential with error bars: a Bayesian potential or a baseline.
+
+    Attributes:
+        calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
+    """
+
+    calibration: dict[str, Calibrator]
+
+    @property
+    def backbone(self) -> Backbone:
+        """The model (one of the models) that predicts; it builds the graphs."""
+        ...
+
+    @property
+    def predict(self) -> Callable[..., "Prediction"]:
+        """Predict structures or a graph: (atoms, *, method, samples, seed, stress, calibrated)."""
         ...
 
 

@@ -82,6 +82,7 @@ class MCDropout(Stochastic, Baseline):
     """
 
     kind: ClassVar = "dropout"
+    takes_samples: ClassVar = True
 
     def __init__(
         self, backbone: Backbone, rate: float = 0.1, exclude: Sequence[str] = ("readout.*",)
@@ -146,7 +147,7 @@ class MCDropout(Stochastic, Baseline):
             lambda part: self.sample(part, sample_generators(seed, 1, 0, device)),
         )
         return monte_carlo(
-            sampler, graph, samples, method="dropout", chunk=chunk, covariance=covariance
+            sampler, graph, samples, method=self.kind, chunk=chunk, covariance=covariance
         )
 
 

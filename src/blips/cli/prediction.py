@@ -13,6 +13,7 @@ from blips.cli.app import (
     Structures,
     app,
     load_bayesian,
+    load_model,
     messages_aside,
     print_json,
     read_known,
@@ -48,15 +49,11 @@ def predict(
     """
     from blips.data.structures import write_predictions
 
-    potential = load_bayesian(model)
+    potential = load_model(model)
     atoms = read_known(structures, potential)
+    options = {"tolerance": tolerance} if samples == "auto" else {}
     prediction = potential.predict(
-        atoms,
-        samples=_number_or_auto(samples),
-        method=method,
-        seed=seed,
-        stress=stress,
-        tolerance=tolerance,
+        atoms, samples=_number_or_auto(samples), method=method, seed=seed, stress=stress, **options
     )
     write_predictions(output, atoms, prediction)
     if json:
@@ -194,7 +191,7 @@ def evaluate(
         write_figures,
     )
 
-    potential = load_bayesian(model)
+    potential = load_model(model)
     atoms = read_known(structures, potential)
     references = References.of(atoms)
     prediction = potential.predict(atoms, samples=samples, seed=seed)

@@ -13,7 +13,7 @@ from blips.cli.app import (
     app,
     ctrl_c_asks,
     known_elements,
-    load_bayesian,
+    load_model,
     print_json,
 )
 from blips.defaults import SAMPLES
@@ -22,7 +22,7 @@ from blips.errors import ConfigError
 if TYPE_CHECKING:
     from ase import Atoms
 
-    from blips.potential import BayesianPotential
+    from blips.predict import Model as Potential
     from blips.sim.dynamics import Outcome
     from blips.sim.guard import Guard
     from blips.sim.run import MDSettings
@@ -120,7 +120,7 @@ def md(
     if max_error is not None and max_force_sigma is not None:
         raise ConfigError("--max-error and --max-force-sigma are two limits on one sigma; give one")
     asked = None if reference is None else reference_calculator(reference)
-    potential = load_bayesian(model)
+    potential = load_model(model)
     frames = read_structures(structure, frame)
     atoms = check_structures(frames, structure, elements=known_elements(potential))[0]
     if max_error is not None:
@@ -137,7 +137,7 @@ def md(
 
 
 def _run(
-    potential: "BayesianPotential",
+    potential: "Potential",
     atoms: "Atoms",
     settings: "MDSettings",
     guard: "Guard",
@@ -200,8 +200,8 @@ def _tell(outcome: "Outcome", folder: Path) -> None:
     typer.echo(f"trajectory, uncertain frames and outcome.json in {folder}")
 
 
-def _check_calibrated(potential: "BayesianPotential", model: Path) -> None:
-    if "forces" not in potential.calibration and potential.posterior is None:
+def _check_calibrated(potential: "Potential", model: Path) -> None:
+    if "forces" not in potential.calibration and getattr(potential, "posterior", None) is None:
         raise ConfigError(
             f"--max-error needs calibrated error bars, and {model} has none for forces; "
             f"run blips calibrate {model} held-out.extxyz -o calibrated.safetensors first"

@@ -30,10 +30,11 @@ from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.methods import Samples
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
+from blips.predict import Model, Prediction
 from blips.sim.properties import UNCERTAINTIES, annotate
 
 MODES = ("auto", "conditioned", "mc", "map", "frozen", "onepass")
+BASELINE_MODES = ("auto", "map")
 ALWAYS_UNCERTAIN = ("auto", "conditioned", "mc", "onepass")  # deviations come with every energy
 
 
@@ -41,7 +42,7 @@ class Calculator(ASECalculator):
     """A Bayesian potential for ASE; eV, eV/A and eV/A^3, uncertainties calibrated if it is.
 
     Args:
-        potential: made by `blips.bayesianize` or `blips.load`.
+        potential: made by `blips.bayesianize` or `blips.load`, or a baseline (modes auto and map).
         mode: "auto", "conditioned", "mc", "map", "frozen" or "onepass", see above.
         samples: posterior samples (or "auto") behind uncertainties (and the means of "mc").
         every: "map" and "frozen": also work out the uncertainties at every n-th new structure;
@@ -64,7 +65,7 @@ class Calculator(ASECalculator):
 
     def __init__(
         self,
-        potential: BayesianPotential,
+        potential: Model,
         mode: str = "auto",
         *,
         samples: Samples = SAMPLES,
@@ -75,13 +76,7 @@ class Calculator(ASECalculator):
         skin: float = SKIN,
         **options: Any,
     ) -> None:
-        if not isinstance(potential, BayesianPotential):
-            raise InputError(
-                f"blips.Calculator needs a BayesianPotential, got {type(potential).__name__}; "
-                "make one with blips.bayesianize(model) or blips.load(file)"
-            )
-        if mode not in MODES:
-            raise InputError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
+        check_mode(potential, mode, type(self).__name__)
         if every < 0:
             raise InputError(f"every is {every}; expected 0 (only when asked for) or more")
         super().__init__()
@@ -93,7 +88,9 @@ class Calculator(ASECalculator):
         self.member, self.seed, self.method, self.options = member, seed, method, options
         self.structures_seen = 0
         self.neighbours = NeighbourCache(skin)
-        self._member = potential.member(member, seed) if mode == "frozen" else None
+        self._member = None
+        if mode == "frozen" and isinstance(potential, BayesianPotential):
+            self._member = potential.member(member, seed)
 
     def calculate(
         self,
@@ -141,6 +138,20 @@ class Calculator(ASECalculator):
             seed=self.seed,
             stress=stress,
             **self.options,
+        )
+
+
+def check_mode(potential: object, mode: str, owner: str) -> None:
+    """Refuse what has no error bars, and modes that a model does not have."""
+    if not isinstance(potential, Model):
+        raise InputError(
+            f"{owner} needs a model with error bars, got {type(potential).__name__}; make one with "
+            "blips.bayesianize(model) or blips.load(file), or take one of blips.baselines"
+        )
+    modes = MODES if isinstance(potential, BayesianPotential) else BASELINE_MODES
+    if mode not in modes:
+        raise InputError(
+            f"unknown mode {mode!r} of {type(potential).__name__}; use one of {', '.join(modes)}"
         )
 
 

@@ -18,15 +18,15 @@ from ase.calculators.calculator import Calculator as ASECalculator
 from torch import Tensor
 
 from blips import keys
-from blips.backbones.base import graph_batches
+from blips.backbones.base import first_parameter, graph_batches
 from blips.backbones.foreign import require
 from blips.data.graph import Graph
 from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.predict import Prediction
-from blips.sim.calculator import ALWAYS_UNCERTAIN, MODES
+from blips.predict import Model, Prediction
+from blips.sim.calculator import ALWAYS_UNCERTAIN, check_mode
 from blips.sim.guard import Finding, Guard
 from blips.sim.properties import UNCERTAINTIES
 
@@ -51,7 +51,7 @@ class TorchSimModel(ModelInterface):
     finite numbers gets NaN and leaves the others alone.
 
     Args:
-        potential: made by `blips.bayesianize` or `blips.load`.
+        potential: made by `blips.bayesianize` or `blips.load`, or a baseline (modes auto and map).
         mode: "map" (posterior means, the base model's cost), "frozen" (one member), or a method of
             `BayesianPotential.predict` (means and deviations at every step).
         samples: posterior samples behind uncertainties.
@@ -65,7 +65,7 @@ class TorchSimModel(ModelInterface):
 
     def __init__(
         self,
-        potential: BayesianPotential,
+        potential: Model,
         mode: str = "map",
         *,
         samples: int = SAMPLES,
@@ -77,20 +77,16 @@ class TorchSimModel(ModelInterface):
         **options: Any,
     ) -> None:
         super().__init__()
-        if not isinstance(potential, BayesianPotential):
-            raise InputError(
-                f"TorchSimModel needs a BayesianPotential, got {type(potential).__name__}; "
-                "make one with blips.bayesianize(model) or blips.load(file)"
-            )
-        if mode not in MODES:
-            raise InputError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
+        check_mode(potential, mode, type(self).__name__)
         self.potential = potential
         self.mode, self.samples, self.seed = mode, samples, seed
         self.method = mode if mode in ALWAYS_UNCERTAIN else method
         self.options = options
-        self._member = potential.member(member, seed) if mode == "frozen" else None
+        self._member = None
+        if mode == "frozen" and isinstance(potential, BayesianPotential):
+            self._member = potential.member(member, seed)
         self._skin, self._caches = skin, list[NeighbourCache]()
-        self._dtype, self._device = STATE_DTYPE, next(potential.parameters()).device
+        self._dtype, self._device = STATE_DTYPE, first_parameter(potential.backbone).device
         self._compute_forces, self._compute_stress = True, compute_stress
 
     def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,10 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
 
 def _wrapped(backbone: Backbone, kind: str, settings: dict[str, Any]) -> Wrapper:
     if kind not in Wrapper.kinds:
-        raise CheckpointError(f"unknown kind {kind!r} of model; import blips.baselines to load it")
-    return Wrapper.kinds[kind](backbone, **settings)
+        import_module("blips.baselines")  # its kinds are known once it is imported
+    if kind not in Wrapper.kinds:
+        raise CheckpointError(f"unknown kind {kind!r} of model; import the module that defines it")
+    return Wrapper.kinds[kind].rebuilt(backbone, settings)
 
 
 def restore(

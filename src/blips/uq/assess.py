@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ase import Atoms
@@ -14,7 +14,7 @@ from ase import Atoms
 from blips.data.labels import Labels, available, extract
 from blips.data.structures import replacing
 from blips.errors import InputError
-from blips.predict import Calibrator, Prediction
+from blips.predict import Model, Prediction
 from blips.uq.bootstrap import Interval
 from blips.uq.calibrate import CALIBRATORS
 from blips.uq.evaluate import Evaluation, evaluate
@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
 QUANTITIES = ("energy", "forces")
 STD_FLOOR = 1e-6  # eV, eV/A: symmetry can make a std zero, by which no metric can divide
-
-
-class Predictor(Protocol):
-    """Name what can be recalibrated: a Bayesian potential, a baseline."""
-
-    calibration: dict[str, Calibrator]
-
-    @property
-    def predict(self) -> Callable[..., Prediction]:
-        """Predict as `BayesianPotential.predict` does."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,7 @@ def assess(
 
 
 def recalibrate(
-    potential: Predictor,
+    potential: Model,
     structures: Sequence[Atoms],
     *,
     kind: str = "scale",
