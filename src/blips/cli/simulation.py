@@ -81,7 +81,7 @@ def md(
         str, _guard_option("--action", "at a finding: stop, log, or ask a reference")
     ] = "stop",
     reference: Annotated[
-        str | None, _guard_option("--reference", "emt, gfn2 or module:Class, an ASE calculator")
+        str | None, _guard_option("--reference", "gfn2-xtb, pyscf, emt, ... or module:Name")
     ] = None,
     reference_limit: Annotated[
         float, _guard_option("--reference-limit", "ask: true force error to go on with, eV/A")
@@ -99,7 +99,7 @@ def md(
     """
     from blips.data.structures import check_structures, read_structures
     from blips.sim.guard import Guard, sigma_for
-    from blips.sim.reference import reference_calculator
+    from blips.sim.reference import make_calculator
     from blips.sim.run import MDSettings, outcome_dict
 
     settings = MDSettings(
@@ -119,7 +119,7 @@ def md(
     )
     if max_error is not None and max_force_sigma is not None:
         raise ConfigError("--max-error and --max-force-sigma are two limits on one sigma; give one")
-    asked = None if reference is None else reference_calculator(reference)
+    asked = None if reference is None else make_calculator(reference, trust=True)
     potential = load_model(model)
     frames = read_structures(structure, frame)
     atoms = check_structures(frames, structure, elements=known_elements(potential))[0]

@@ -27,12 +27,12 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.md.langevin import Langevin
 from rich.console import Console
 
-from blips.active.calculators import make_calculator
 from blips.active.campaign import run_campaign
 from blips.active.config import load_campaign
 from blips.active.summary import labels_to_reach
 from blips.experiments.spec import BLIP_TRAINING, Findings, Layout, Run, RunSpec
 from blips.experiments.tables import Column, Row, Table
+from blips.sim.reference import make_calculator
 
 STUDY = "active"
 TEMPERATURES = (300.0, 1000.0, 2000.0)
