@@ -82,7 +82,7 @@ def test_calibrate_then_evaluate(folder):
     assert figures == {
         "parity_energy.png",
         "parity_forces.png",
-        "sigma_error.png",
+        "std_error.png",
         "reliability.png",
         "rejection.png",
         "elements.png",

@@ -20,7 +20,7 @@ from blips.inference.memory import (
 )
 from blips.inference.moments import RunningMoments
 from blips.prediction import Prediction
-from blips.uq.calibration import ScaleCalibrator
+from blips.uq.calibrate import ScaleCalibrator
 from studies.nbody import EGNN, ParticleGraph
 
 

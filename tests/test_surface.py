@@ -10,7 +10,7 @@ from ase.io import write
 import blips
 from blips.backbones import PaiNN
 from blips.errors import ConfigError
-from blips.uq.report import References, assess
+from blips.uq.assess import References, assess
 from helpers import morse_ammonia
 
 

@@ -170,13 +170,23 @@ def load_config(*sources: Source) -> RunConfig:
 
 def load_as(schema: type[Schema], *sources: Source) -> Schema:
     """As `load_config`, for another schema."""
+    try:
+        return schema.model_validate(merge_sources(*sources))
+    except ValidationError as error:
+        raise ConfigError(_explain(error, schema)) from None
+
+
+def merge_sources(*sources: Source) -> dict[str, Any]:
+    """Merge files, mappings and overrides, left to right, without validation."""
     merged: dict[str, Any] = {}
     for source in sources:
         merged = _merge(merged, _read(source))
-    try:
-        return schema.model_validate(merged)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, schema)) from None
+    return merged
+
+
+def is_override(source: Source) -> bool:
+    """Whether this is `a.b=value` and no file."""
+    return isinstance(source, str) and "=" in source and not Path(source).exists()
 
 
 def dump_config(config: BaseModel) -> str:
@@ -202,7 +212,7 @@ def _read(source: Source) -> dict[str, Any]:
         return source.model_dump(mode="json", exclude_unset=True)
     if isinstance(source, Mapping):
         return dict(source)
-    if isinstance(source, str) and "=" in source and not Path(source).exists():
+    if isinstance(source, str) and is_override(source):
         return _override(source)
     return _read_file(Path(source))
 

@@ -31,8 +31,8 @@ from blips.report.sources import write_manifest
 from blips.train.checkpoint import save
 from blips.train.fit import fit
 from blips.train.released import load_released
-from blips.uq.evaluation import Evaluation
-from blips.uq.report import References, assess, recalibrate, write_evaluation, write_figures
+from blips.uq.assess import References, assess, recalibrate, write_evaluation, write_figures
+from blips.uq.evaluate import Evaluation
 
 NUM_TRAIN = 64
 BLIP_SAMPLES = 64
@@ -206,7 +206,7 @@ def _summary(evaluations: Mapping[str, Mapping[str, Evaluation]]) -> str:
         lines.append("|" + "---|" * len(headers))
         for model, evaluation in by_model.items():
             lines.append("| " + " | ".join([model, *_cells(evaluation, intervals=True)]) + " |")
-        for figure in ("reliability", "sigma_error", "rejection"):
+        for figure in ("reliability", "std_error", "rejection"):
             lines.append(f"\n![{figure}](figures/{_slug(label)}/{figure}.png)")
     near, far = (by_model[CONDITIONED] for by_model in evaluations.values())
     lines += ["", _conclusion(near, far), ""]

@@ -3,9 +3,9 @@
 This module knows no model. `BayesianPotential` and the baselines stand on it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from torch import Tensor
 
 from blips import keys
+from blips.backbones.base import Backbone
 from blips.data.graph import Graph
 from blips.errors import InputError, MissingPackageError
 
@@ -32,7 +33,7 @@ SHOWN = 5  # structures in a notebook
 
 
 class Calibrator(Protocol):
-    """Recalibrates standard deviations; `blips.uq.calibration` has three kinds."""
+    """Recalibrates standard deviations; `blips.uq.calibrate` has three kinds."""
 
     def apply(self, std: Array) -> Array:
         """Recalibrated standard deviations, same shape and unit."""
@@ -40,6 +41,27 @@ class Calibrator(Protocol):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able description."""
+        ...
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A potential with error bars: a Bayesian potential or a baseline.
+
+    Attributes:
+        calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
+    """
+
+    calibration: dict[str, Calibrator]
+
+    @property
+    def backbone(self) -> Backbone:
+        """The model (one of the models) that predicts; it builds the graphs."""
+        ...
+
+    @property
+    def predict(self) -> Callable[..., "Prediction"]:
+        """Predict structures or a graph: (atoms, *, method, samples, seed, stress, calibrated)."""
         ...
 
 

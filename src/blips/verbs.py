@@ -16,7 +16,7 @@ from blips.data.labels import Labels
 from blips.data.structures import check_structures, read_structures
 from blips.prediction import Calibrator
 from blips.uq.evaluation import Evaluation
-from blips.uq.report import Predictor, References, assess, recalibrate
+from blips.uq.assess import Predictor, References, assess, recalibrate
 
 Structures = str | Path | Sequence[Atoms]
 

@@ -27,10 +27,10 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.md.langevin import Langevin
 from rich.console import Console
 
-from blips.active.calculators import make_calculator
 from blips.active.campaign import run_campaign
 from blips.active.config import load_campaign
 from blips.active.summary import labels_to_reach
+from blips.sim.reference import make_calculator
 from studies.spec import BLIP_TRAINING, Findings, Layout, Run, RunSpec
 from studies.tables import Column, Row, Table
 

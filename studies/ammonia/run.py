@@ -21,7 +21,7 @@ from blips.train.fit import FitResult, fit
 from blips.train.objective import Model
 from blips.units import KCAL_PER_MOL
 from blips.uq import evaluate
-from blips.uq.report import STD_FLOOR, References, recalibrate
+from blips.uq.assess import STD_FLOOR, References, recalibrate
 from studies.ammonia.data import Data, load_data
 from studies.spec import BLIP_TRAINING, Findings, Run
 
@@ -207,7 +207,7 @@ def measure(prediction: Prediction, references: References, bootstrap: int) -> M
 
 def _draw(run: Run, as_predicted: dict[str, np.ndarray], calibrated: dict[str, np.ndarray]) -> None:
     """Errors against sigma, and reliability before and after calibration; also their numbers."""
-    from blips.uq.plots import plot_reliability, plot_sigma_error
+    from blips.uq.plots import plot_reliability, plot_std_error
 
     np.savez(run.folder / "test.npz", **as_predicted)  # type: ignore[arg-type]
     models = {
@@ -215,7 +215,7 @@ def _draw(run: Run, as_predicted: dict[str, np.ndarray], calibrated: dict[str, n
         for label, found in (("as predicted", as_predicted), ("calibrated", calibrated))
     }
     figures = {
-        "sigma_error": plot_sigma_error(*models["as predicted"], unit="kcal/mol/Å"),
+        "sigma_error": plot_std_error(*models["as predicted"], unit="kcal/mol/Å"),
         "reliability": plot_reliability(models),
     }
     run.figures.mkdir(parents=True, exist_ok=True)

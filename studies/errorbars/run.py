@@ -21,7 +21,7 @@ from blips.train.checkpoint import load
 from blips.train.command import build_model
 from blips.train.fit import fit
 from blips.train.objective import Model
-from blips.uq.report import References, assess, recalibrate
+from blips.uq.assess import References, assess, recalibrate
 from studies.errorbars.data import NearFar, load_set
 from studies.spec import Findings, Run
 

@@ -24,7 +24,7 @@ from blips.potential import BayesianPotential
 from blips.train.checkpoint import load
 from blips.train.command import build_model
 from blips.train.fit import fit
-from blips.uq.report import References
+from blips.uq.assess import References
 from studies.matpes.data import Parts, write_parts
 from studies.silica.run import BATCH_SIZE, Metrics, measure
 from studies.spec import BLIP_TRAINING, Findings, Run

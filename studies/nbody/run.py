@@ -174,12 +174,12 @@ def measure(prediction: Prediction, target: np.ndarray, bootstrap: int) -> Metri
 
 def draw(run: Run, prediction: Prediction, target: np.ndarray) -> None:
     """Error against sigma, and reliability, as PNG."""
-    from blips.uq.plots import plot_reliability, plot_sigma_error
+    from blips.uq.plots import plot_reliability, plot_std_error
 
     run.figures.mkdir(parents=True, exist_ok=True)
     mean, std = prediction.array(POSITIONS), prediction.array(f"{POSITIONS}_std")
     figures = {
-        "sigma_error": plot_sigma_error(
+        "sigma_error": plot_std_error(
             mean, std, target, quantity="position component", unit="box units"
         ),
         "reliability": plot_reliability({run.spec.name: (mean, std, target)}),

@@ -23,7 +23,7 @@ from scipy.stats import spearmanr
 from blips.potential import BayesianPotential
 from blips.train.released import load_released
 from blips.train.run import environment
-from blips.uq.report import References, assess
+from blips.uq.assess import References, assess
 from studies.released.data import hot_structures, mptrj_split
 from studies.worker import checkout
 

@@ -34,7 +34,7 @@ from blips.train.checkpoint import load
 from blips.train.command import build_model
 from blips.train.fit import fit
 from blips.train.references import set_reference_energies
-from blips.uq.report import STD_FLOOR, References, assess, recalibrate
+from blips.uq.assess import STD_FLOOR, References, assess, recalibrate
 from studies.silica.data import Data, load_data
 from studies.spec import BLIP_TRAINING, Findings, Run
 

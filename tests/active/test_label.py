@@ -9,12 +9,12 @@ from ase.build import bulk, molecule
 from ase.calculators.emt import EMT
 from numpy.testing import assert_allclose
 
-from blips.active.calculators import make_calculator
 from blips.active.frames import digest, to_json
 from blips.active.label import label
 from blips.active.labeller import journal_file, read_journal
-from blips.active.pyscf import PySCF
 from blips.errors import ConfigError, InputError
+from blips.sim.pyscf import PySCF
+from blips.sim.reference import make_calculator
 
 
 def job(folder, atoms, **changes):
@@ -150,14 +150,16 @@ def test_pyscf_refuses_crystals():
 
 def test_espresso_gets_a_profile(tmp_path):
     options = {"command": sys.executable, "pseudo_dir": str(tmp_path), "kpts": [2, 2, 2]}
-    calculator = make_calculator("espresso", {**options, "input_data": {"tstress": False}})
+    calculator = make_calculator(
+        "espresso", {**options, "input_data": {"tstress": False}}, trust=True
+    )
     assert calculator.profile.command == sys.executable
     control = calculator.parameters["input_data"]["control"]
     assert (control["tprnfor"], control["tstress"]) == (True, False)
     with pytest.raises(ConfigError, match=r"no-such-pw\.x.*install Quantum ESPRESSO"):
-        make_calculator("espresso", {**options, "command": "no-such-pw.x -nk 2"})
+        make_calculator("espresso", {**options, "command": "no-such-pw.x -nk 2"}, trust=True)
     with pytest.raises(ConfigError, match="not the full path of a folder"):
-        make_calculator("espresso", {**options, "pseudo_dir": "."})
+        make_calculator("espresso", {**options, "pseudo_dir": "."}, trust=True)
     with pytest.raises(ConfigError, match="do not fit"):
         make_calculator("gfn2-xtb", {"verbosity": 0, "method": "twice"})
 

@@ -1,11 +1,18 @@
 """What all baselines have in common, each trained once."""
 
 import copy
+import subprocess
+import sys
+from functools import partial
 
+import ase.io
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
+from ase.build import bulk
+from ase.calculators.fd import calculate_numerical_stress
+from typer.testing import CliRunner
 
 import blips
 from blips.backbones import PaiNN, SchNet
@@ -20,9 +27,10 @@ from blips.baselines import (
     ShallowEnsemble,
     predict_plain,
 )
+from blips.cli import app
 from blips.errors import CheckpointError, ConfigError, InputError
 from blips.train.wrapper import Wrapper
-from blips.uq.report import References, assess, recalibrate, write_figures
+from blips.uq.assess import References, assess, recalibrate, write_figures
 from helpers import QUICK, TINY, morse_ammonia
 from studies.nbody import EGNN
 
@@ -41,7 +49,6 @@ MAKE = {
     "mean_variance": lambda: MeanVariance(painn()),
     "evidential": lambda: Evidential(painn()),
 }
-WRAPPERS = ("dropout", "shallow", "mean_variance", "evidential")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +115,7 @@ def test_figures_compare_baselines(fitted, structures, tmp_path):
     assert all(path.stat().st_size > 0 for path in paths)
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize("name", MAKE)
 def test_saved_and_loaded_they_predict_the_same(name, fitted, structures, tmp_path):
     ours, _ = fitted(name)
     theirs = blips.load(blips.save(ours, tmp_path / "model.safetensors"))
@@ -118,11 +125,79 @@ def test_saved_and_loaded_they_predict_the_same(name, fitted, structures, tmp_pa
     np.testing.assert_array_equal(first.energy_total_std, second.energy_total_std)
 
 
-def test_a_checkpoint_of_an_unknown_kind_says_what_to_import(fitted, tmp_path, monkeypatch):
+def test_a_fresh_process_loads_baselines_without_importing_them(fitted, tmp_path):
+    path = blips.save(fitted("gmm")[0], tmp_path / "model.safetensors")
+    code = f"import blips; print(type(blips.load({str(path)!r})).__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "EmbeddingMixture"
+
+
+def test_a_checkpoint_of_an_unknown_kind_says_so(fitted, tmp_path, monkeypatch):
     path = blips.save(fitted("dropout")[0], tmp_path / "model.safetensors")
     monkeypatch.delitem(Wrapper.kinds, "dropout")
-    with pytest.raises(CheckpointError, match=r"import blips\.baselines"):
+    with pytest.raises(CheckpointError, match="unknown kind 'dropout'"):
         blips.load(path)
+
+
+def test_an_ensemble_of_different_models_is_not_saved(tmp_path):
+    ensemble = DeepEnsemble.of([painn(), PaiNN(**TINY | {"features": 4})])
+    with pytest.raises(InputError, match="save each"):
+        blips.save(ensemble, tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_they_drive_ase_as_potentials_do(name, fitted, structures):
+    baseline, _ = fitted(name)
+    atoms = structures[1][0].copy()
+    expected = baseline.predict(atoms, samples=4, seed=2)
+    atoms.calc = blips.Calculator(baseline, samples=4, seed=2)
+    np.testing.assert_array_equal(atoms.get_forces(), expected.forces)
+    found = atoms.calc.get_property("forces_uncertainty", atoms)
+    np.testing.assert_array_equal(found, expected.forces_total_std)
+    atoms.calc = blips.Calculator(baseline, "map", samples=4, seed=2, every=10)
+    mean = baseline.predict(atoms, method="map")
+    assert mean.forces_total_std is None
+    np.testing.assert_array_equal(atoms.get_forces(), mean.forces)
+    found = atoms.calc.get_property("forces_uncertainty", atoms)
+    np.testing.assert_array_equal(found, expected.forces_total_std)
+    with pytest.raises(InputError, match="unknown mode 'frozen'"):
+        blips.Calculator(baseline, "frozen")
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_the_stress_is_the_derivative_of_the_energy(name, fitted):
+    baseline, _ = fitted(name)
+    atoms = bulk("N", "sc", a=2.2) * (2, 1, 1)
+    atoms.rattle(0.1, seed=0)
+    atoms.calc = blips.Calculator(baseline, "map")
+    expected = calculate_numerical_stress(atoms, eps=1e-3)
+    np.testing.assert_allclose(atoms.get_stress(), expected, atol=2e-3)
+    assert baseline.predict(atoms, stress=True, samples=2).stress.shape == (1, 3, 3)
+    assert baseline.predict(atoms, forces=False, samples=2).forces is None
+
+
+@pytest.mark.parametrize("name", ["ensemble", "llpr"])
+def test_commands_take_them(name, fitted, structures, tmp_path):
+    model = blips.save(fitted(name)[0], tmp_path / "model.safetensors")
+    ase.io.write(tmp_path / "test.extxyz", structures[1])
+    run = partial(CliRunner().invoke, app, catch_exceptions=False)
+    predicted = tmp_path / "predicted.extxyz"
+    assert (
+        run(["predict", str(model), str(tmp_path / "test.extxyz"), "-o", str(predicted)]).exit_code
+        == 0
+    )
+    expected = fitted(name)[0].predict(structures[1][0]).forces_total_std
+    found = ase.io.read(predicted, "0").arrays["forces_uncertainty"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)  # float32, positions of 8 digits
+    folder = str(tmp_path / "evaluation")
+    arguments = ["evaluate", str(model), str(tmp_path / "test.extxyz"), "--bootstrap", "5"]
+    done = run([*arguments, "--folder", folder])
+    assert done.exit_code == 0
+    assert "spearman_given_force" in (tmp_path / "evaluation" / "metrics.json").read_text()
+    arguments = ["md", str(model), str(tmp_path / "test.extxyz"), "--steps", "2", "--every", "1"]
+    done = run([*arguments, "--folder", str(tmp_path / "md"), "--max-force-sigma", "100"])
+    assert done.exit_code == 0
+    assert "2 steps done" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["llpr", "evidential"])

@@ -55,6 +55,20 @@ def test_a_batch_gives_what_the_ase_calculator_gives_for_each(potential, method)
         first += len(atoms)
 
 
+def test_kept_neighbours_follow_structures_that_leave_the_batch(potential):
+    model, fresh = TorchSimModel(potential), TorchSimModel(potential, skin=0.0)
+    copper = [bulk("Cu", cubic=True) * (1, 1, n) for n in (2, 1, 2)]
+    for atoms in copper:
+        atoms.rattle(0.1, seed=len(atoms))
+    state = state_of(copper, model)
+    for leaving in (None, [0], None):
+        if leaving:
+            state.pop(leaving)
+        state.positions += 0.05 * torch.sin(state.positions)
+        for name, value in model(state).items():
+            assert torch.equal(value, fresh(state)[name]), name
+
+
 def test_uncertainties_and_stress_have_the_calculators_values(potential):
     copper = [bulk("Cu", cubic=True), bulk("Cu", a=3.7, cubic=True) * (1, 1, 2)]
     copper[1].rattle(0.05, seed=1)

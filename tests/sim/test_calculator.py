@@ -51,6 +51,18 @@ def test_results_are_those_of_predict(potential):
     assert atoms.get_potential_energy(force_consistent=True) == atoms.get_potential_energy()
 
 
+@pytest.mark.parametrize("mode", ["map", "frozen", "mc"])
+def test_a_kept_neighbour_list_changes_no_bit(potential, mode):
+    atoms = rattled(bulk("NaCl", "rocksalt", a=5.6, cubic=True))
+    kept, fresh = (blips.Calculator(potential, mode, samples=2, skin=skin) for skin in (1.0, 0.0))
+    for step in range(6):
+        atoms.rattle(0.1, seed=step)
+        atoms.set_cell(atoms.cell * (1.01 if step == 4 else 1.0), scale_atoms=True)
+        for name in ("energy", "forces", "energy_uncertainty"):
+            np.testing.assert_array_equal(*(c.get_property(name, atoms) for c in (kept, fresh)))
+    assert 2 <= kept.neighbours.searches < 6
+
+
 def test_nothing_is_computed_twice(potential, monkeypatch):
     calls = []
     predict = type(potential).predict

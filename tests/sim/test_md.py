@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import blips
 from blips.cli import app
 from blips.data.ammonia import load_ammonia
-from blips.errors import BlipsError, InputError
-from blips.sim.reference import reference_calculator
+from blips.errors import BlipsError, ConfigError, InputError
+from blips.sim.reference import make_calculator
 from blips.sim.run import MDSettings
 
 HEATING = [
@@ -165,22 +165,24 @@ def test_a_ramp_is_linear():
 
 
 def test_references_by_name():
-    assert type(reference_calculator("emt")).__name__ == "EMT"
-    found = reference_calculator("ase.calculators.lj:LennardJones")
-    assert type(found).__name__ == "LennardJones"
+    assert type(make_calculator("emt")).__name__ == "EMT"
+    for name in ("ase.calculators.lj:LennardJones", "ase.calculators.lj.LennardJones"):
+        assert type(make_calculator(name, trust=True)).__name__ == "LennardJones"
     for name, message in (
-        ("ase.calculators.lj:Absent", "no calculator 'Absent'"),
-        ("no_such_module:Thing", "cannot import no_such_module"),
+        ("ase.calculators.lj:Absent", "cannot be imported"),
+        ("no_such_module:Thing", "cannot be imported"),
         ("builtins:dict", "makes a dict"),
-        ("blips:Calculator", "cannot be made without arguments"),
+        ("math:pi", "no class or function"),
+        ("blips:Calculator", "options do not fit blips:Calculator"),
+        ("vasp2000", "unknown calculator"),
     ):
-        with pytest.raises(InputError, match=message):
-            reference_calculator(name)
+        with pytest.raises(ConfigError, match=message):
+            make_calculator(name, trust=True)
 
 
 def test_an_error_rate_becomes_a_limit_on_a_calibrated_sigma(folder, tmp_path, ammonia_potential):
     from blips.sim.guard import sigma_for
-    from blips.uq.calibration import ScaleCalibrator
+    from blips.uq.calibrate import ScaleCalibrator
 
     ammonia_potential.calibration = {"forces": ScaleCalibrator(2.0)}
     try:

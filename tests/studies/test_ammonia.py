@@ -16,7 +16,7 @@ from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 from blips.units import KCAL_PER_MOL
 from blips.uq import crps_gaussian, gaussian_nll, spearman
-from blips.uq.report import References
+from blips.uq.assess import References
 from studies.ammonia import data as ammonia_data
 from studies.ammonia import run as ammonia_run
 from studies.ammonia import study as ammonia

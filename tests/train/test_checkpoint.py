@@ -13,7 +13,7 @@ import blips
 from blips.backbones import PaiNN
 from blips.errors import CheckpointError
 from blips.train.checkpoint import read_tensors, write_tensors
-from blips.uq.calibration import ScaleCalibrator
+from blips.uq.calibrate import ScaleCalibrator
 from studies.nbody import EGNN
 
 

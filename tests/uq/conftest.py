@@ -12,5 +12,5 @@ def _synthetic(n=4000, seed=0, distort=lambda std: std):
 
 @pytest.fixture(scope="session")
 def synthetic():
-    """Function for (mean, std, target) with errors of known sigma and a distorted std."""
+    """Function for (mean, std, target) with errors of known std and a distorted std."""
     return _synthetic

@@ -5,7 +5,7 @@ import pytest
 
 from blips.errors import InputError
 from blips.uq import ConformalCalibrator
-from blips.uq.calibration import ONE_SIGMA
+from blips.uq.calibrate import ONE_STD
 
 
 def test_conformal_quantile_is_the_right_order_statistic():
@@ -26,7 +26,7 @@ def test_conformal_marginal_coverage(n, level):
     rng = np.random.default_rng(n)
     draws = 8_000
     std = np.exp(rng.normal(size=(draws, n + 1)))
-    error = 5.0 * std * rng.standard_t(2, size=(draws, n + 1))  # heavy tails, sigma far too small
+    error = 5.0 * std * rng.standard_t(2, size=(draws, n + 1))  # heavy tails, std far too small
     hits = 0
     for row_std, row_error in zip(std, error, strict=True):
         calibrator = ConformalCalibrator.fit(np.zeros(n), row_std[:n], row_error[:n])
@@ -58,14 +58,14 @@ def test_conformal_covers_whole_structures():
     assert level - four_errors <= hits / draws <= level + 1 / (n + 1) + four_errors
 
 
-def test_conformal_sigma_covers_as_one_sigma(synthetic):
+def test_conformal_std_covers_as_one_std(synthetic):
     calibrator = ConformalCalibrator.fit(*synthetic(distort=lambda std: std / 4))
     mean, std, target = synthetic(seed=9, distort=lambda std: std / 4)
-    sigma = calibrator.apply(std)
-    inside = np.mean(np.abs(target - mean) <= sigma)
+    applied = calibrator.apply(std)
+    inside = np.mean(np.abs(target - mean) <= applied)
     # Both sets have 4000 points, so the variances of both add.
-    four_errors = 4 * np.sqrt(2 * ONE_SIGMA * (1 - ONE_SIGMA) / 4000)
-    assert inside == pytest.approx(ONE_SIGMA, abs=four_errors)
+    four_errors = 4 * np.sqrt(2 * ONE_STD * (1 - ONE_STD) / 4000)
+    assert inside == pytest.approx(ONE_STD, abs=four_errors)
     np.testing.assert_allclose(calibrator.apply(std, 0.9), calibrator.quantile(0.9) * std)
 
 

@@ -7,14 +7,13 @@ import pytest
 
 from blips.errors import InputError
 from blips.uq import (
-    atom_forces,
+    Bootstrap,
     auroc,
-    bootstrap_interval,
     evaluate,
+    force_items,
     metrics,
     rejection_curve,
     spearman,
-    structure_forces,
 )
 
 LEVELS = ("energy", "energy_per_atom", "forces", "forces_per_atom", "forces_per_structure")
@@ -79,25 +78,28 @@ def test_ranking_values_are_those_of_the_metrics():
     d = data()
     found = evaluate(**d, n_bootstrap=0)
     forces = d["forces"], d["forces_std"], d["forces_ref"]
-    atoms = atom_forces(*forces)
-    structures = structure_forces(*forces, d["n_atoms"])
+    atoms = force_items(*forces)
+    structures = force_items(*forces, d["n_atoms"])
     error = np.abs(d["energy"] - d["energy_ref"])
-    for table, variance, squared_error in (
-        (found.energy, d["energy_std"] ** 2, error**2),
-        (found.energy_per_atom, (d["energy_std"] / d["n_atoms"]) ** 2, (error / d["n_atoms"]) ** 2),
-        (found.forces_per_atom, atoms.variance, atoms.squared_error),
-        (found.forces_per_structure, structures.norm_std**2, structures.squared_error),
+    for table, std, norm, force in (
+        (found.energy, d["energy_std"], error, None),
+        (found.energy_per_atom, d["energy_std"] / d["n_atoms"], error / d["n_atoms"], None),
+        (found.forces_per_atom, atoms.std, atoms.error, atoms.norm),
+        (found.forces_per_structure, structures.std, structures.error, structures.norm),
     ):
-        norm, std = np.sqrt(squared_error), np.sqrt(variance)
         curve = rejection_curve(std, norm)
         expected = {
-            "spearman": spearman(variance, squared_error),
+            "spearman": spearman(std, norm),
             "auroc": auroc(std, norm, float(np.quantile(norm, 0.9))),
             "rejection_auc": curve.auc,
             "rejection_auc_normalised": curve.auc_normalised,
         }
+        assert ("spearman_force" in table) == (force is not None)
+        if force is not None:
+            expected["spearman_force"] = spearman(force, norm)
+            expected["spearman_given_force"] = spearman(std, norm, given=force)
         assert {name: table[name].value for name in expected} == pytest.approx(expected)
-    ece = metrics.ece(structures.norm, structures.norm_std, structures.norm_ref)
+    ece = metrics.ece(structures.norm, structures.std, structures.norm_ref)
     assert found.forces_per_structure["ece"].value == pytest.approx(ece)
 
 
@@ -114,7 +116,7 @@ def test_intervals_are_those_of_the_general_bootstrap():
             "zms": metrics.zms,
             "ence": metrics.ence,
         }[name]
-        expected = bootstrap_interval(function, *arrays, groups=groups, n_bootstrap=40, seed=2)
+        (expected,) = Bootstrap(15, 40, seed=2).of(function, *arrays, groups=groups)
         interval = found.forces[name]
         assert (interval.value, interval.low, interval.high) == pytest.approx(
             (expected.value, expected.low, expected.high)
@@ -223,7 +225,7 @@ def test_bad_input_is_refused():
         "forces_std": (d["forces_std"] * np.nan, "forces_std"),
         "n_atoms": (d["n_atoms"][:-1], "adds up"),
         "numbers": (d["numbers"][:-1], "atomic number"),
-        "n_bootstrap": (-1, "n_bootstrap"),
+        "n_bootstrap": (-1, "n_resamples"),
     }
     for key, (value, message) in bad.items():
         with pytest.raises(InputError, match=message):

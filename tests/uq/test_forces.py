@@ -6,21 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blips.errors import InputError
-from blips.uq import atom_forces, structure_forces
+from blips.uq import force_items
 
 
 def test_atom_and_structure_forces_by_hand():
     forces = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 1.0], [0.0, 2.0, 0.0]])
     reference = np.array([[3.0, 4.0, 2.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
     std = np.array([[1.0, 2.0, 2.0], [1.0, 1.0, 1.0], [2.0, 1.0, 2.0]])
-    atoms = atom_forces(forces, std, reference)
-    np.testing.assert_allclose(atoms.variance, [9, 3, 9])
-    np.testing.assert_allclose(atoms.squared_error, [4, 0, 4])
-    structures = structure_forces(forces, std, reference, [2, 1])
+    atoms = force_items(forces, std, reference)
+    np.testing.assert_allclose(atoms.norm, [5, 1, 2])
+    np.testing.assert_allclose(atoms.std**2, [9, 3, 9])
+    np.testing.assert_allclose(atoms.error**2, [4, 0, 4])
+    structures = force_items(forces, std, reference, [2, 1])
     np.testing.assert_allclose(structures.norm, [3.0, 2.0])
-    np.testing.assert_allclose(structures.norm_std, [np.sqrt(6), 3])
     np.testing.assert_allclose(structures.norm_ref, [(np.sqrt(29) + 1) / 2, 0])
-    np.testing.assert_allclose(structures.squared_error, [2, 4])
+    np.testing.assert_allclose(structures.std, [np.sqrt(6), 3])
+    np.testing.assert_allclose(structures.error**2, [2, 4])
 
 
 @settings(max_examples=20)
@@ -30,8 +31,8 @@ def test_structure_forces_ignore_rotation(seed):
     forces, reference = rng.normal(size=(2, 5, 3))
     std = np.repeat(rng.uniform(0.1, 1.0, (5, 1)), 3, axis=1)
     rotation = np.linalg.qr(rng.normal(size=(3, 3)))[0]
-    before = structure_forces(forces, std, reference, [2, 3])
-    after = structure_forces(forces @ rotation, std, reference @ rotation, [2, 3])
+    before = force_items(forces, std, reference, [2, 3])
+    after = force_items(forces @ rotation, std, reference @ rotation, [2, 3])
     for old, new in zip(before, after, strict=True):
         np.testing.assert_allclose(new, old)
 
@@ -40,6 +41,6 @@ def test_bad_input_is_refused():
     forces = np.ones((3, 3))
     for n_atoms, message in (([2, 2], "adds up"), ([3, 0], "positive"), ([1.5, 1.5], "whole")):
         with pytest.raises(InputError, match=message):
-            structure_forces(forces, forces, forces, n_atoms)
+            force_items(forces, forces, forces, n_atoms)
     with pytest.raises(InputError, match="one row per atom"):
-        atom_forces(np.ones(3), np.ones(3), np.ones(3))
+        force_items(np.ones(3), np.ones(3), np.ones(3))

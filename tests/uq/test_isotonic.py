@@ -4,29 +4,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from scipy.optimize import isotonic_regression
 
 from blips.errors import InputError
 from blips.uq import IsotonicCalibrator, ScaleCalibrator, metrics, spearman
-from blips.uq.calibration.isotonic import isotonic_blocks
 
 
-@given(hnp.arrays(float, st.integers(1, 30), elements=st.integers(0, 9).map(float)), st.data())
-def test_pooling_matches_scipy(y, data):
-    weight = data.draw(hnp.arrays(float, len(y), elements=st.floats(0.5, 5.0)))
-    x = np.arange(1.0, len(y) + 1)
-    block_x, block_y, block_weight = isotonic_blocks(x, y, weight)
-    assert np.all(np.diff(block_x) > 0)
-    assert np.all(np.diff(block_y) > 0)
-    cumulated = np.searchsorted(np.cumsum(block_weight), np.cumsum(weight) - 0.25)
-    np.testing.assert_allclose(
-        block_y[cumulated], isotonic_regression(y, weights=weight).x, atol=1e-9
-    )
+@given(st.integers(1, 12), st.integers(0, 2**31))
+def test_knots_are_the_isotonic_regression_of_squared_errors(n_bins, seed):
+    rng = np.random.default_rng(seed)
+    std, error = np.sort(rng.uniform(1.0, 2.0, 2 * n_bins)), rng.integers(1, 4, 2 * n_bins)
+    calibrator = IsotonicCalibrator.fit(np.zeros(2 * n_bins), std, error, min_count=2)
+    fitted = isotonic_regression(np.mean(error.reshape(-1, 2) ** 2, axis=1)).x
+    np.testing.assert_allclose(calibrator.std_out, np.sqrt(np.unique(fitted.round(12))))
 
 
 @pytest.mark.parametrize("power", [0.5, 2.0])
-def test_isotonic_mends_a_distorted_sigma(power, synthetic):
+def test_isotonic_mends_a_distorted_std(power, synthetic):
     def distort(std):
         return 0.7 * std**power
 
@@ -36,8 +30,8 @@ def test_isotonic_mends_a_distorted_sigma(power, synthetic):
     scaled = ScaleCalibrator.fit(*synthetic(seed=1, distort=distort)).apply(std)
     mended = calibrator.apply(std)
     nll = {
-        name: metrics.gaussian_nll(mean, sigma, target)
-        for name, sigma in (("raw", std), ("scale", scaled), ("iso", mended), ("truth", truth))
+        name: metrics.gaussian_nll(mean, one, target)
+        for name, one in (("raw", std), ("scale", scaled), ("iso", mended), ("truth", truth))
     }
     assert nll["iso"] < nll["scale"] - 0.1
     assert nll["iso"] < nll["raw"] - 0.1
@@ -64,7 +58,7 @@ def test_isotonic_is_strictly_increasing_and_proportional_outside(synthetic):
 
 def test_isotonic_does_not_depend_on_units_or_order(synthetic):
     mean, std, target = synthetic(n=500)
-    std = np.round(std, 2) + 0.01  # many equal sigmas
+    std = np.round(std, 2) + 0.01  # many equal values
     calibrator = IsotonicCalibrator.fit(mean, std, target)
     unit = 23.06
     other_unit = IsotonicCalibrator.fit(unit * mean, unit * std, unit * target)
@@ -74,7 +68,7 @@ def test_isotonic_does_not_depend_on_units_or_order(synthetic):
     np.testing.assert_allclose(shuffled.apply(std), calibrator.apply(std))
 
 
-def test_isotonic_of_a_constant_sigma_is_a_scale(synthetic):
+def test_isotonic_of_a_constant_std_is_a_scale(synthetic):
     mean, _, target = synthetic(n=500)
     std = np.full(500, 0.3)
     isotonic = IsotonicCalibrator.fit(mean, std, target)

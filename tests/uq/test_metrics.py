@@ -25,9 +25,9 @@ def predictions(draw, min_size=2, max_size=40):
     return mean, draw(hnp.arrays(float, n, elements=POSITIVE)), target
 
 
-def calibrated(n, seed=0, spread=0.7):
+def calibrated(n, seed=0, width=0.7):
     rng = np.random.default_rng(seed)
-    mean, std = rng.normal(size=n), np.exp(rng.normal(-1.0, spread, n))
+    mean, std = rng.normal(size=n), np.exp(rng.normal(-1.0, width, n))
     return mean, std, mean + std * rng.normal(size=n)
 
 

@@ -24,9 +24,9 @@ def ranked(seed=0):
 
 FIGURES = {
     "parity": lambda: plots.plot_parity(*data()),
-    "parity without sigma": lambda: plots.plot_parity(data()[0], None, data()[2]),
+    "parity without std": lambda: plots.plot_parity(data()[0], None, data()[2]),
     "reliability": lambda: plots.plot_reliability({"a": data(), "b": data(seed=1)}),
-    "sigma": lambda: plots.plot_sigma_error(*data()),
+    "std": lambda: plots.plot_std_error(*data()),
     "rejection": lambda: plots.plot_rejection({"a": ranked(), "b": ranked(1)}),
     "elements": lambda: plots.plot_elements({"a": {"H": 1.0, "O": Interval(2.0, 1.5, 2.5)}}),
 }
@@ -75,9 +75,9 @@ def test_reliability_draws_the_curve_and_its_ece():
     assert len(colours) == 3
 
 
-def test_sigma_figure_draws_bins_and_the_ideal_line():
+def test_std_figure_draws_bins_and_the_ideal_line():
     arrays = data()
-    (axes,) = plots.plot_sigma_error(*arrays, n_bins=7).axes
+    (axes,) = plots.plot_std_error(*arrays, n_bins=7).axes
     ideal, binned = axes.get_lines()
     np.testing.assert_allclose(binned.get_xydata().T, metrics.binned_errors(*arrays, n_bins=7))
     np.testing.assert_allclose(*ideal.get_xydata().T)
@@ -112,7 +112,7 @@ def test_elements_draw_intervals_and_skip_missing_ones():
     [
         lambda: plots.plot_parity([1.0], [1.0], [1.0]),
         lambda: plots.plot_reliability({"a": ([1.0], [1.0], [2.0])}),
-        lambda: plots.plot_sigma_error([1.0], [1.0], [2.0], n_bins=1),
+        lambda: plots.plot_std_error([1.0], [1.0], [2.0], n_bins=1),
         lambda: plots.plot_rejection({"a": ([1.0], [1.0])}),
     ],
 )
@@ -130,6 +130,6 @@ def test_bad_input_is_refused():
     with pytest.raises(InputError, match="shapes differ"):
         plots.plot_parity([1.0, 2.0], [1.0], [1.0, 2.0])
     with pytest.raises(InputError, match="all errors are zero"):
-        plots.plot_sigma_error([1.0], [1.0], [1.0], n_bins=1)
+        plots.plot_std_error([1.0], [1.0], [1.0], n_bins=1)
     with pytest.raises(InputError, match="no element"):
         plots.plot_elements({"a": {}})

@@ -46,6 +46,32 @@ def test_ranks_of_the_whole_serve_every_resample(data, seed):
     assert ranking.rank_correlation(*ranks) == pytest.approx(expected, abs=1e-12)
 
 
+def test_partial_correlation_is_that_of_residuals():
+    """The partial rank correlation is Pearson's of what linear fits on the ranks of z leave."""
+    rng = np.random.default_rng(7)
+    z = rng.uniform(size=200)
+    x, y = z + 0.5 * rng.uniform(size=200), z + rng.uniform(size=200)
+    ranks = [stats.rankdata(values) for values in (x, y, z)]
+    left = [rank - np.polyval(np.polyfit(ranks[2], rank, 1), ranks[2]) for rank in ranks[:2]]
+    expected = np.corrcoef(*left)[0, 1]
+    assert ranking.spearman(x, y, given=z) == pytest.approx(expected, abs=1e-12)
+
+
+def test_what_a_std_adds_to_the_size_of_the_force():
+    rng = np.random.default_rng(1)
+    force, own = rng.uniform(1.0, 2.0, size=(2, 20_000))
+    error = force * own
+    assert ranking.spearman(force**2, error, given=force) == 0.0  # the std is the force: nothing
+    # The std knows the other factor alone: it explains what the force leaves.
+    assert ranking.spearman(own, error, given=force) > 0.9
+    # A std that is noise beside the force adds nothing: four standard errors.
+    noise = rng.uniform(size=20_000)
+    assert abs(ranking.spearman(force + noise, error, given=force)) < 4 / np.sqrt(20_000)
+    # Closed form: rho(x, y) = 1/2 and x, y independent of z leaves 1/2.
+    assert ranking.partial_correlation(0.5, 0.0, 0.0) == 0.5
+    assert ranking.partial_correlation(0.5, 0.5, 0.5) == pytest.approx(1 / 3)
+
+
 def test_spearman_without_ties_matches_scipy_and_stays_within_one():
     rng = np.random.default_rng(5)
     variance, squared_error = rng.lognormal(size=(2, 3001))

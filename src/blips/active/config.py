@@ -1,5 +1,6 @@
 """Configuration of a campaign: strict, every field with a default but the structures."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -11,7 +12,9 @@ from blips.config import (
     TrainingConfig,
     different_settings,
     load_as,
+    merge_sources,
 )
+from blips.sim.reference import check_trust, needs_trust
 
 Score = Literal["energy_std", "force_std_max", "force_std_mean", "information", "random"]
 
@@ -97,10 +100,12 @@ class LabelConfig(Section):
 
     calculator: str = Field(
         default="gfn2-xtb",
-        description="gfn2-xtb, gfn1-xtb, pyscf, espresso, emt, or a class package.module.Class",
+        description="gfn2-xtb, gfn1-xtb, pyscf, espresso, emt, or package.module:Name",
     )
     options: dict[str, Any] = Field(default={}, description="of its constructor")
-    trust: bool = Field(default=False, description="let a class that this file names run")
+    trust: bool = Field(
+        default=False, description="let classes, commands and paths that this file names run"
+    )
     stress: bool = Field(default=False, description="also ask for the stress")
     timeout: float = Field(default=3600.0, gt=0, description="s, then the process is killed")
     retries: int = Field(default=1, ge=0)
@@ -120,6 +125,7 @@ class ExecutorConfig(Section):
     walltime: str = Field(default="01:00:00", description="batch system: of a job")
     queue: str | None = None
     account: str | None = None
+    trust: bool = Field(default=False, description="let lines that this file names run")
     prologue: list[str] = Field(default=[], description="batch system: lines before the worker")
     extra: list[str] = Field(default=[], description="batch system: further directives")
     shared_folder: str = Field(
@@ -176,19 +182,68 @@ class CampaignConfig(Section):
             raise ValueError("explore.kind is pool, but explore.pool names no file")
         if not self.model.bayes.enabled:
             raise ValueError("a campaign needs error bars; set model.bayes.enabled to true")
-        if "." in self.label.calculator and not self.label.trust:
+        check_trust(self.label.calculator, self.label.options, self.label.trust)
+        if (commands := shell_lines(self.executor)) and not self.executor.trust:
             raise ValueError(
-                f"label.calculator {self.label.calculator!r} is a class, whose code would run; "
-                "set label.trust to true if you trust this configuration"
+                f"executor.{', executor.'.join(commands)} of a file become lines of a job script, "
+                "which runs them; set executor.trust to true if you trust the file, or type them "
+                "on the command line"
             )
         if self.training.weights.stress > 0 and not self.label.stress:
             raise ValueError("training.weights.stress needs stresses; set label.stress to true")
         return self
 
 
-def load_campaign(*sources: Source) -> CampaignConfig:
-    """Merge files, mappings and `a.b=value` overrides, left to right, and validate."""
-    return load_as(CampaignConfig, *sources)
+def shell_lines(executor: ExecutorConfig) -> list[str]:
+    """List the settings of a batch system's executor that add lines of their own to its script."""
+    if executor.kind not in ("slurm", "pbs"):
+        return []
+    lists = [name for name in ("prologue", "extra") if getattr(executor, name)]
+    words = ("memory", "walltime", "queue", "account", "shared_folder")
+    return lists + [name for name in words if "\n" in str(getattr(executor, name))]
+
+
+def load_campaign(*sources: Source, typed: Sequence[Source] = ()) -> CampaignConfig:
+    """Merge files, mappings and `a.b=value` overrides, left to right, and validate.
+
+    Args:
+        sources: as for `blips.config.load_config`.
+        typed: those of them that a person typed: the values that they set need no trust.
+    """
+    return load_as(CampaignConfig, *sources, _trust_in(sources, typed))
+
+
+def _trust_in(sources: Sequence[Source], typed: Sequence[Source]) -> dict[str, Any]:
+    """Trust a section where all that it needs trust for was typed."""
+    merged, by_hand = merge_sources(*sources), merge_sources(*typed)
+    label = LabelConfig.model_construct(**_section(merged, "label"))
+    executor = ExecutorConfig.model_construct(**_section(merged, "executor"))
+    wanted = {
+        "label": needs_trust(str(label.calculator), dict(label.options or {})),
+        "executor": shell_lines(executor),
+    }
+    return {
+        section: {"trust": True}
+        for section, settings in wanted.items()
+        if settings
+        and all(
+            _at(merged, f"{section}.{name}") == _at(by_hand, f"{section}.{name}")
+            for name in settings
+        )
+    }
+
+
+def _at(merged: Any, name: str) -> Any:
+    """Give the value of a dotted name; None where there is none."""
+    for key in name.split("."):
+        merged = merged.get(key) if isinstance(merged, Mapping) else None
+    return merged
+
+
+def _section(merged: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Give a section as it was written; validation says later what is wrong with it."""
+    found = merged.get(name)
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 # Settings that may change when a campaign goes on: they leave what was decided as it is.

@@ -21,9 +21,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from blips.active.calculators import make_calculator
 from blips.active.frames import digest, from_json
 from blips.errors import ConfigError, MissingPackageError
+from blips.sim.reference import make_calculator
 
 LOG_CHARACTERS = 4000
 LOG_FILES = 3

@@ -18,7 +18,7 @@ from blips.potential import BayesianPotential
 from blips.train.checkpoint import load, save
 from blips.train.command import build_model
 from blips.train.fit import fit
-from blips.uq.report import References
+from blips.uq.assess import References
 
 
 def round_folder(store: CampaignStore, round: int) -> Path:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from blips import keys
 from blips.backbones.radial import CosineCutoff, GaussianBasis
 from blips.data.graph import AtomGraph, Graph
+from blips.data.neighbours import NeighbourCache
 from blips.errors import InputError
 
 MAX_ATOMIC_NUMBER = 118
@@ -76,15 +77,32 @@ class AtomisticBackbone(Backbone):
         self._row_basis = GaussianBasis(num_row_basis, cutoff)
         self._row_envelope = CosineCutoff(cutoff)
 
-    def graph_of(self, atoms: Atoms, dtype: torch.dtype) -> AtomGraph:
-        """Graph of one structure; models with their own idea of neighbours override this."""
-        return AtomGraph.from_atoms(atoms, self.cutoff, dtype)
+    def graph_of(
+        self, atoms: Atoms, dtype: torch.dtype, cache: NeighbourCache | None = None
+    ) -> AtomGraph:
+        """Build the graph of one structure; models with neighbours of their own override this."""
+        return AtomGraph.from_atoms(atoms, self.cutoff, dtype, cache)
 
-    def graph(self, atoms: Atoms | Sequence[Atoms], dtype: torch.dtype | None = None) -> AtomGraph:
-        """Graph of one or many structures with this model's neighbours, dtype and device."""
+    def graph(
+        self,
+        atoms: Atoms | Sequence[Atoms],
+        dtype: torch.dtype | None = None,
+        caches: Sequence[NeighbourCache] | None = None,
+    ) -> AtomGraph:
+        """Build the graph of one or many structures with this model's neighbours and device.
+
+        Args:
+            atoms: the structures.
+            dtype: that of the model if not given.
+            caches: neighbours kept between calls, one cache for each structure.
+        """
         here = first_parameter(self)
         structures = [atoms] if isinstance(atoms, Atoms) else atoms
-        graphs = [self.graph_of(one, dtype or here.dtype) for one in structures]
+        kept = caches if caches is not None else [None] * len(structures)
+        graphs = [
+            self.graph_of(one, dtype or here.dtype, cache)
+            for one, cache in zip(structures, kept, strict=True)
+        ]
         return (graphs[0] if len(graphs) == 1 else AtomGraph.batch(graphs)).to(here.device)
 
     @property
@@ -139,9 +157,19 @@ def first_parameter(module: nn.Module) -> nn.Parameter:
 
 
 def graph_batches(
-    backbone: Backbone, atoms: Atoms | Sequence[Atoms] | Graph, batch_size: int
+    backbone: Backbone,
+    atoms: Atoms | Sequence[Atoms] | Graph,
+    batch_size: int,
+    caches: Sequence[NeighbourCache] | None = None,
 ) -> Iterator[Graph]:
-    """Graphs of at most `batch_size` structures with the dtype and device of the backbone."""
+    """Yield graphs of at most `batch_size` structures with the dtype and device of the backbone.
+
+    Args:
+        backbone: whose graphs they are.
+        atoms: one structure, many, or a graph, which is yielded as it is.
+        batch_size: structures at once.
+        caches: neighbours kept between calls, one cache for each structure.
+    """
     here = first_parameter(backbone)
     if isinstance(atoms, Graph):
         yield atoms.to(here.device, here.dtype)
@@ -150,7 +178,8 @@ def graph_batches(
         raise InputError(f"{type(backbone).__name__} predicts graphs, not ASE structures")
     structures = [atoms] if isinstance(atoms, Atoms) else list(atoms)
     for first in range(0, len(structures), batch_size):
-        yield backbone.graph(structures[first : first + batch_size])
+        some = slice(first, first + batch_size)
+        yield backbone.graph(structures[some], caches=None if caches is None else caches[some])
 
 
 class ReferenceEnergies(nn.Module):

@@ -21,6 +21,7 @@ from blips import keys
 from blips.backbones import e3nn_maps, schnetpack_maps
 from blips.backbones.base import AtomisticBackbone, equal_shares
 from blips.data.graph import AtomGraph, Graph
+from blips.data.neighbours import NeighbourCache
 from blips.errors import InputError
 
 EnergiesOf = Callable[[Any, AtomGraph], Tensor | Mapping[str, Tensor]]
@@ -89,10 +90,12 @@ class Adapter(AtomisticBackbone):
         else:
             self._per_structure = _is_per_structure(result, graph)
 
-    def graph_of(self, atoms: Atoms, dtype: torch.dtype) -> AtomGraph:
-        """Graph of one structure, by the user's function if there is one."""
+    def graph_of(
+        self, atoms: Atoms, dtype: torch.dtype, cache: NeighbourCache | None = None
+    ) -> AtomGraph:
+        """Build the graph of one structure, by the user's function if there is one."""
         if self._graph_of is None:
-            return super().graph_of(atoms, dtype)
+            return super().graph_of(atoms, dtype, cache)
         return self._graph_of(atoms, dtype)
 
     def examples(self) -> Sequence[Atoms]:

@@ -27,6 +27,7 @@ from blips import keys
 from blips.backbones.base import equal_shares
 from blips.backbones.foreign import ForeignBackbone, read_checkpoint, require
 from blips.data.graph import AtomGraph, Graph
+from blips.data.neighbours import NeighbourCache
 from blips.errors import CheckpointError, InputError
 
 RADIUS = 6.0  # A, also of the envelope inside the package
@@ -123,8 +124,10 @@ class Orb(ForeignBackbone):
             backbone._restore(read_checkpoint(path, trust=trust), path)
         return backbone
 
-    def graph_of(self, atoms: Atoms, dtype: torch.dtype) -> AtomGraph:
-        """Graph with the neighbours that the package finds; its senders are our receivers."""
+    def graph_of(
+        self, atoms: Atoms, dtype: torch.dtype, cache: NeighbourCache | None = None
+    ) -> AtomGraph:
+        """Build the graph of the package's own search (never cached); its senders receive here."""
         if atoms.pbc.any() and not atoms.pbc.all():
             raise InputError(
                 f"ORB knows structures with three periodic directions or none, not pbc = "

@@ -1,22 +1,27 @@
 """What all baselines share: the verbs `fit` and `predict`, and a backbone in the middle."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from ase import Atoms
+from torch import Tensor
 
+from blips import keys
 from blips.backbones.base import Backbone, first_parameter, graph_batches
+from blips.baselines.last_layer import readout_of
 from blips.config import Source
 from blips.data.batch import Batch, TrainingData
 from blips.data.graph import Graph
+from blips.errors import InputError
 from blips.prediction import Calibrator, Prediction, point_prediction
 from blips.train.fit import Data, FitResult, fit
 from blips.train.objective import plain_outputs
-from blips.train.wrapper import Likelihood, Stochastic
+from blips.train.wrapper import Likelihood, Stochastic, Wrapper
 
 Structures = Atoms | Sequence[Atoms] | Graph
+QUANTITIES = (keys.ENERGY, keys.FORCES)
 
 
 class Baseline:
@@ -25,11 +30,13 @@ class Baseline:
     Attributes:
         backbone: the model (one of the models) that predicts.
         calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
+        takes_samples: whether the number of samples is chosen in `predict`.
     """
 
     backbone: Backbone
     calibration: dict[str, Calibrator]
-    predict_graph: Callable[..., Prediction]  # (graph, *, seed, **options), one batch
+    takes_samples: ClassVar[bool] = False
+    predict_graph: Callable[..., Prediction]  # (graph, *, seed, forces, stress, **options)
 
     def fit(
         self,
@@ -56,30 +63,94 @@ class Baseline:
         return result
 
     def condition(self, train: TrainingData, valid: TrainingData) -> None:
-        """What a method has to learn from its data after the backbone is trained: nothing here."""
+        """Learn error bars from data after the backbone is trained; most methods need not."""
 
     def predict(
         self,
         atoms: Structures,
         *,
+        method: str = "auto",
+        samples: Any = None,
         seed: int = 0,
+        forces: bool = True,
+        stress: bool = False,
         batch_size: int = 32,
         calibrated: bool = True,
         **options: Any,
     ) -> Prediction:
-        """Means and standard deviations in eV and eV/A.
+        """Predict means and standard deviations in eV, eV/A and eV/A^3.
 
         Args:
             atoms: one structure, many, or a graph.
+            method: "auto", or "map" for the means without error bars.
+            samples: of methods that sample; others have no use for it.
             seed: of methods that sample; the same seed gives the same prediction.
+            forces: also predict forces.
+            stress: also predict the stress.
             batch_size: structures at once.
             calibrated: apply the calibration, where there is one.
             options: of the method, see its `predict_graph`.
         """
-        graphs = graph_batches(self.backbone, atoms, batch_size)
-        parts = [self.predict_graph(graph, seed=seed, **options) for graph in graphs]
+        if method not in ("auto", "map"):
+            raise InputError(
+                f"{type(self).__name__} has no method {method!r}; use auto, or map for means alone"
+            )
+        if samples is not None and self.takes_samples:
+            options["samples"] = samples
+        parts: list[Prediction] = []
+        for graph in graph_batches(self.backbone, atoms, batch_size):
+            if method == "map":
+                parts.append(self.predict_mean(graph, forces=forces, stress=stress))
+            else:
+                parts.append(
+                    self.predict_graph(graph, seed=seed, forces=forces, stress=stress, **options)
+                )
         prediction = Prediction.join(parts)
         return prediction.recalibrated(self.calibration) if calibrated else prediction
+
+    def predict_mean(self, graph: Graph, *, forces: bool, stress: bool) -> Prediction:
+        """Predict the means alone, at the cost of the backbone."""
+        return _plain(self.backbone, graph, forces=forces, stress=stress, method="map")
+
+
+class Learned(Wrapper, Baseline):
+    """A trained potential whose error bars are learned from its features afterwards.
+
+    What is learned are buffers, so that it is saved, loaded and moved with the model.
+
+    Attributes:
+        learned: names of the buffers; None before `condition`.
+    """
+
+    learned: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, backbone: Backbone, settings: dict[str, Any]) -> None:
+        readout_of(backbone)
+        super().__init__(backbone, settings)
+        for name in self.learned:
+            self.register_buffer(name, None)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
+    ) -> None:
+        for name in self.learned:
+            saved = state_dict.get(f"{prefix}{name}")
+            setattr(self, name, None if saved is None else torch.empty_like(saved))
+        super()._load_from_state_dict(state_dict, prefix, *arguments, **options)
+
+
+def as_rows(pairs: Mapping[str, tuple[float, float]]) -> Tensor:
+    """Stack two numbers for each quantity, [2, 2] float64; NaN where there are none."""
+    missing = (float("nan"), float("nan"))
+    return torch.tensor([pairs.get(name, missing) for name in QUANTITIES], dtype=torch.float64)
+
+
+def from_rows(rows: Tensor | None) -> dict[str, tuple[float, float]]:
+    """Undo `as_rows`; empty for None."""
+    if rows is None:
+        return {}
+    pairs = {name: (float(a), float(b)) for name, (a, b) in zip(QUANTITIES, rows, strict=True)}
+    return {name: pair for name, pair in pairs.items() if pair[0] == pair[0]}
 
 
 def predict_plain(
@@ -90,17 +161,21 @@ def predict_plain(
     stress: bool = False,
     batch_size: int = 32,
 ) -> Prediction:
-    """What a backbone predicts, without error bars."""
-    parts = []
-    for graph in graph_batches(backbone, atoms, batch_size):
-        with torch.no_grad():
-            outputs = plain_outputs(backbone, graph, forces=forces, stress=stress)
-        parts.append(point_prediction(outputs, graph, method="plain"))
-    return Prediction.join(parts)
+    """Predict with a backbone, without error bars."""
+    graphs = graph_batches(backbone, atoms, batch_size)
+    return Prediction.join([_plain(backbone, g, forces=forces, stress=stress) for g in graphs])
+
+
+def _plain(
+    backbone: Backbone, graph: Graph, *, forces: bool, stress: bool, method: str = "plain"
+) -> Prediction:
+    with torch.no_grad():
+        outputs = plain_outputs(backbone, graph, forces=forces, stress=stress)
+    return point_prediction(outputs, graph, method=method)
 
 
 def data_batches(backbone: Backbone, data: TrainingData, batch_size: int = 32) -> Iterator[Batch]:
-    """The structures of a data set in order, with the dtype and device of the backbone."""
+    """Yield the structures of a data set in order, with the dtype and device of the backbone."""
     here = first_parameter(backbone)
     for first in range(0, len(data), batch_size):
         indices = range(first, min(first + batch_size, len(data)))

@@ -83,6 +83,7 @@ class MCDropout(Stochastic, Baseline):
     """
 
     kind: ClassVar = "dropout"
+    takes_samples: ClassVar = True
 
     def __init__(
         self, backbone: Backbone, rate: float = 0.1, exclude: Sequence[str] = ("readout.*",)
@@ -148,7 +149,7 @@ class MCDropout(Stochastic, Baseline):
             lambda part: sampler(part, range(1)),
         )
         return monte_carlo(
-            sampler, graph, samples, method="dropout", chunk=chunk, covariance=covariance
+            sampler, graph, samples, method=self.kind, chunk=chunk, covariance=covariance
         )
 
 

@@ -7,12 +7,14 @@ of their batches, both functions of seed + k:
     mean = 1/M sum_m y_m,    epistemic std = sqrt( 1/(M-1) sum_m (y_m - mean)^2 )
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
+from torch import nn
 
 from blips.backbones import build
 from blips.backbones.base import Backbone
@@ -25,6 +27,7 @@ from blips.inference.monte_carlo import monte_carlo
 from blips.prediction import Calibrator, Outputs, Prediction
 from blips.train.fit import Data, FitResult, fit, resolve_config
 from blips.train.objective import plain_outputs
+from blips.train.wrapper import Wrapper
 
 MakeBackbone = Callable[[int], Backbone]  # seed -> untrained backbone
 
@@ -36,7 +39,7 @@ class EnsembleFit(FitResult):
     members: tuple[FitResult, ...]
 
 
-class DeepEnsemble(Baseline):
+class DeepEnsemble(Wrapper, Baseline):
     """M independently trained backbones.
 
     Args:
@@ -45,6 +48,8 @@ class DeepEnsemble(Baseline):
         members: M, at least 2.
         hyperparameters: of the named backbone.
     """
+
+    kind: ClassVar = "ensemble"
 
     def __init__(
         self,
@@ -59,8 +64,9 @@ class DeepEnsemble(Baseline):
             self.make_backbone: MakeBackbone = lambda _seed: build(name, **options)
         else:
             self.make_backbone = make_backbone
+        nn.Module.__init__(self)
         self.num_members = members
-        self.models: list[Backbone] = []
+        self.models = nn.ModuleList()
         self.calibration: dict[str, Calibrator] = {}
 
     @classmethod
@@ -68,15 +74,33 @@ class DeepEnsemble(Baseline):
         """Ensemble of models that are trained already."""
         models = list(models)
         ensemble = cls(lambda seed: models[seed], len(models))
-        ensemble.models = models
+        ensemble.models = nn.ModuleList(models)
         return ensemble
+
+    @classmethod
+    def rebuilt(cls, backbone: Backbone, settings: dict[str, Any]) -> Self:
+        """Make an ensemble of copies of a backbone, for the weights of a file."""
+        return cls.of([backbone, *(copy.deepcopy(backbone) for _ in range(1, settings["members"]))])
 
     @property
     def backbone(self) -> Backbone:  # type: ignore[override]
         """The first member."""
+        return self._members()[0]
+
+    @property
+    def settings(self) -> dict[str, Any]:  # type: ignore[override]
+        """What a file needs beside the weights; members of different shapes cannot be saved."""
+        members = self._members()
+        if any(m.hyperparameters != members[0].hyperparameters for m in members):
+            raise InputError(
+                "the members differ in their hyperparameters; save each of them by itself"
+            )
+        return {"members": len(members)}
+
+    def _members(self) -> list[Backbone]:
         if not self.models:
             raise InputError("the ensemble has no members yet; call fit first")
-        return self.models[0]
+        return [model for model in self.models if isinstance(model, Backbone)]
 
     def fit(
         self,
@@ -107,7 +131,7 @@ class DeepEnsemble(Baseline):
             )
             results.append(result)
             train, valid = _same_data(result, train, valid)
-        self.models = models
+        self.models = nn.ModuleList(models)
         first = results[0]
         return EnsembleFit(root, first.progress, first.train_data, first.valid_data, tuple(results))
 
@@ -120,17 +144,22 @@ class DeepEnsemble(Baseline):
         stress: bool = False,
         covariance: bool = False,
     ) -> Prediction:
-        """Mean and (M-1)-normalised deviation over the members; `covariance` also of forces."""
+        """Predict mean and (M-1)-normalised std over the members; `covariance` also of forces."""
+        members = self._members()
 
         def member(graph: Graph, numbers: range) -> Outputs:
             with torch.no_grad():
-                return plain_outputs(
-                    self.models[numbers.start], graph, forces=forces, stress=stress
-                )
+                return plain_outputs(members[numbers.start], graph, forces=forces, stress=stress)
 
         return monte_carlo(
-            member, graph, len(self.models), method="ensemble", chunk=1, covariance=covariance
+            member, graph, len(members), method=self.kind, chunk=1, covariance=covariance
         )
+
+    def predict_mean(self, graph: Graph, *, forces: bool, stress: bool) -> Prediction:
+        """Predict the mean of the members; it costs what the error bars cost."""
+        whole = self.predict_graph(graph, forces=forces, stress=stress)
+        without = {name: None for name in vars(whole) if name.endswith("_std")}
+        return replace(whole, method="map", **without)
 
     def _new(self, seed: int) -> Backbone:
         with torch.random.fork_rng(devices=[]):

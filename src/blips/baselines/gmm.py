@@ -15,7 +15,8 @@ with a and b of least Gaussian NLL on validation data. Unlike an isotonic map th
 the validation data, where it matters: their order is that of u.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -24,13 +25,13 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.baselines.base import Baseline, data_batches
-from blips.baselines.last_layer import embeddings, readout_of
+from blips.baselines.base import Learned, as_rows, data_batches, from_rows
+from blips.baselines.last_layer import embeddings
 from blips.baselines.mixture import GaussianMixture
 from blips.data.batch import TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
-from blips.prediction import Calibrator, Prediction, point_prediction
+from blips.prediction import Prediction, point_prediction
 from blips.train.objective import plain_outputs
 
 LOG_RANGE = np.log(1e4)  # how far a and b may be from what each would be without the other
@@ -64,7 +65,7 @@ class LinearVariance:
         return (self.a * count + self.b * strangeness).sqrt()
 
 
-class EmbeddingMixture(Baseline):
+class EmbeddingMixture(Learned):
     """Error bars for a trained potential from the density of its embeddings.
 
     Args:
@@ -74,6 +75,14 @@ class EmbeddingMixture(Baseline):
         seed: of the mixture's initial centres.
     """
 
+    kind: ClassVar = "gmm"
+    learned: ClassVar = ("log_weights", "means", "cholesky", "least", "variance_rows")
+    log_weights: Tensor | None
+    means: Tensor | None
+    cholesky: Tensor | None
+    least: Tensor | None  # -log p of the likeliest training atom
+    variance_rows: Tensor | None  # [2, 2]
+
     def __init__(
         self,
         backbone: Backbone,
@@ -81,24 +90,28 @@ class EmbeddingMixture(Baseline):
         regularisation: float = 1e-6,
         seed: int = 0,
     ) -> None:
-        readout_of(backbone)
-        self.backbone = backbone
-        self.components = components
-        self.regularisation = regularisation
-        self.seed = seed
-        self.calibration: dict[str, Calibrator] = {}
-        self.mixture: GaussianMixture | None = None
-        self.least = 0.0
-        self.variances: dict[str, LinearVariance] = {}
+        settings = {"components": components, "regularisation": regularisation, "seed": seed}
+        super().__init__(backbone, settings)
+
+    @property
+    def mixture(self) -> GaussianMixture:
+        """The density of the training set's embeddings; an error where it is not known yet."""
+        if self.log_weights is None or self.means is None or self.cholesky is None:
+            raise InputError("the mixture is not known yet; call fit or condition first")
+        return GaussianMixture(self.log_weights, self.means, self.cholesky)
+
+    @property
+    def variances(self) -> dict[str, LinearVariance]:
+        """Variances by quantity."""
+        return {name: LinearVariance(*pair) for name, pair in from_rows(self.variance_rows).items()}
 
     def condition(self, train: TrainingData, valid: TrainingData) -> None:
         """Fit the mixture to training data, and the error bars to validation data."""
         batches = data_batches(self.backbone, train)
         rows = torch.cat([embeddings(self.backbone, batch.graph) for batch in batches])
-        self.mixture = GaussianMixture.fit(
-            rows, self.components, seed=self.seed, regularisation=self.regularisation
-        )
-        self.least = float(-self.mixture.log_density(rows).max())
+        mixture = GaussianMixture.fit(rows, **self.settings)
+        self.log_weights, self.means, self.cholesky = astuple(mixture)
+        self.least = -mixture.log_density(rows).max()
         parts: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {keys.ENERGY: [], keys.FORCES: []}
         for batch in data_batches(self.backbone, valid):
             outputs = plain_outputs(self.backbone, batch.graph)
@@ -106,28 +119,29 @@ class EmbeddingMixture(Baseline):
             for name in parts.keys() & batch.targets.keys():
                 error = (batch.targets[name] - outputs[name]).double()
                 parts[name].append((*_summed(name, by_atom, batch.graph), error))
-        self.variances = {
+        fitted = {
             name: LinearVariance.fit(*map(_flat, zip(*found, strict=True)))
             for name, found in parts.items()
             if found
         }
+        self.variance_rows = as_rows({name: astuple(variance) for name, variance in fitted.items()})
 
     def strangeness(self, graph: Graph) -> Tensor:
         """The u of each atom, [N]."""
-        if self.mixture is None:
-            raise InputError("the mixture is not known yet; call fit or condition first")
         nll = -self.mixture.log_density(embeddings(self.backbone, graph))
-        return (nll - self.least).clamp(min=0.0)
+        return (nll - cast(Tensor, self.least)).clamp(min=0.0)
 
-    def predict_graph(self, graph: Graph, *, seed: int = 0) -> Prediction:
-        """Outputs of the potential, with deviations from the strangeness of its atoms."""
+    def predict_graph(
+        self, graph: Graph, *, seed: int = 0, forces: bool = True, stress: bool = False
+    ) -> Prediction:
+        """Predict with std from the strangeness of the atoms."""
         by_atom = self.strangeness(graph)
         with torch.no_grad():
-            outputs = plain_outputs(self.backbone, graph)
-        arrays = dict(outputs)
+            arrays = dict(plain_outputs(self.backbone, graph, forces=forces, stress=stress))
         for name, variance in self.variances.items():
-            arrays[f"{name}_std"] = variance.std(*_summed(name, by_atom, graph))
-        return point_prediction(arrays, graph, method="gmm")
+            if name in arrays:
+                arrays[f"{name}_std"] = variance.std(*_summed(name, by_atom, graph))
+        return point_prediction(arrays, graph, method=self.kind)
 
 
 def _summed(name: str, by_atom: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:

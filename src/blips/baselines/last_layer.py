@@ -84,11 +84,18 @@ def gradient_of_each(values: Tensor, positions: Tensor, *, create_graph: bool = 
     return torch.cat(gradients)
 
 
-def summed_features(backbone: Backbone, graph: Graph) -> tuple[Tensor, Tensor]:
-    """Phi of each structure, [S, D], and dPhi/dr of each component, [N, 3, D]; float64."""
-    with torch.enable_grad():
+def summed_features(
+    backbone: Backbone, graph: Graph, *, gradients: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Sum features over structures: Phi [S, D], and dPhi/dr of each component, [N, 3, D]; float64.
+
+    Without `gradients`, which cost a backward pass for each feature, the latter is empty.
+    """
+    with torch.enable_grad() if gradients else torch.no_grad():
         leaf = with_leaf_positions(graph)
         features = last_layer(backbone, leaf).features  # [N, D]
-        gradient = gradient_of_each(features.sum(0), leaf.positions)  # [D, N, 3]
+        gradient = features.new_zeros(0, 0, 0)
+        if gradients:
+            gradient = gradient_of_each(features.sum(0), leaf.positions)  # [D, N, 3]
     summed = graph.sum_over_structures(features.detach().double())
     return summed, gradient.double().permute(1, 2, 0)

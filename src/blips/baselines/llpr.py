@@ -15,7 +15,8 @@ least Gaussian NLL.
 The trained model is not touched. Biases do not count as features.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,12 +24,12 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.baselines.base import Baseline, data_batches
-from blips.baselines.last_layer import readout_of, summed_features
+from blips.baselines.base import Learned, as_rows, data_batches, from_rows
+from blips.baselines.last_layer import summed_features
 from blips.data.batch import TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
-from blips.prediction import Calibrator, Prediction, point_prediction
+from blips.prediction import Prediction, point_prediction
 from blips.train.objective import plain_outputs
 
 GRID = np.logspace(-10.0, 2.0, 37)  # sigma0^2 in units of the mean eigenvalue of F^T F
@@ -81,7 +82,7 @@ class Scale:
         return cls(float(alpha_square[best]), float(sigma0_square[best]))
 
 
-class LastLayerRigidity(Baseline):
+class LastLayerRigidity(Learned):
     """Error bars for a trained potential from its last-layer features.
 
     Args:
@@ -89,31 +90,55 @@ class LastLayerRigidity(Baseline):
         forces_weight: of the force components among the rows of F; 0 for energies alone.
     """
 
+    kind: ClassVar = "llpr"
+    learned: ClassVar = ("eigenvalues", "eigenvectors", "scale_rows")
+    eigenvalues: Tensor | None
+    eigenvectors: Tensor | None
+    scale_rows: Tensor | None  # [2, 2]
+
     def __init__(self, backbone: Backbone, forces_weight: float = 1.0) -> None:
-        readout_of(backbone)
-        self.backbone = backbone
+        super().__init__(backbone, {"forces_weight": forces_weight})
         self.forces_weight = forces_weight
-        self.calibration: dict[str, Calibrator] = {}
-        self.rigidity: Rigidity | None = None
-        self.scales: dict[str, Scale] = {}
+
+    @property
+    def rigidity(self) -> Rigidity:
+        """The quadratic form of the training set; an error where it is not known yet."""
+        if self.eigenvalues is None or self.eigenvectors is None:
+            raise InputError("the rigidity is not known yet; call fit or condition first")
+        return Rigidity(self.eigenvalues, self.eigenvectors)
+
+    @rigidity.setter
+    def rigidity(self, value: Rigidity) -> None:
+        self.eigenvalues = value.eigenvalues
+        self.eigenvectors = value.eigenvectors.contiguous()  # as a file has it: the same bits
+
+    @property
+    def scales(self) -> dict[str, Scale]:
+        """alpha^2 and sigma0^2 by quantity."""
+        return {name: Scale(*pair) for name, pair in from_rows(self.scale_rows).items()}
+
+    @scales.setter
+    def scales(self, value: dict[str, Scale]) -> None:
+        self.scale_rows = as_rows({name: astuple(scale) for name, scale in value.items()})
 
     def condition(self, train: TrainingData, valid: TrainingData) -> None:
         """Build F^T F from training data; choose alpha and sigma0 on validation data."""
         matrix: Tensor | float = 0.0
         for batch in data_batches(self.backbone, train):
-            energy_rows, force_rows = self._rows(batch.graph)
+            energy_rows, force_rows = summed_features(self.backbone, batch.graph)
             flat = force_rows.flatten(end_dim=-2)
             matrix = matrix + energy_rows.T @ energy_rows + self.forces_weight * flat.T @ flat
         self.rigidity = Rigidity.of(torch.as_tensor(matrix))
         self.scales = self._choose_scales(self.rigidity, valid)
 
     def _choose_scales(self, rigidity: Rigidity, valid: TrainingData) -> dict[str, Scale]:
+        """Choose the scales of least NLL."""
         grid = rigidity.grid()
         forms: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
         errors: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
         for batch in data_batches(self.backbone, valid):
             outputs = plain_outputs(self.backbone, batch.graph)
-            rows = dict(zip(forms, self._rows(batch.graph), strict=True))
+            rows = dict(zip(forms, summed_features(self.backbone, batch.graph), strict=True))
             for name in forms.keys() & batch.targets.keys():
                 forms[name].append(rigidity.form(rows[name], grid).reshape(-1, len(grid)))
                 errors[name].append((batch.targets[name] - outputs[name]).double().flatten())
@@ -123,25 +148,22 @@ class LastLayerRigidity(Baseline):
             if parts
         }
 
-    def _rows(self, graph: Graph) -> tuple[Tensor, Tensor]:
-        """Phi [S, D] and dPhi/dr [N, 3, D]."""
-        return summed_features(self.backbone, graph)
-
-    def predict_graph(self, graph: Graph, *, seed: int = 0) -> Prediction:
-        """Outputs of the potential, with deviations and the covariance of each atom's force."""
-        if self.rigidity is None:
-            raise InputError("the rigidity is not known yet; call fit or condition first")
+    def predict_graph(
+        self, graph: Graph, *, seed: int = 0, forces: bool = True, stress: bool = False
+    ) -> Prediction:
+        """Predict with std and the covariance of each atom's force; energies alone are cheap."""
+        rigidity, scales = self.rigidity, self.scales
         with torch.no_grad():
-            outputs = plain_outputs(self.backbone, graph)
-        arrays = dict(outputs)
-        energy_rows, force_rows = self._rows(graph)
-        if keys.ENERGY in self.scales:
-            scale = self.scales[keys.ENERGY]
-            cov = self.rigidity.covariance(energy_rows[:, None], scale.sigma0_square)  # [S, 1, 1]
+            arrays = dict(plain_outputs(self.backbone, graph, forces=forces, stress=stress))
+        with_forces = forces and keys.FORCES in scales
+        energy_rows, force_rows = summed_features(self.backbone, graph, gradients=with_forces)
+        if keys.ENERGY in scales:
+            scale = scales[keys.ENERGY]
+            cov = rigidity.covariance(energy_rows[:, None], scale.sigma0_square)  # [S, 1, 1]
             arrays["energy_std"] = (scale.alpha_square * cov[:, 0, 0]).sqrt()
-        if keys.FORCES in self.scales:
-            scale = self.scales[keys.FORCES]
-            cov = scale.alpha_square * self.rigidity.covariance(force_rows, scale.sigma0_square)
+        if with_forces:
+            scale = scales[keys.FORCES]
+            cov = scale.alpha_square * rigidity.covariance(force_rows, scale.sigma0_square)
             arrays["forces_cov"] = cov  # [N, 3, 3]
             arrays["forces_std"] = cov.diagonal(dim1=-2, dim2=-1).sqrt()
-        return point_prediction(arrays, graph, method="llpr")
+        return point_prediction(arrays, graph, method=self.kind)

@@ -99,12 +99,16 @@ class SecondReadout(Likelihood, Baseline):
             terms[name] = weight * distributions[name].rescaled(factor).loss(error).mean()
         return terms
 
-    def predict_graph(self, graph: Graph, *, seed: int = 0) -> Prediction:
-        """Outputs of the potential, with the deviations of their distributions."""
+    def predict_graph(
+        self, graph: Graph, *, seed: int = 0, forces: bool = True, stress: bool = False
+    ) -> Prediction:
+        """Predict with the std of the distributions."""
         with torch.no_grad():
-            outputs, distributions = self.evaluate(graph)
+            outputs, distributions = self.evaluate(graph, forces=forces, stress=stress)
         arrays = dict(outputs)
         for name, distribution in distributions.items():
+            if name not in outputs:
+                continue
             var = distribution.aleatoric_var.expand_as(outputs[name])
             arrays[f"{name}_aleatoric_std"] = var.sqrt()
             if distribution.epistemic_var is not None:

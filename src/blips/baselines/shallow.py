@@ -10,6 +10,7 @@ E_0 is the backbone's own energy. The deviations d add up to nothing, so that th
 members is the backbone itself, whatever its weights: no ensemble of last layers is left out.
 """
 
+from dataclasses import replace
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -96,15 +97,26 @@ class ShallowEnsemble(Likelihood, Baseline):
         return data_loss(outputs, batch.targets, atom_counts(batch.graph), config)
 
     def predict_graph(
-        self, graph: Graph, *, seed: int = 0, forces: bool = True, covariance: bool = False
+        self,
+        graph: Graph,
+        *,
+        seed: int = 0,
+        forces: bool = True,
+        stress: bool = False,
+        covariance: bool = False,
     ) -> Prediction:
-        """Mean and (M-1)-normalised deviation over the members; `covariance` also of forces."""
+        """Predict mean and (M-1)-normalised std of the members; the stress is their mean alone."""
 
         def sampler(graph: Graph, numbers: range) -> Outputs:
             outputs = self.members(graph, forces=forces)
             return {name: value.flatten(end_dim=1) for name, value in outputs.items()}
 
         count = self.heads.out_features
-        return monte_carlo(
+        prediction = monte_carlo(
             sampler, graph, count, method=self.kind, chunk=count, covariance=covariance
+        )
+        if not stress:
+            return prediction
+        return replace(
+            prediction, stress=self.predict_mean(graph, forces=False, stress=True).stress
         )

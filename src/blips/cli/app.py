@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ase import Atoms
 
     from blips.potential import BayesianPotential
+    from blips.prediction import Model as Potential
 
 app = typer.Typer(
     name="blips",
@@ -94,28 +95,43 @@ def ctrl_c_asks() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
+def load_model(path: Path) -> "Potential":
+    """Load a Bayesian potential or a baseline; plain models, without error bars, are refused."""
+    from blips.prediction import Model as Potential
+    from blips.train.load import load
+
+    model = load(str(path))
+    if not isinstance(model, Potential):
+        raise _without_error_bars(path, model)
+    return model
+
+
+def _without_error_bars(path: Path, model: object) -> ConfigError:
+    return ConfigError(
+        f"{path} holds a plain {type(model).__name__} without posterior, which has no error "
+        "bars; train with model.bayes.enabled=true"
+    )
+
+
 def load_bayesian(path: Path) -> "BayesianPotential":
-    """The potential in a file, or a released one by its name; plain models are refused."""
+    """Load a Bayesian potential from a file, or a released one by its name."""
     from blips.potential import BayesianPotential
     from blips.train.load import load
 
     model = load(str(path))
     if not isinstance(model, BayesianPotential):
-        raise ConfigError(
-            f"{path} holds a plain {type(model).__name__} without posterior, which has no error "
-            "bars; train with model.bayes.enabled=true"
-        )
+        raise _without_error_bars(path, model)
     return model
 
 
-def read_known(path: Path, potential: "BayesianPotential") -> list["Atoms"]:
+def read_known(path: Path, potential: "Potential") -> list["Atoms"]:
     """Checked structures of a file; elements that the potential was not trained on are refused."""
     from blips.data.structures import check_structures, read_structures
 
     return check_structures(read_structures(path), path, elements=known_elements(potential))
 
 
-def known_elements(potential: "BayesianPotential") -> list[int] | None:
+def known_elements(potential: "Potential") -> list[int] | None:
     """Atomic numbers that a potential was trained on; None where it does not say."""
     known = getattr(potential.backbone, "trained_numbers", None)
     return sorted(known) if known else None

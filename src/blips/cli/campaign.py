@@ -20,8 +20,10 @@ def active(
     """
     from blips.active.campaign import run_campaign
     from blips.active.config import load_campaign
+    from blips.config import is_override
 
-    config = load_campaign(*sources)
+    typed = [text for text in sources if is_override(text)]
+    config = load_campaign(*sources, typed=typed)
     summary = run_campaign(config, display=not quiet)
     typer.echo(
         f"{summary['labels']} labels, {summary['quarantined']} set aside; {summary['ended']}; "

@@ -37,12 +37,12 @@ def validate(
 
     Example: blips validate config.yaml training.epochs=50
     """
-    from blips.config import dump_config, load_config
+    from blips.config import dump_config, is_override, load_config
 
     if active:
         from blips.active.config import load_campaign
 
-        config = load_campaign(*sources)
+        config = load_campaign(*sources, typed=[text for text in sources if is_override(text)])
     else:
         config = load_config(*sources)
     if json:

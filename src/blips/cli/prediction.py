@@ -13,6 +13,7 @@ from blips.cli.app import (
     Structures,
     app,
     load_bayesian,
+    load_model,
     messages_aside,
     print_json,
     read_known,
@@ -48,15 +49,11 @@ def predict(
     """
     from blips.data.structures import write_structures
 
-    potential = load_bayesian(model)
+    potential = load_model(model)
     atoms = read_known(structures, potential)
+    options = {"tolerance": tolerance} if samples == "auto" else {}
     prediction = potential.predict(
-        atoms,
-        samples=_number_or_auto(samples),
-        method=method,
-        seed=seed,
-        stress=stress,
-        tolerance=tolerance,
+        atoms, samples=_number_or_auto(samples), method=method, seed=seed, stress=stress, **options
     )
     write_structures(output, prediction.to_atoms(atoms))
     if json:
@@ -153,10 +150,15 @@ def evaluate(
     """
     from rich.console import Console
 
-    from blips.uq.report import References, assess, write_evaluation, write_figures
-    from blips.uq.tables import evaluation_table
+    from blips.uq.assess import (
+        References,
+        assess,
+        evaluation_table,
+        write_evaluation,
+        write_figures,
+    )
 
-    potential = load_bayesian(model)
+    potential = load_model(model)
     atoms = read_known(structures, potential)
     references = References.of(atoms)
     prediction = potential.predict(atoms, samples=samples, seed=seed)

@@ -13,7 +13,7 @@ from blips.cli.app import (
     app,
     ctrl_c_asks,
     known_elements,
-    load_bayesian,
+    load_model,
     print_json,
 )
 from blips.defaults import SAMPLES
@@ -22,7 +22,7 @@ from blips.errors import ConfigError
 if TYPE_CHECKING:
     from ase import Atoms
 
-    from blips.potential import BayesianPotential
+    from blips.prediction import Model as Potential
     from blips.sim.dynamics import Outcome
     from blips.sim.guard import Guard
     from blips.sim.run import MDSettings
@@ -81,7 +81,7 @@ def md(
         str, _guard_option("--action", "at a finding: stop, log, or ask a reference")
     ] = "stop",
     reference: Annotated[
-        str | None, _guard_option("--reference", "emt, gfn2 or module:Class, an ASE calculator")
+        str | None, _guard_option("--reference", "gfn2-xtb, pyscf, emt, ... or module:Name")
     ] = None,
     reference_limit: Annotated[
         float, _guard_option("--reference-limit", "ask: true force error to go on with, eV/A")
@@ -99,7 +99,7 @@ def md(
     """
     from blips.data.structures import check_structures, read_structures
     from blips.sim.guard import Guard, sigma_for
-    from blips.sim.reference import reference_calculator
+    from blips.sim.reference import make_calculator
     from blips.sim.run import MDSettings, outcome_dict
 
     settings = MDSettings(
@@ -119,8 +119,8 @@ def md(
     )
     if max_error is not None and max_force_sigma is not None:
         raise ConfigError("--max-error and --max-force-sigma are two limits on one sigma; give one")
-    asked = None if reference is None else reference_calculator(reference)
-    potential = load_bayesian(model)
+    asked = None if reference is None else make_calculator(reference, trust=True)
+    potential = load_model(model)
     frames = read_structures(structure, frame)
     atoms = check_structures(frames, structure, elements=known_elements(potential))[0]
     if max_error is not None:
@@ -137,7 +137,7 @@ def md(
 
 
 def _run(
-    potential: "BayesianPotential",
+    potential: "Potential",
     atoms: "Atoms",
     settings: "MDSettings",
     guard: "Guard",
@@ -200,8 +200,8 @@ def _tell(outcome: "Outcome", folder: Path) -> None:
     typer.echo(f"trajectory, uncertain frames and outcome.json in {folder}")
 
 
-def _check_calibrated(potential: "BayesianPotential", model: Path) -> None:
-    if "forces" not in potential.calibration and potential.posterior is None:
+def _check_calibrated(potential: "Potential", model: Path) -> None:
+    if "forces" not in potential.calibration and getattr(potential, "posterior", None) is None:
         raise ConfigError(
             f"--max-error needs calibrated error bars, and {model} has none for forces; "
             f"run blips calibrate {model} held-out.extxyz -o calibrated.safetensors first"

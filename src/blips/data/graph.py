@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from ase import Atoms
 from torch import Tensor
-from vesin import NeighborList
 
-from blips.data.extent import check_extent
+from blips.data.neighbours import NeighbourCache, find_neighbours
 from blips.errors import InputError
 
 
@@ -178,52 +177,29 @@ class AtomGraph(Graph):
         atoms: Atoms | Sequence[Atoms],
         cutoff: float,
         dtype: torch.dtype | None = None,
+        cache: NeighbourCache | None = None,
     ) -> Self:
-        """Graph of one structure or a batch of many; all pairs with distance < `cutoff` (A)."""
-        dtype = dtype or torch.get_default_dtype()
-        if isinstance(atoms, Atoms):
-            return cls._from_one(atoms, cutoff, dtype)
-        return cls.batch([cls._from_one(one, cutoff, dtype) for one in atoms])
+        """Build the graph of one structure or a batch of many, all pairs closer than `cutoff` (A).
 
-    @classmethod
-    def _from_one(cls, atoms: Atoms, cutoff: float, dtype: torch.dtype) -> Self:
-        receiver, sender, shift = _neighbours(atoms, cutoff)
+        Args:
+            atoms: the structures.
+            cutoff: A.
+            dtype: of positions and cells, torch's default if not given.
+            cache: neighbours kept between calls, for one moving structure.
+        """
+        dtype = dtype or torch.get_default_dtype()
+        if not isinstance(atoms, Atoms):
+            return cls.batch([cls.from_atoms(one, cutoff, dtype) for one in atoms])
+        found = cache.find(atoms, cutoff) if cache else find_neighbours(atoms, cutoff)
         return cls(
             positions=torch.as_tensor(atoms.positions.copy(), dtype=dtype),
-            edge_index=torch.as_tensor(np.stack([receiver, sender]).astype(np.int64)),
+            edge_index=torch.as_tensor(found.edges),
             structure=torch.zeros(len(atoms), dtype=torch.int64),
             num_structures=1,
             numbers=torch.as_tensor(atoms.numbers.astype(np.int64)),
             cell=torch.as_tensor(atoms.cell.array[None].copy(), dtype=dtype),
             pbc=torch.as_tensor(atoms.pbc[None].copy()),
-            edge_shift=torch.as_tensor(shift, dtype=dtype),
+            edge_shift=torch.as_tensor(found.shift, dtype=dtype),
         )
 
 
-def _neighbours(atoms: Atoms, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Receivers [E] (ascending), senders [E] and cell shifts [E, 3] of all pairs in the cutoff."""
-    if len(atoms) == 0:
-        raise InputError("a structure without atoms has no energy; remove the empty frame")
-    if not np.isfinite(atoms.positions).all():
-        raise InputError("positions hold NaN or infinity; check how the structure was made")
-    cell = atoms.cell.array
-    if not np.isfinite(cell).all():
-        raise InputError("the cell holds NaN or infinity; check how the structure was made")
-    if atoms.pbc.any() and np.linalg.matrix_rank(cell[atoms.pbc]) < atoms.pbc.sum():
-        raise InputError(
-            f"periodic along {atoms.pbc.tolist()}, but those lattice vectors are not independent: "
-            f"{cell.tolist()}; set a cell with a volume, or pbc=False for a molecule"
-        )
-    if not (np.isfinite(cutoff) and cutoff > 0):
-        raise InputError(f"the cutoff must be a positive length in A, got {cutoff}")
-    check_extent(atoms.positions, cell, atoms.pbc, cutoff)
-    receiver, sender, shift, distance = NeighborList(
-        cutoff=cutoff, full_list=True, sorted=True
-    ).compute(points=atoms.positions, box=cell, periodic=atoms.pbc, quantities="ijSd")
-    if (distance == 0).any():
-        first = int((distance == 0).argmax())
-        raise InputError(
-            f"atoms {receiver[first]} and {sender[first]} are at the same place; "
-            "remove duplicated atoms (also those that coincide through the periodic cell)"
-        )
-    return receiver, sender, shift

@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 from blips.uq.bootstrap import Interval
-from blips.uq.evaluation import Evaluation
+from blips.uq.evaluate import Evaluation
 
 LICENCE = "vendor/3Dmol-LICENSE.txt"
 SCRIPTS = ("vendor/3Dmol-min.js", "page/plot.js", "page/report.js")
@@ -36,7 +36,21 @@ HEADLINES = (
     ("Forces within the 68 % interval", "forces", "coverage_68", "", "0.68, if calibrated"),
     ("Forces within the 90 % interval", "forces", "coverage_90", "", "0.90, if calibrated"),
     ("Forces within the 95 % interval", "forces", "coverage_95", "", "0.95, if calibrated"),
-    ("Spearman, sigma and error of structures", "forces_per_structure", "spearman", "", "up to 1"),
+    ("Spearman, std and error of structures", "forces_per_structure", "spearman", "", "up to 1"),
+    (
+        "Spearman, predicted force and error of structures",
+        "forces_per_structure",
+        "spearman_force",
+        "",
+        "a baseline without error bars",
+    ),
+    (
+        "Partial Spearman, std and error given the force",
+        "forces_per_structure",
+        "spearman_given_force",
+        "",
+        "above 0: the std adds to the baseline",
+    ),
 )
 
 

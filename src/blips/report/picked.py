@@ -8,7 +8,7 @@ from blips.errors import BlipsError
 from blips.potential import BayesianPotential
 from blips.report.structures import uncertain_structures
 from blips.train.checkpoint import load
-from blips.uq.report import References
+from blips.uq.assess import References
 
 MAX_ROUNDS = 30
 

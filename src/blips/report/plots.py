@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from blips.prediction import Prediction
+from blips.uq.assess import STD_FLOOR, References
 from blips.uq.metrics import binned_errors, ece_of_curve, reliability_curve
 from blips.uq.ranking import rejection_curve
-from blips.uq.report import STD_FLOOR, References
 
 MAX_POINTS = 1500
 Plot = dict[str, Any]

@@ -8,7 +8,7 @@ from ase import Atoms
 
 from blips.prediction import Prediction
 from blips.report.plots import numbers
-from blips.uq.report import References
+from blips.uq.assess import References
 
 MAX_ATOMS = 2000
 

@@ -20,8 +20,8 @@ from blips.report.sources import Sources, find_sources
 from blips.report.structures import uncertain_structures
 from blips.train.checkpoint import Saveable, describe, load, write_atomically
 from blips.train.run import environment
-from blips.uq.evaluation import Evaluation
-from blips.uq.report import References, assess
+from blips.uq.assess import References, assess
+from blips.uq.evaluate import Evaluation
 
 
 def write_report(

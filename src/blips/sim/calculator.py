@@ -21,14 +21,18 @@ from ase.calculators.calculator import Calculator as ASECalculator
 from ase.calculators.calculator import all_changes
 
 from blips import keys
+from blips.backbones.base import graph_batches
+from blips.data.graph import Graph
+from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.inference.predict import Samples
 from blips.potential import BayesianPotential
-from blips.prediction import Prediction
+from blips.prediction import Model, Prediction
 from blips.sim.properties import UNCERTAINTIES, annotate
 
 METHODS = ("auto", "conditioned", "mc", "onepass", "map", "frozen")
+BASELINE_METHODS = ("auto", "map")
 ALWAYS_UNCERTAIN = ("auto", "conditioned", "mc", "onepass")  # deviations come with every energy
 
 
@@ -36,13 +40,14 @@ class Calculator(ASECalculator):
     """A Bayesian potential for ASE; eV, eV/A and eV/A^3, uncertainties calibrated if it is.
 
     Args:
-        potential: made by `blips.bayesianize` or `blips.load`.
-        method: see above.
+        potential: made by `blips.bayesianize` or `blips.load`, or a baseline.
+        method: see above; a baseline has auto and map.
         samples: posterior samples (or "auto") behind uncertainties (and the means of "mc").
         seed: of all noise; the same seed gives the same numbers.
         every: "map" and "frozen": also work out the uncertainties at every n-th new structure;
             0 for only when they are asked for.
         member: "frozen": number of the draw.
+        skin: A, of the neighbour list that is kept between calls; 0 searches at every call.
         options: of `BayesianPotential.predict`, such as `memory_gb` and `calibrated`.
     """
 
@@ -57,22 +62,17 @@ class Calculator(ASECalculator):
 
     def __init__(
         self,
-        potential: BayesianPotential,
+        potential: Model,
         method: str = "auto",
         *,
         samples: Samples = SAMPLES,
         seed: int = 0,
         every: int = 0,
         member: int = 0,
+        skin: float = SKIN,
         **options: Any,
     ) -> None:
-        if not isinstance(potential, BayesianPotential):
-            raise InputError(
-                f"blips.Calculator needs a BayesianPotential, got {type(potential).__name__}; "
-                "make one with blips.bayesianize(model) or blips.load(file)"
-            )
-        if method not in METHODS:
-            raise InputError(f"unknown method {method!r}; use one of {', '.join(METHODS)}")
+        check_method(potential, method, type(self).__name__)
         if every < 0:
             raise InputError(f"every is {every}; expected 0 (only when asked for) or more")
         super().__init__()
@@ -82,7 +82,10 @@ class Calculator(ASECalculator):
         self.method, self.every = method, every
         self.member, self.seed, self.options = member, seed, options
         self.structures_seen = 0
-        self._member = potential.member(member, seed) if method == "frozen" else None
+        self.neighbours = NeighbourCache(skin)
+        self._member = None
+        if method == "frozen" and isinstance(potential, BayesianPotential):
+            self._member = potential.member(member, seed)
 
     def calculate(
         self,
@@ -103,10 +106,11 @@ class Calculator(ASECalculator):
         self.structures_seen += int(is_new)
         stress = bool(wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}) or self._keeps_stress()
         due = is_new and self.every > 0 and (self.structures_seen - 1) % self.every == 0
+        (graph,) = graph_batches(self.potential.backbone, structure, 1, [self.neighbours])
         if not self._always:
-            self.results |= _results(self._without_sampling(structure, stress))
+            self.results |= _results(self._without_sampling(graph, stress))
         if self._always or due or wanted & set(UNCERTAINTIES):
-            sampled = _results(self._sampled(structure, stress))
+            sampled = _results(self._sampled(graph, stress))
             uncertain = {name: sampled[name] for name in UNCERTAINTIES if name in sampled}
             self.results |= sampled if self._always else uncertain
         if atoms is not None:
@@ -116,14 +120,14 @@ class Calculator(ASECalculator):
         """A structure whose stress is known is not evaluated without it."""
         return keys.STRESS in self.results
 
-    def _without_sampling(self, atoms: Atoms, stress: bool) -> Prediction:
+    def _without_sampling(self, graph: Graph, stress: bool) -> Prediction:
         if self._member is not None:
-            return self._member.predict(atoms, stress=stress)
-        return self.potential.predict(atoms, method="map", stress=stress)
+            return self._member.predict(graph, stress=stress)
+        return self.potential.predict(graph, method="map", stress=stress)
 
-    def _sampled(self, atoms: Atoms, stress: bool) -> Prediction:
+    def _sampled(self, graph: Graph, stress: bool) -> Prediction:
         return self.potential.predict(
-            atoms,
+            graph,
             method=uncertainty_method(self.method, self.potential),
             samples=self.samples,
             seed=self.seed,
@@ -132,9 +136,24 @@ class Calculator(ASECalculator):
         )
 
 
-def uncertainty_method(method: str, potential: BayesianPotential) -> str:
+def check_method(potential: object, method: str, owner: str) -> None:
+    """Refuse what has no error bars, and methods that a model does not have."""
+    if not isinstance(potential, Model):
+        raise InputError(
+            f"{owner} needs a model with error bars, got {type(potential).__name__}; make one with "
+            "blips.bayesianize(model) or blips.load(file), or take one of blips.baselines"
+        )
+    methods = METHODS if isinstance(potential, BayesianPotential) else BASELINE_METHODS
+    if method not in methods:
+        raise InputError(
+            f"unknown method {method!r} of {type(potential).__name__}; use one of "
+            f"{', '.join(methods)}"
+        )
+
+
+def uncertainty_method(method: str, potential: Model) -> str:
     """How `predict` makes the uncertainties of a method; a member's are those of its committee."""
-    if method == "frozen":
+    if method == "frozen" and isinstance(potential, BayesianPotential):
         return "frozen" if potential.posterior is None else "conditioned"
     return "auto" if method == "map" else method
 

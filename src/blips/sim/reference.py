@@ -1,51 +1,178 @@
-"""Reference calculators by name, for guards and commands that ask one.
+"""Make reference calculators by name, for `blips md --action ask` and the labels of campaigns.
 
 | name | calculator |
 |---|---|
+| `gfn2-xtb`, `gfn1-xtb` | tight binding, of the package tblite |
+| `pyscf` | Kohn-Sham density functional theory of molecules (`blips.sim.pyscf`) |
+| `espresso` | Quantum ESPRESSO |
 | `emt` | ASE's effective medium theory |
-| `gfn2` | GFN2-xTB of the package tblite |
-| `module:Class` | any ASE calculator that can be imported and made without arguments |
+| `package.module:Name` | any class or function that gives an ASE calculator |
+
+Trust: a class to import, a command to run and a path to read or write are code in disguise. Where a
+file chooses them, whoever runs it has to say that the file is trusted; what a person types is
+trusted as it is. `check_trust` decides, for every calculator and every caller.
 """
 
-from importlib import import_module
+import importlib
+import shlex
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ase.calculators.calculator import BaseCalculator
 
-from blips.errors import InputError
+from blips.errors import BlipsError, ConfigError, MissingPackageError
 
-EXPECTED = "use emt, gfn2 or module:Class, such as ase.calculators.lj:LennardJones"
+ESPRESSO_SAFE = ("input_data", "kpts", "koffset", "kspacing", "pseudopotentials")
+ESPRESSO_PATHS = ("pseudo_dir", "outdir", "wfcdir", "prefix")  # in input_data
 
 
-def reference_calculator(name: str) -> BaseCalculator:
-    """The ASE calculator of that name."""
-    if name == "emt":
-        from ase.calculators.emt import EMT
+def make_calculator(
+    name: str, options: Mapping[str, Any] | None = None, *, trust: bool = False
+) -> BaseCalculator:
+    """Make an ASE calculator.
 
-        return EMT()
-    if name == "gfn2":
-        tblite = _module("tblite.ase", remedy="pip install tblite")
-        return tblite.TBLite(method="GFN2-xTB", verbosity=0)
-    module, separator, attribute = name.partition(":")
-    if not (separator and module and attribute):
-        raise InputError(f"unknown reference calculator {name!r}; {EXPECTED}")
-    found = getattr(_module(module, remedy=EXPECTED), attribute, None)
-    if not callable(found):
-        raise InputError(f"{module} has no calculator {attribute!r}; {EXPECTED}")
+    Args:
+        name: one of `CALCULATORS`, or "package.module:Name" (a dot will do in place of the colon).
+        options: of its constructor.
+        trust: whether name and options may choose what runs: True for what a person typed.
+    """
+    options = options or {}
+    check_trust(name, options, trust)
+    make = CALCULATORS.get(name) or _imported(name)
     try:
-        calculator = found()
+        calculator = make(**options)
+    except BlipsError:
+        raise
     except Exception as error:
-        raise InputError(
-            f"{name} cannot be made without arguments ({type(error).__name__}: {error}); name a "
-            "function of yours that makes it, my_module:make_calculator"
+        raise ConfigError(
+            f"the options do not fit {name} ({type(error).__name__}: {error}); for a calculator "
+            "that needs more than options, name a function of yours that makes it, module:function"
         ) from error
     if not isinstance(calculator, BaseCalculator):
-        raise InputError(f"{name} makes a {type(calculator).__name__}, not an ASE calculator")
+        raise ConfigError(f"{name} makes a {type(calculator).__name__}, not an ASE calculator")
     return calculator
 
 
-def _module(name: str, remedy: str) -> Any:
+def check_trust(name: str, options: Mapping[str, Any], trust: bool) -> None:
+    """Raise unless a calculator is trusted or cannot do harm."""
+    _check_name(name)
+    chosen = needs_trust(name, options)
+    if chosen and not trust:
+        raise ConfigError(
+            f"{', '.join(chosen)} of a file choose what runs on this machine, or which paths it "
+            "reads and writes; set label.trust to true if you trust the file, or type them on the "
+            "command line"
+        )
+
+
+def needs_trust(name: str, options: Mapping[str, Any]) -> list[str]:
+    """List the settings that choose code, commands or paths, such as "options.command"."""
+    if name not in CALCULATORS:
+        return ["calculator", *(f"options.{key}" for key in options)]
+    if name != "espresso":
+        return []  # their constructors take numbers and names of methods alone
+    found = [f"options.{key}" for key in options if key not in ESPRESSO_SAFE]
+    pseudopotentials = options.get("pseudopotentials") or {}
+    if any(Path(str(file)).name != str(file) for file in dict(pseudopotentials).values()):
+        found.append("options.pseudopotentials")
+    if any(key in ESPRESSO_PATHS for key in _keys_within(options.get("input_data"))):
+        found.append("options.input_data")
+    return found
+
+
+def _keys_within(settings: Any) -> list[str]:
+    """List the keys of nested mappings, in lower case as Fortran reads them."""
+    if not isinstance(settings, Mapping):
+        return []
+    inner = [key for value in settings.values() for key in _keys_within(value)]
+    return [*(str(key).strip().lower() for key in settings), *inner]
+
+
+def _check_name(name: str) -> None:
+    if name not in CALCULATORS and "." not in name and ":" not in name:
+        known = ", ".join(CALCULATORS)
+        raise ConfigError(f"unknown calculator {name!r}; use {known}, or package.module:Name")
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
-        return import_module(name)
-    except ImportError as error:
-        raise InputError(f"cannot import {name} ({error}); {remedy}") from error
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"the calculator {path!r} cannot be imported ({error}); expected package.module:Name, "
+            "such as ase.calculators.lj:LennardJones"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"{path} is a {type(found).__name__}, no class or function")
+    return found
+
+
+def _tight_binding(method: str) -> Callable[..., Any]:
+    def make(**options: Any) -> Any:
+        try:
+            from tblite.ase import TBLite
+        except ImportError as error:
+            raise MissingPackageError(
+                "this calculator needs the package 'tblite'; install it with: "
+                "pip install 'blips[active]'"
+            ) from error
+        return TBLite(method=method, **{"verbosity": 0, **options})
+
+    return make
+
+
+def _pyscf(**options: Any) -> Any:
+    from blips.sim.pyscf import PySCF
+
+    return PySCF(**options)
+
+
+def _espresso(
+    command: str = "pw.x",
+    pseudo_dir: str = "/usr/share/espresso/pseudo",
+    directory: str = "espresso",
+    input_data: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Make Quantum ESPRESSO by ASE's profile; pseudopotentials, input_data, kpts as ASE takes them.
+
+    Forces and stress come with the energy, in one run of pw.x, unless `input_data` says otherwise.
+    """
+    from ase.calculators.espresso import Espresso, EspressoProfile
+    from ase.io.espresso_namelist.namelist import Namelist
+
+    program = shlex.split(command)[:1]
+    if not program or shutil.which(program[0]) is None:
+        raise ConfigError(
+            f"options.command: {command!r} is no program here; install Quantum ESPRESSO "
+            "(Debian: quantum-espresso), or give the path of its pw.x"
+        )
+    if not Path(pseudo_dir).is_absolute() or not Path(pseudo_dir).is_dir():
+        raise ConfigError(
+            f"options.pseudo_dir: {pseudo_dir!r} is not the full path of a folder with "
+            "pseudopotentials"
+        )
+    settings = Namelist(input_data)
+    settings.to_nested("pw")
+    for name in ("tprnfor", "tstress"):
+        settings["control"].setdefault(name, True)
+    profile = EspressoProfile(command=command, pseudo_dir=pseudo_dir)
+    return Espresso(profile=profile, directory=directory, input_data=settings, **options)
+
+
+def _emt(**options: Any) -> Any:
+    from ase.calculators.emt import EMT
+
+    return EMT(**options)
+
+
+CALCULATORS: dict[str, Callable[..., Any]] = {
+    "gfn2-xtb": _tight_binding("GFN2-xTB"),
+    "gfn1-xtb": _tight_binding("GFN1-xTB"),
+    "pyscf": _pyscf,
+    "espresso": _espresso,
+    "emt": _emt,
+}

@@ -24,7 +24,7 @@ from ase.units import fs
 from blips.data.structures import replacing
 from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.potential import BayesianPotential
+from blips.prediction import Model
 from blips.sim.calculator import Calculator
 from blips.sim.dynamics import Outcome, append_frame, check_run, run_guarded
 from blips.sim.guard import Guard
@@ -90,7 +90,7 @@ class MDSettings:
 
 
 def run_md(
-    potential: BayesianPotential,
+    potential: Model,
     atoms: Atoms,
     settings: MDSettings,
     guard: Guard,
@@ -104,7 +104,7 @@ def run_md(
     """Run from a structure, with its velocities or, where it has none, with drawn ones.
 
     Args:
-        potential: a Bayesian potential.
+        potential: a Bayesian potential or a baseline.
         atoms: the start; left as it is.
         settings: of the run.
         guard: its limits.

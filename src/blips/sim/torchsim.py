@@ -18,12 +18,15 @@ from ase.calculators.calculator import Calculator as ASECalculator
 from torch import Tensor
 
 from blips import keys
+from blips.backbones.base import first_parameter, graph_batches
 from blips.backbones.foreign import require
+from blips.data.graph import Graph
+from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.prediction import Prediction
-from blips.sim.calculator import ALWAYS_UNCERTAIN, METHODS, uncertainty_method
+from blips.prediction import Model, Prediction
+from blips.sim.calculator import ALWAYS_UNCERTAIN, check_method, uncertainty_method
 from blips.sim.guard import Finding, Guard
 from blips.sim.properties import UNCERTAINTIES
 
@@ -48,40 +51,39 @@ class TorchSimModel(ModelInterface):
     finite numbers gets NaN and leaves the others alone.
 
     Args:
-        potential: made by `blips.bayesianize` or `blips.load`.
+        potential: made by `blips.bayesianize` or `blips.load`, or a baseline.
         method: "map" (the plain model, at its cost), "frozen" (one member), or another one of
             `blips.Calculator` (uncertainties at every step).
         samples: posterior samples behind uncertainties.
         member: "frozen": number of the draw.
         seed: of all noise.
         compute_stress: also give the stress, for cells that change.
+        skin: A, of the neighbour lists that are kept between steps; 0 searches at every step.
         options: of `BayesianPotential.predict`, such as `memory_gb` and `calibrated`.
     """
 
     def __init__(
         self,
-        potential: BayesianPotential,
+        potential: Model,
         method: str = "map",
         *,
         samples: int = SAMPLES,
         member: int = 0,
         seed: int = 0,
         compute_stress: bool = False,
+        skin: float = SKIN,
         **options: Any,
     ) -> None:
         super().__init__()
-        if not isinstance(potential, BayesianPotential):
-            raise InputError(
-                f"TorchSimModel needs a BayesianPotential, got {type(potential).__name__}; "
-                "make one with blips.bayesianize(model) or blips.load(file)"
-            )
-        if method not in METHODS:
-            raise InputError(f"unknown method {method!r}; use one of {', '.join(METHODS)}")
+        check_method(potential, method, type(self).__name__)
         self.potential = potential
         self.method, self.samples, self.seed = method, samples, seed
         self.options = options
-        self._member = potential.member(member, seed) if method == "frozen" else None
-        self._dtype, self._device = STATE_DTYPE, next(potential.parameters()).device
+        self._member = None
+        if method == "frozen" and isinstance(potential, BayesianPotential):
+            self._member = potential.member(member, seed)
+        self._skin, self._caches = skin, list[NeighbourCache]()
+        self._dtype, self._device = STATE_DTYPE, first_parameter(potential.backbone).device
         self._compute_forces, self._compute_stress = True, compute_stress
 
     def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:
@@ -95,13 +97,11 @@ class TorchSimModel(ModelInterface):
         if member is not None:
             return self._tensors(
                 structures,
-                lambda some: member.predict(some, stress=stress, batch_size=len(some)),
+                lambda some: member.predict(self._graph(some), stress=stress),
             )
         return self._tensors(
             structures,
-            lambda some: self.potential.predict(
-                some, method="map", stress=stress, batch_size=len(some)
-            ),
+            lambda some: self.potential.predict(self._graph(some), method="map", stress=stress),
         )
 
     def uncertainties(self, state: Any) -> dict[str, Tensor]:
@@ -124,14 +124,25 @@ class TorchSimModel(ModelInterface):
                 findings[index] = guard.check(structures[index])
         return findings
 
+    def _graph(self, structures: list[Atoms]) -> Graph:
+        """Build the graph of the batch with the neighbours kept for each place in it.
+
+        Where a structure has left the batch, those behind it move up and are searched once more.
+        """
+        while len(self._caches) < len(structures):
+            self._caches.append(NeighbourCache(self._skin))
+        caches = self._caches[: len(structures)]
+        (graph,) = graph_batches(self.potential.backbone, structures, len(structures), caches)
+        return graph
+
     def _sampled(self, structures: list[Atoms], stress: bool) -> Prediction:
         return self.potential.predict(
-            structures,
+            self._graph(structures),
             method=uncertainty_method(self.method, self.potential),
             samples=self.samples,
             seed=self.seed,
             stress=stress,
-            **{"batch_size": len(structures), **self.options},
+            **self.options,
         )
 
     def _tensors(

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from blips.inference.linearise import choose_maps
 from blips.inference.posterior import ConditionedPosterior
 from blips.potential import BayesianPotential
 from blips.train.wrapper import Wrapper
-from blips.uq.calibration import calibrator_from_dict
+from blips.uq.calibrate import calibrator_from_dict
 
 FORMAT = "blips-1"
 POSTERIOR = "posterior."  # prefix of the conditioned posterior's tensors
@@ -115,8 +116,10 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
 
 def _wrapped(backbone: Backbone, kind: str, settings: dict[str, Any]) -> Wrapper:
     if kind not in Wrapper.kinds:
-        raise CheckpointError(f"unknown kind {kind!r} of model; import blips.baselines to load it")
-    return Wrapper.kinds[kind](backbone, **settings)
+        import_module("blips.baselines")  # its kinds are known once it is imported
+    if kind not in Wrapper.kinds:
+        raise CheckpointError(f"unknown kind {kind!r} of model; import the module that defines it")
+    return Wrapper.kinds[kind].rebuilt(backbone, settings)
 
 
 def restore(

@@ -18,7 +18,7 @@ from blips.train.checkpoint import load as load_checkpoint
 from blips.train.fit import FitResult, fit
 from blips.train.uncertainty import uncertainty_for
 from blips.train.wrapper import Wrapper
-from blips.uq.report import recalibrate
+from blips.uq.assess import recalibrate
 
 
 def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:

@@ -20,7 +20,7 @@ from blips.errors import InputError
 from blips.potential import BayesianPotential
 from blips.train.fit import fit
 from blips.train.references import moved, unexplained_energies
-from blips.uq.report import References, recalibrate
+from blips.uq.assess import References, recalibrate
 
 FITTED_FRACTION = 0.6
 TRAINING: dict[str, Any] = {
@@ -57,7 +57,7 @@ def uncertainty_for(
     """Give a trained model error bars, from a few labelled structures and without training it.
 
     The inference network is fitted to 60 % of the structures (CRPS of samples); the others choose
-    the best epoch and set the scale of the error bars (`blips.uq.report.recalibrate`).
+    the best epoch and set the scale of the error bars (`blips.uq.assess.recalibrate`).
 
     Args:
         model: what `blips.backbones.load` gives, or another trained model; a plain one is

@@ -38,6 +38,11 @@ class Wrapper(nn.Module):
         self.settings = settings
         self.calibration: dict[str, Calibrator] = {}
 
+    @classmethod
+    def rebuilt(cls, backbone: Backbone, settings: dict[str, Any]) -> "Wrapper":
+        """Make it around a backbone that a file describes, for the weights in that file."""
+        return cls(backbone, **settings)
+
     def __init_subclass__(cls) -> None:
         """Make the class known to checkpoints."""
         super().__init_subclass__()

@@ -1,19 +1,18 @@
-"""Uncertainty quantification on plain arrays: metrics, intervals, recalibration, evaluation.
+"""Judge and recalibrate standard deviations: metrics, intervals, calibrators, evaluation.
 
-Figures are in ``blips.uq.plots``, which needs matplotlib and is therefore not imported here.
+Figures are in ``blips.uq.plots``, which needs matplotlib and is therefore not imported here; what
+reads labelled structures is in ``blips.uq.assess``.
 """
 
-from blips.uq.bootstrap import Interval, bootstrap_interval, bootstrap_intervals, bootstrap_means
-from blips.uq.calibration import (
+from blips.uq.bootstrap import Bootstrap, Interval
+from blips.uq.calibrate import (
     Calibrator,
     ConformalCalibrator,
     IsotonicCalibrator,
     ScaleCalibrator,
     calibrator_from_dict,
 )
-from blips.uq.evaluate import evaluate
-from blips.uq.evaluation import Evaluation
-from blips.uq.forces import AtomForces, StructureForces, atom_forces, structure_forces
+from blips.uq.evaluate import Evaluation, evaluate
 from blips.uq.metrics import (
     binned_errors,
     coverage,
@@ -26,36 +25,39 @@ from blips.uq.metrics import (
     reliability_curve,
     zms,
 )
-from blips.uq.ranking import RejectionCurve, auroc, rejection_curve, spearman
+from blips.uq.ranking import (
+    ForceItems,
+    RejectionCurve,
+    auroc,
+    force_items,
+    rejection_curve,
+    spearman,
+)
 
 __all__ = [
-    "AtomForces",
+    "Bootstrap",
     "Calibrator",
     "ConformalCalibrator",
     "Evaluation",
+    "ForceItems",
     "Interval",
     "IsotonicCalibrator",
     "RejectionCurve",
     "ScaleCalibrator",
-    "StructureForces",
-    "atom_forces",
     "auroc",
     "binned_errors",
-    "bootstrap_interval",
-    "bootstrap_intervals",
-    "bootstrap_means",
     "calibrator_from_dict",
     "coverage",
     "crps_gaussian",
     "ece",
     "ence",
     "evaluate",
+    "force_items",
     "gaussian_nll",
     "mae",
     "mse",
     "rejection_curve",
     "reliability_curve",
     "spearman",
-    "structure_forces",
     "zms",
 ]

@@ -1,4 +1,4 @@
-"""Checks of the arrays that metrics, calibrators and figures take; each refuses with an InputError.
+"""Check the arrays that metrics, calibrators and figures take; each check raises InputError.
 
 ``mean`` and ``std`` describe a Gaussian prediction N(mean, std^2) of ``target``; arrays share one
 shape and nothing is broadcast. Letters in shape comments: N atoms, S structures, n any number.
@@ -36,7 +36,7 @@ def finite_array(name: str, values: npt.ArrayLike) -> FloatArray:
 
 
 def positive_array(name: str, values: npt.ArrayLike) -> FloatArray:
-    """Return ``values`` as a non-empty, finite, strictly positive array or raise InputError."""
+    """Return ``values`` as a finite, strictly positive array or raise InputError."""
     array = finite_array(name, values)
     n_bad = int(np.count_nonzero(array <= 0.0))
     if n_bad:
@@ -49,9 +49,9 @@ def positive_array(name: str, values: npt.ArrayLike) -> FloatArray:
 
 
 def non_negative_array(name: str, values: npt.ArrayLike) -> FloatArray:
-    """Return ``values`` as a non-empty, finite array without negative entries or raise InputError.
+    """Return ``values`` as a finite array without negative entries or raise InputError.
 
-    For what does not divide by sigma: a model may be exactly certain, for instance an equivariant
+    For what does not divide by std: a model may be exactly certain, for instance an equivariant
     one about the out-of-plane force of a planar molecule.
     """
     array = finite_array(name, values)
@@ -59,7 +59,8 @@ def non_negative_array(name: str, values: npt.ArrayLike) -> FloatArray:
     if n_bad:
         raise InputError(
             f"{name} has {n_bad} of {array.size} values that are negative; expected standard "
-            "deviations of zero or more. Check that they are neither logarithms nor errors."
+            "deviations or absolute errors, zero or more. Check that they are neither logarithms "
+            "nor signed errors."
         )
     return array
 
@@ -92,18 +93,13 @@ def standardised_error(
 
 
 def checked_ranking(score: npt.ArrayLike, error: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Validate one non-negative uncertainty and one non-negative error per item, both [n]."""
-    score, error = finite_array("uncertainty", score), finite_array("error", error)
-    same_shape(uncertainty=score, error=error)
+    """Validate one non-negative score (a std) and one non-negative error per item, both [n]."""
+    score, error = non_negative_array("score", score), non_negative_array("error", error)
+    same_shape(score=score, error=error)
     if score.ndim != 1:
         raise InputError(
             f"ranking metrics got arrays of shape {score.shape}; expected one value per item, [n]. "
-            "Reduce vectors first, e.g. with atom_forces or structure_forces."
-        )
-    if score.min() < 0.0 or error.min() < 0.0:
-        raise InputError(
-            "ranking metrics got negative values; expected uncertainties and errors that are not "
-            "negative. Pass absolute (or squared) errors."
+            "Reduce vectors first, e.g. with force_items."
         )
     return score, error
 

@@ -1,4 +1,4 @@
-"""Errors, proper scores and calibration on numpy arrays, each defined where it is computed.
+"""Compute errors, proper scores and calibration on numpy arrays, each defined where it is computed.
 
 Throughout, ``mean`` and ``std`` describe a Gaussian prediction N(mean, std^2) of ``target``:
 
@@ -42,19 +42,19 @@ COVERAGE_LEVELS = (0.68, 0.90, 0.95)
 
 # ---------------------------------------------------------------------- errors and proper scores
 def mse(mean: npt.ArrayLike, target: npt.ArrayLike) -> float:
-    """Mean squared error over structures, atoms and components."""
+    """Average the squared error over all values."""
     mean, target = checked_pair(mean, target)
     return float(np.mean((target - mean) ** 2))
 
 
 def mae(mean: npt.ArrayLike, target: npt.ArrayLike) -> float:
-    """Mean absolute error over structures, atoms and components."""
+    """Average the absolute error over all values."""
     mean, target = checked_pair(mean, target)
     return float(np.mean(np.abs(target - mean)))
 
 
 def gaussian_nll_scores(z: FloatArray, std: FloatArray) -> FloatArray:
-    """Negative log density of each target, [log(2 pi) + z^2] / 2 + log(std), in nats."""
+    """Give the negative log density of each target, [log(2 pi) + z^2] / 2 + log(std), in nats."""
     return 0.5 * (np.log(2.0 * np.pi) + z**2) + np.log(std)
 
 
@@ -64,7 +64,7 @@ def gaussian_nll(
     target: npt.ArrayLike,
     components: Components = "sum",
 ) -> float:
-    """Gaussian negative log-likelihood in nats, averaged over atoms and structures.
+    """Average the Gaussian negative log-likelihood over atoms and structures, in nats.
 
     Args:
         mean: predictions, [S] or [N, 3].
@@ -77,7 +77,7 @@ def gaussian_nll(
 
 
 def crps_gaussian_scores(z: FloatArray, std: FloatArray) -> FloatArray:
-    """CRPS of each target: std * [z (2 Phi(z) - 1) + 2 phi(z) - 1/sqrt(pi)], in its unit."""
+    """Give the CRPS of each target, std * [z (2 Phi(z) - 1) + 2 phi(z) - 1/sqrt(pi)]."""
     density = np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
     return std * (z * (2.0 * ndtr(z) - 1.0) + 2.0 * density - 1.0 / np.sqrt(np.pi))
 
@@ -88,7 +88,7 @@ def crps_gaussian(
     target: npt.ArrayLike,
     components: Components = "mean",
 ) -> float:
-    """Continuous ranked probability score of a Gaussian, closed form, in the unit of the target.
+    """Average the continuous ranked probability score of a Gaussian, in the unit of the target.
 
     Args:
         mean: predictions, [S] or [N, 3].
@@ -122,7 +122,7 @@ def reliability_counts(z: FloatArray, groups: IntArray, n_groups: int) -> FloatA
 def reliability_curve(
     mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike
 ) -> tuple[FloatArray, FloatArray]:
-    """Observed against predicted cumulative probability.
+    """Compute observed against predicted cumulative probability.
 
     Returns:
         (p, p_obs), both [101]: p = 0, 0.01, ..., 1, and p_obs(p) the fraction of targets at or
@@ -134,22 +134,22 @@ def reliability_curve(
 
 
 def ece_of_curve(p_obs: FloatArray) -> FloatArray:
-    """Trapezoid of |p - p_obs(p)| over ECE_LEVELS along the last axis: [..., P] -> [...]."""
+    """Integrate |p - p_obs(p)| over ECE_LEVELS (trapezoid): [..., P] -> [...]."""
     gap = np.abs(p_obs - ECE_LEVELS)
     return np.sum(0.5 * (gap[..., 1:] + gap[..., :-1]) * np.diff(ECE_LEVELS), axis=-1)
 
 
 def ece(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> float:
-    """Expected calibration error, integral over p in (0, 1) of |p - p_obs(p)|.
+    """Compute the expected calibration error, the integral over p in (0, 1) of |p - p_obs(p)|.
 
-    See reliability_curve for p_obs and its fixed grid. 0 is perfect, 0.25 the value of a sigma that
+    See reliability_curve for p_obs and its fixed grid. 0 is perfect, 0.25 the value of a std that
     is far too large, and nothing exceeds 0.5 (all targets on one side, far outside).
     """
     return float(ece_of_curve(reliability_curve(mean, std, target)[1]))
 
 
 def zms(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> float:
-    """Mean squared standardised error, mean(z^2); 1 if calibrated, above 1 if overconfident."""
+    """Average z^2 over all values; 1 if calibrated, above 1 if overconfident."""
     z, _ = standardised_error(mean, std, target)
     return float(np.mean(z**2))
 
@@ -160,7 +160,7 @@ def coverage(
     target: npt.ArrayLike,
     levels: Sequence[float] = COVERAGE_LEVELS,
 ) -> FloatArray:
-    """Fraction of targets inside the central Gaussian interval of each nominal level, [levels].
+    """Count the fraction of targets inside the central Gaussian interval of each level, [levels].
 
     A target is covered at level c if |z| <= Phi^-1((1 + c) / 2).
     """
@@ -174,9 +174,9 @@ def coverage(
 def binned_errors(
     mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike, n_bins: int = 10
 ) -> tuple[FloatArray, FloatArray]:
-    """Root-mean-square sigma and error in bins of equal count, ordered by sigma.
+    """Compute root-mean-square std and error in bins of equal count, ordered by std.
 
-    Equal sigmas share their mean squared error, so the order of the data never matters.
+    Equal stds share their mean squared error, so the order of the data never matters.
 
     Returns:
         (rms_std, rmse), both [n_bins], in the unit of the target.
@@ -197,10 +197,11 @@ def binned_errors(
 
 
 def ence(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike, n_bins: int = 10) -> float:
-    """Expected normalised calibration error, mean over bins of |RMS sigma - RMSE| / RMS sigma.
+    """Compute the expected normalised calibration error.
 
-    Bins are those of binned_errors. Depends on n_bins, and is above 0 for finite bins even if
-    calibrated (about sqrt(n_bins / (pi n))); compare it only at equal n and n_bins.
+    The mean of |RMS std - RMSE| / RMS std over the bins of binned_errors. It depends on n_bins and
+    is above 0 for finite bins even if calibrated (about sqrt(n_bins / (pi n))); compare it only at
+    equal n and n_bins.
     """
     rms_std, rmse = binned_errors(mean, std, target, n_bins)
     return float(np.mean(np.abs(rms_std - rmse) / rms_std))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from blips.errors import InputError
-from blips.uq.calibration import (
+from blips.uq.calibrate import (
     ConformalCalibrator,
     IsotonicCalibrator,
     ScaleCalibrator,
@@ -32,6 +32,8 @@ def test_json_round_trip(cls, synthetic):
                 other.from_dict(saved)
     with pytest.raises(InputError, match="damaged"):
         cls.from_dict({"kind": cls.kind})
+    with pytest.raises(InputError, match="damaged"):
+        cls.from_dict(saved | {"Factor": 2.0})
 
 
 def test_damaged_calibrators_are_refused():
@@ -54,7 +56,7 @@ def test_shape_is_kept_and_components_are_pooled(cls, synthetic):
 
 
 @pytest.mark.parametrize("cls", CALIBRATORS)
-def test_bad_sigma_is_refused(cls, synthetic):
+def test_bad_std_is_refused(cls, synthetic):
     data = synthetic(n=300)
     calibrator = cls.fit(*data)
     for bad in ([-1.0], [np.nan], [np.inf], []):
@@ -78,7 +80,7 @@ def test_certainty_stays_certain(cls, synthetic):
 
 
 @given(hnp.arrays(float, 20, elements=positive), positive)
-def test_scale_and_conformal_are_equivariant_to_the_scale_of_sigma(std, scale):
+def test_scale_and_conformal_are_equivariant_to_the_scale_of_std(std, scale):
     rng = np.random.default_rng(0)
     target = std * rng.normal(size=20)
     for cls in (ScaleCalibrator, ConformalCalibrator):

@@ -1,10 +1,12 @@
-"""From predictions on labelled structures to metrics, figures and a calibration."""
+"""Assess and recalibrate predictions on labelled structures, and write metrics and figures."""
+
+from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ase import Atoms
@@ -12,38 +14,22 @@ from ase import Atoms
 from blips.data.labels import Labels, available, extract
 from blips.data.structures import replacing
 from blips.errors import InputError
-from blips.prediction import Calibrator, Prediction
-from blips.uq.calibration import (
-    ConformalCalibrator,
-    IsotonicCalibrator,
-    ScaleCalibrator,
-)
-from blips.uq.evaluate import evaluate
-from blips.uq.evaluation import Evaluation
+from blips.prediction import Model, Prediction
+from blips.uq.bootstrap import Interval
+from blips.uq.calibrate import CALIBRATORS
+from blips.uq.evaluate import Evaluation, evaluate
 
-CALIBRATORS = {
-    "scale": ScaleCalibrator,
-    "isotonic": IsotonicCalibrator,
-    "conformal": ConformalCalibrator,
-}
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
 QUANTITIES = ("energy", "forces")
-STD_FLOOR = 1e-6  # eV, eV/A: by symmetry a component can be certain, and no metric can divide by 0
-
-
-class Predictor(Protocol):
-    """What can be recalibrated: a Bayesian potential, a baseline."""
-
-    calibration: dict[str, Calibrator]
-
-    @property
-    def predict(self) -> Callable[..., Prediction]:
-        """As `BayesianPotential.predict`."""
-        ...
+STD_FLOOR = 1e-6  # eV, eV/A: symmetry can make a std zero, by which no metric can divide
 
 
 @dataclass(frozen=True)
 class References:
-    """Labels of S structures with N atoms in all."""
+    """Hold the labels of S structures with N atoms in all."""
 
     n_atoms: np.ndarray  # [S]
     numbers: np.ndarray  # [N]
@@ -51,8 +37,8 @@ class References:
     forces: np.ndarray | None  # [N, 3] eV/A
 
     @classmethod
-    def of(cls, structures: Sequence[Atoms], labels: Labels | None = None) -> "References":
-        """Energies and forces of labelled structures; a quantity that one lacks is None."""
+    def of(cls, structures: Sequence[Atoms], labels: Labels | None = None) -> References:
+        """Read energies and forces of labelled structures; a quantity that one lacks is None."""
         if not structures:
             raise InputError("no structures to evaluate on; the list is empty")
         has = set(QUANTITIES).intersection(*(available(atoms, labels) for atoms in structures))
@@ -73,7 +59,7 @@ class References:
 def assess(
     prediction: Prediction, references: References, *, n_bootstrap: int = 1000, seed: int = 0
 ) -> Evaluation:
-    """Every metric of a prediction, with bootstrap intervals; deviations are floored at 1e-6."""
+    """Compute every metric of a prediction, with bootstrap intervals; stds are floored at 1e-6."""
     energy = prediction.energy if references.energy is not None else None
     forces = prediction.forces if references.forces is not None else None
     return evaluate(
@@ -91,7 +77,7 @@ def assess(
 
 
 def recalibrate(
-    potential: Predictor,
+    potential: Model,
     structures: Sequence[Atoms],
     *,
     kind: str = "scale",
@@ -131,22 +117,14 @@ def recalibrate(
 def write_figures(
     folder: str | Path, predictions: Mapping[str, Prediction], references: References
 ) -> list[Path]:
-    """Parity, reliability, sigma against error, rejection and per-element figures as PNG.
+    """Draw parity, reliability, error against std, rejection and errors by element as PNG.
 
     Args:
         folder: where they go.
         predictions: by label; the first is the one that single-model figures show.
         references: the labels.
     """
-    from blips.uq import plots
-
-    figures: dict[str, Any] = {}
-    if references.energy is not None:
-        figures |= _energy_figures(predictions, references.energy)
-    if references.forces is not None:
-        figures |= _force_figures(predictions, references.forces)
-        by_element = {k: _element_mae(p, references) for k, p in predictions.items()}
-        figures["elements"] = plots.plot_elements(by_element)
+    figures = _energy_figures(predictions, references) | _force_figures(predictions, references)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png" for name in figures]
@@ -155,33 +133,42 @@ def write_figures(
     return paths
 
 
-def _energy_figures(predictions: Mapping[str, Prediction], target: np.ndarray) -> dict[str, Any]:
+def _energy_figures(
+    predictions: Mapping[str, Prediction], references: References
+) -> dict[str, Figure]:
     from blips.uq import plots
 
+    if references.energy is None:
+        return {}
     first = next(iter(predictions.values()))
     mean, std = first.array("energy"), _floored(first.energy_total_std)
-    parity = plots.plot_parity(mean, std, target, quantity="energy", unit="eV")
+    parity = plots.plot_parity(mean, std, references.energy, quantity="energy", unit="eV")
     return {"parity_energy": parity}
 
 
-def _force_figures(predictions: Mapping[str, Prediction], target: np.ndarray) -> dict[str, Any]:
+def _force_figures(
+    predictions: Mapping[str, Prediction], references: References
+) -> dict[str, Figure]:
     from blips.uq import plots
 
+    if references.forces is None:
+        return {}
+    target = references.forces
     arrays = {k: (p.array("forces"), _floored(p.forces_total_std)) for k, p in predictions.items()}
     mean, std = next(iter(arrays.values()))
     figures = {"parity_forces": plots.plot_parity(mean, std, target)}
-    uncertain = {k: (m, s, target) for k, (m, s) in arrays.items() if s is not None}
+    with_std = {k: (m, s, target) for k, (m, s) in arrays.items() if s is not None}
     if std is not None:
-        figures["sigma_error"] = plots.plot_sigma_error(mean, std, target)
-    if uncertain:
-        figures["reliability"] = plots.plot_reliability(uncertain)
-        figures["rejection"] = plots.plot_rejection(
-            {
-                k: (np.linalg.norm(s, axis=-1), np.linalg.norm(m - target, axis=-1))
-                for k, (m, s, _) in uncertain.items()
-            }
-        )
-    return figures
+        figures["std_error"] = plots.plot_std_error(mean, std, target)
+    if with_std:
+        figures["reliability"] = plots.plot_reliability(with_std)
+        norms = {
+            k: (np.linalg.norm(s, axis=-1), np.linalg.norm(m - target, axis=-1))
+            for k, (m, s, _) in with_std.items()
+        }
+        figures["rejection"] = plots.plot_rejection(norms)
+    by_element = {k: _element_mae(p, references) for k, p in predictions.items()}
+    return figures | {"elements": plots.plot_elements(by_element)}
 
 
 def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) -> Path:
@@ -194,10 +181,28 @@ def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) ->
     return path
 
 
+def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
+    """Lay out one row per metric and one column per model for the terminal, with intervals."""
+    from rich.table import Table
+
+    table = Table(title="metrics, 95 % bootstrap intervals over structures")
+    for header in ("level", "metric", "unit", *evaluations):
+        table.add_column(header)
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for label, evaluation in evaluations.items():
+        for row in evaluation.rows():
+            cell = str(Interval(row["value"], row["low"], row["high"])).replace("[", r"\[")
+            rows.setdefault((row["level"], row["metric"], row["unit"]), {})[label] = cell
+    for key, cells in rows.items():
+        level = key[0].replace("[", r"\[")
+        table.add_row(level, *key[1:], *(cells.get(label, "-") for label in evaluations))
+    return table
+
+
 def _floored(std: np.ndarray | None) -> np.ndarray | None:
     return None if std is None else np.maximum(std, STD_FLOOR)
 
 
-def _element_mae(prediction: Prediction, references: References) -> dict[str, Any]:
+def _element_mae(prediction: Prediction, references: References) -> dict[str, Interval]:
     tables = assess(prediction, references, n_bootstrap=200).per_element
     return {symbol: table["mae"] for symbol, table in tables.items()}

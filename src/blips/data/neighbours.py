@@ -1,0 +1,125 @@
+"""Find the neighbours of atoms, anew or from a list kept between the steps of a simulation.
+
+Letters: N atoms, E directed edges (pairs within the cutoff). Edges are sorted by receiver, sender
+and cell shift, so that a structure has one list, however it was found: energies computed with a
+kept list equal those with a fresh one bit for bit.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from ase import Atoms
+from vesin import NeighborList
+
+from blips.data.extent import check_extent
+from blips.errors import InputError
+
+SKIN = 1.0  # A; graphs cost a quarter of fresh ones, see benchmarks/neighbours.py
+
+
+class Neighbours(NamedTuple):
+    """All pairs within a cutoff, sorted; the vector of a pair is r_j + shift @ cell - r_i."""
+
+    edges: np.ndarray  # [2, E] int64, receivers i and senders j
+    shift: np.ndarray  # [E, 3] int32, whole numbers of lattice vectors
+
+
+class NeighbourCache:
+    """Keep the neighbours of one moving structure (Verlet list with a skin).
+
+    A list with cutoff + skin holds every pair within the cutoff as long as no atom has moved by
+    more than skin / 2. It is built again when one has, or when cell, periodicity, elements or
+    cutoff change; in between, pairs beyond the cutoff are dropped from it, which is cheaper than a
+    search.
+
+    Args:
+        skin: A; 0 searches every time.
+    """
+
+    def __init__(self, skin: float = SKIN) -> None:
+        if not (np.isfinite(skin) and skin >= 0):
+            raise InputError(f"the skin is {skin} A; expected 0 (no list is kept) or more")
+        self.skin = skin
+        self.searches = 0
+        self._built_for: tuple[Atoms, float] | None = None
+
+    def find(self, atoms: Atoms, cutoff: float) -> Neighbours:
+        """Find all pairs with distance < `cutoff` (A), as `find_neighbours` does."""
+        if self.skin == 0:
+            return find_neighbours(atoms, cutoff)
+        if not self._holds(atoms, cutoff):
+            self._built_for = None  # stays so where the structure is refused
+            self._near = find_neighbours(atoms, cutoff + self.skin)
+            self._offset = self._near.shift @ atoms.cell.array  # [E, 3] A
+            self._built_for = atoms.copy(), cutoff
+            self.searches += 1
+        edges, shift = self._near
+        vector = atoms.positions.take(edges[1], 0) - atoms.positions.take(edges[0], 0)
+        vector += self._offset
+        squared = np.einsum("ec,ec->e", vector, vector)  # [E] A^2
+        _refuse_coinciding(edges, squared)
+        inside = np.flatnonzero(squared < cutoff**2)
+        return Neighbours(edges.take(inside, 1), shift.take(inside, 0))
+
+    def _holds(self, atoms: Atoms, cutoff: float) -> bool:
+        """Whether the kept list has all pairs within the cutoff."""
+        if self._built_for is None or self._built_for[1] != cutoff:
+            return False
+        old = self._built_for[0]
+        same = (
+            np.array_equal(old.numbers, atoms.numbers)
+            and np.array_equal(old.cell.array, atoms.cell.array)
+            and np.array_equal(old.pbc, atoms.pbc)
+        )
+        if not same:
+            return False
+        moved = atoms.positions - old.positions
+        return bool(np.einsum("nc,nc->n", moved, moved).max() <= (0.5 * self.skin) ** 2)
+
+
+def find_neighbours(atoms: Atoms, cutoff: float) -> Neighbours:
+    """Find all pairs of atoms and periodic images with distance < `cutoff` (A)."""
+    if len(atoms) == 0:
+        raise InputError("a structure without atoms has no energy; remove the empty frame")
+    if not np.isfinite(atoms.positions).all():
+        raise InputError("positions hold NaN or infinity; check how the structure was made")
+    cell = atoms.cell.array
+    if not np.isfinite(cell).all():
+        raise InputError("the cell holds NaN or infinity; check how the structure was made")
+    if atoms.pbc.any() and np.linalg.matrix_rank(cell[atoms.pbc]) < atoms.pbc.sum():
+        raise InputError(
+            f"periodic along {atoms.pbc.tolist()}, but those lattice vectors are not independent: "
+            f"{cell.tolist()}; set a cell with a volume, or pbc=False for a molecule"
+        )
+    if not (np.isfinite(cutoff) and cutoff > 0):
+        raise InputError(f"the cutoff must be a positive length in A, got {cutoff}")
+    check_extent(atoms.positions, cell, atoms.pbc, cutoff)
+    receiver, sender, shift, distance = NeighborList(
+        cutoff=cutoff, full_list=True, sorted=False
+    ).compute(points=atoms.positions, box=cell, periodic=atoms.pbc, quantities="ijSd")
+    edges = np.stack([receiver, sender]).astype(np.int64)
+    _refuse_coinciding(edges, distance)
+    order = _order(edges, shift, len(atoms))
+    return Neighbours(edges.take(order, 1), shift.take(order, 0))
+
+
+def _order(edges: np.ndarray, shift: np.ndarray, n_atoms: int) -> np.ndarray:
+    """Give the order by receiver, then sender, then shift, [E]."""
+    if edges.shape[1] == 0:
+        return np.zeros(0, dtype=np.int64)
+    least = shift.min(axis=0)
+    widths = (shift.max(axis=0) - least + 1).astype(np.int64)  # few: images within the cutoff
+    key = edges[0] * n_atoms + edges[1]  # [E], one whole number for each edge
+    for axis in range(3):
+        key = key * widths[axis] + (shift[:, axis] - least[axis])
+    return np.argsort(key)
+
+
+def _refuse_coinciding(edges: np.ndarray, distance: np.ndarray) -> None:
+    """Raise where atoms are at one place; distances [E] may be squared."""
+    if (distance == 0).any():
+        first, second = edges[:, int((distance == 0).argmax())]
+        raise InputError(
+            f"atoms {first} and {second} are at the same place; "
+            "remove duplicated atoms (also those that coincide through the periodic cell)"
+        )
