@@ -65,7 +65,7 @@ def measure(repeat: tuple[int, int, int], steps: int) -> dict[str, object]:
             cache = caches[float(skin)]
             build = lambda c=cache, f=frame: AtomGraph.from_atoms(f, CUTOFF, torch.float32, c)  # noqa: E731
             graph_ms[float(skin)].append(cpu_ms(build))
-    calculator = blips.Calculator(blips.bayesianize(PaiNN(cutoff=CUTOFF)), mode="map", skin=0.0)
+    calculator = blips.Calculator(blips.bayesianize(PaiNN(cutoff=CUTOFF)), method="map", skin=0.0)
     some = frames[:: max(1, len(frames) // 10)]
     step_ms = [cpu_ms(lambda f=frame: calculator.get_forces(f)) for frame in some]
     return {

@@ -14,15 +14,15 @@ from ase import Atoms
 
 from blips.data.labels import Labels
 from blips.data.structures import check_structures, read_structures
-from blips.prediction import Calibrator
-from blips.uq.evaluation import Evaluation
-from blips.uq.assess import Predictor, References, assess, recalibrate
+from blips.prediction import Calibrator, Model
+from blips.uq.assess import References, assess, recalibrate
+from blips.uq.evaluate import Evaluation
 
 Structures = str | Path | Sequence[Atoms]
 
 
 def evaluate(
-    potential: Predictor,
+    potential: Model,
     structures: Structures,
     *,
     labels: Labels | None = None,
@@ -44,7 +44,7 @@ def evaluate(
 
 
 def calibrate(
-    potential: Predictor,
+    potential: Model,
     structures: Structures,
     *,
     kind: str = "scale",

@@ -12,7 +12,6 @@ from blips.cli.app import (
     Seed,
     Structures,
     app,
-    load_bayesian,
     load_model,
     messages_aside,
     print_json,

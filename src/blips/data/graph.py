@@ -201,5 +201,3 @@ class AtomGraph(Graph):
             pbc=torch.as_tensor(atoms.pbc[None].copy()),
             edge_shift=torch.as_tensor(found.shift, dtype=dtype),
         )
-
-
