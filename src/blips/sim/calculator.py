@@ -1,6 +1,6 @@
 """ASE calculator: energies, forces and stress with their standard deviations.
 
-    atoms.calc = blips.Calculator(potential)              # means and deviations at every call
+    atoms.calc = blips.Calculator(potential)              # means and stds at every call
     atoms.calc = blips.Calculator(potential, mode="map", every=10)    # for MD
     atoms.calc = blips.Calculator(potential, mode="frozen", member=3) # for phonons, a committee
 
@@ -35,7 +35,7 @@ from blips.sim.properties import UNCERTAINTIES, annotate
 
 MODES = ("auto", "conditioned", "mc", "map", "frozen", "onepass")
 BASELINE_MODES = ("auto", "map")
-ALWAYS_UNCERTAIN = ("auto", "conditioned", "mc", "onepass")  # deviations come with every energy
+ALWAYS_UNCERTAIN = ("auto", "conditioned", "mc", "onepass")  # a std comes with every energy
 
 
 class Calculator(ASECalculator):
@@ -122,7 +122,7 @@ class Calculator(ASECalculator):
             annotate(atoms, self.results)
 
     def _keeps_stress(self) -> bool:
-        """A structure whose stress is known is not evaluated without it."""
+        """Whether the stress of this structure is known already, and is kept."""
         return keys.STRESS in self.results
 
     def _without_sampling(self, graph: Graph, stress: bool) -> Prediction:
@@ -156,7 +156,7 @@ def check_mode(potential: object, mode: str, owner: str) -> None:
 
 
 def _results(prediction: Prediction) -> dict[str, Any]:
-    """ASE's results of a prediction of one structure; stress in Voigt order."""
+    """Turn a prediction of one structure into ASE's results; stress in Voigt order."""
     found: dict[str, Any] = {}
     for name in (keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES):
         std = getattr(prediction, f"{name}_total_std", getattr(prediction, f"{name}_std"))
