@@ -9,15 +9,15 @@ from ase.units import kB
 import blips
 from blips.backbones import PaiNN
 from blips.errors import InputError
-from blips.sim.averages import normalised_weights, radial_distribution, reweighted, spread
+from blips.sim.averages import normalised_weights, over_members, radial_distribution, reweighted
 
 
-def test_spread_is_mean_and_deviation_over_members():
-    found = spread([[1.0, 2.0], [3.0, 2.0], [5.0, 2.0]])
+def test_mean_and_std_are_those_over_members():
+    found = over_members([[1.0, 2.0], [3.0, 2.0], [5.0, 2.0]])
     assert found.mean == pytest.approx([3.0, 2.0])
     assert found.std == pytest.approx([2.0, 0.0])
     with pytest.raises(InputError, match="at least 2"):
-        spread([[1.0]])
+        over_members([[1.0]])
 
 
 def test_weights_turn_one_gaussian_into_another():

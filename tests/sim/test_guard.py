@@ -10,7 +10,7 @@ from scipy.stats import norm
 import blips
 from blips.backbones import PaiNN
 from blips.errors import InputError
-from blips.sim.guard import Guard, sigma_for
+from blips.sim.guard import Guard, std_for
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,10 @@ def test_periodic_images_count():
 
 
 def test_a_limit_as_an_error_rate():
-    sigma = sigma_for(0.5, 0.05)
-    assert 2 * norm.sf(0.5 / sigma) == pytest.approx(0.05)
+    std = std_for(0.5, 0.05)
+    assert 2 * norm.sf(0.5 / std) == pytest.approx(0.05)
     with pytest.raises(InputError, match="between 0 and 1"):
-        sigma_for(0.5, 1.5)
+        std_for(0.5, 1.5)
 
 
 def test_errors_name_the_remedy():

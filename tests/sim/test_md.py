@@ -54,7 +54,7 @@ def longest_bond(atoms):
 
 
 def test_heated_ammonia_stops_before_it_breaks_and_the_means_alone_go_on(folder, limit, tmp_path):
-    guarded = md(folder, *HEATING, "--max-force-sigma", limit, "--folder", tmp_path / "guarded")
+    guarded = md(folder, *HEATING, "--max-force-std", limit, "--folder", tmp_path / "guarded")
     assert guarded["stopped"]
     assert 0 < guarded["steps"] < 500
     assert {event["limit"] for event in guarded["events"]} == {"force_std"}
@@ -88,7 +88,7 @@ def test_a_run_goes_on_from_the_trajectory_of_another(folder, tmp_path):
 
 
 def test_log_and_ask(folder, tmp_path):
-    short = ["--steps", 4, "--every", 2, "--max-force-sigma", 1e-6]
+    short = ["--steps", 4, "--every", 2, "--max-force-std", 1e-6]
     logged = md(folder, *short, "--action", "log", "--folder", tmp_path / "log")
     assert (logged["stopped"], logged["steps"], len(logged["events"])) == (False, 4, 3)
     asked = md(
@@ -136,9 +136,9 @@ def wait_for(path, seconds=60):
         (["--ensemble", "npt"], "langevin, nve"),
         (["--timestep", -1], "positive"),
         (["--max-error", 0.5], "blips calibrate"),
-        (["--max-error", 0.5, "--max-force-sigma", 1], "give one"),
+        (["--max-error", 0.5, "--max-force-std", 1], "give one"),
         (["--action", "ask"], "reference"),
-        (["--action", "ask", "--reference", "vasp"], "module:Class"),
+        (["--action", "ask", "--reference", "vasp"], "package.module:Name"),
         (["--method", "committee"], "map, frozen"),
         (["--frame", 3], "no frame 3"),
     ],
@@ -181,7 +181,7 @@ def test_references_by_name():
 
 
 def test_an_error_rate_becomes_a_limit_on_a_calibrated_sigma(folder, tmp_path, ammonia_potential):
-    from blips.sim.guard import sigma_for
+    from blips.sim.guard import std_for
     from blips.uq.calibrate import ScaleCalibrator
 
     ammonia_potential.calibration = {"forces": ScaleCalibrator(2.0)}
@@ -192,4 +192,4 @@ def test_an_error_rate_becomes_a_limit_on_a_calibrated_sigma(folder, tmp_path, a
     (tmp_path / "start.extxyz").write_bytes((folder / "start.extxyz").read_bytes())
     arguments = ["--max-error", 0.4, "--rate", 0.1, "--steps", 0, "--folder", tmp_path / "run"]
     found = md(tmp_path, *arguments)
-    assert found["guard"]["force_std"] == pytest.approx(sigma_for(0.4, 0.1))
+    assert found["guard"]["force_std"] == pytest.approx(std_for(0.4, 0.1))

@@ -1,4 +1,4 @@
-"""What one would use instead of BLIP, with the same verbs: `fit`, `predict`, `Prediction`.
+"""Other ways to error bars, with the same verbs: `fit`, `predict`, `Prediction`.
 
 | class | error bars from | trainings | kind |
 |---|---|---|---|

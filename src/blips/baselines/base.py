@@ -1,4 +1,4 @@
-"""What all baselines share: the verbs `fit` and `predict`, and a backbone in the middle."""
+"""Shared parts of the baselines: `fit`, `predict`, and what is learned and saved with a model."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

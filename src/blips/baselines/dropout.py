@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: random channels are silent, in training and in prediction.
+"""Monte Carlo dropout: channels are zeroed at random, in training and in prediction.
 
 Gal, Ghahramani, "Dropout as a Bayesian Approximation" (2016). After every linear map of the
 message-passing network
@@ -43,7 +43,7 @@ class Masks:
     generators: Sequence[torch.Generator]
 
     def apply(self, z: Tensor) -> Tensor:
-        """Silence channels of z, [K*R, *irrep, channels]."""
+        """Zero channels of z at random, [K*R, *irrep, channels]."""
         count, keep = len(self.generators), 1.0 - self.rate
         mask = z.new_empty(count, len(z) // count, z.shape[-1])  # [K, R, channels]
         for block, generator in zip(mask, self.generators, strict=True):
@@ -65,7 +65,7 @@ def _use(masks: Masks) -> Generator[None]:
 
 
 def _drop(_layer: nn.Module, _args: tuple[Any, ...], z: Tensor) -> Tensor:
-    """Forward hook of a linear map."""
+    """Apply the active masks (forward hook of a linear map)."""
     masks = _active.get()
     return z if masks is None else masks.apply(z)
 
@@ -78,7 +78,7 @@ class MCDropout(Stochastic, Baseline):
 
     Args:
         backbone: the plain model; it gets hooks, which do nothing outside of samples.
-        rate: p, the probability that a channel is silent.
+        rate: p, the probability that a channel is zeroed.
         exclude: name patterns of maps without dropout.
     """
 
@@ -98,7 +98,7 @@ class MCDropout(Stochastic, Baseline):
         self._gauge = MemoryGauge()
 
     def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
-        """Outputs of the plain model."""
+        """Compute the outputs of the plain model."""
         return plain_outputs(self.backbone, graph, **derivatives)
 
     def sample(
@@ -107,7 +107,7 @@ class MCDropout(Stochastic, Baseline):
         generators: Sequence[torch.Generator],
         **derivatives: Unpack[Derivatives],
     ) -> Sample:
-        """K = len(generators) samples, each with masks of its own, as one replicated batch."""
+        """Draw K = len(generators) samples, each with masks of its own, as one replicated batch."""
         with _use(Masks(self.rate, generators)):
             return Sample(self(graph.replicate(len(generators)), **derivatives), {})
 
@@ -122,7 +122,7 @@ class MCDropout(Stochastic, Baseline):
         covariance: bool = False,
         memory_gb: float | None = None,
     ) -> Prediction:
-        """Mean and deviation of K samples; sample k is a function of (seed, k).
+        """Predict mean and std of K samples; sample k is a function of (seed, k).
 
         Args:
             graph: the structures.
@@ -154,7 +154,7 @@ class MCDropout(Stochastic, Baseline):
 
 
 def _maps(backbone: Backbone, exclude: Sequence[str]) -> tuple[str, ...]:
-    """Names of the linear maps that get dropout."""
+    """List the names of the linear maps that get dropout."""
     found = []
     for name, layer in backbone.named_modules():
         if kind_of(layer) is None or not any(fnmatchcase(name, p) for p in backbone.roles):

@@ -71,7 +71,7 @@ class DeepEnsemble(Wrapper, Baseline):
 
     @classmethod
     def of(cls, models: Sequence[Backbone]) -> Self:
-        """Ensemble of models that are trained already."""
+        """Make an ensemble of models that are trained already."""
         models = list(models)
         ensemble = cls(lambda seed: models[seed], len(models))
         ensemble.models = nn.ModuleList(models)
@@ -170,7 +170,7 @@ class DeepEnsemble(Wrapper, Baseline):
 def _same_data(
     result: FitResult, train: Data | None, valid: Data | float | None
 ) -> tuple[Data | None, Data | float | None]:
-    """The structures of the first member's split for the others, whose seeds differ."""
+    """Give the other members, whose seeds differ, the split of the first."""
     first, second = result.train_data, result.valid_data
     if train is first or not isinstance(first, StructureData):
         return train, valid

@@ -61,11 +61,11 @@ class NormalInverseGamma:
         return self.aleatoric_var / self.nu
 
     def rescaled(self, factor: float | Tensor) -> Self:
-        """Evidence about the error times `factor`."""
+        """Give the evidence about the error times `factor`."""
         return replace(self, beta=self.beta * factor**2)
 
     def nll(self, error: Tensor) -> Tensor:
-        """Negative log-likelihood of the label, nats."""
+        """Compute the negative log-likelihood of the label, nats."""
         width = 2.0 * self.beta * (1.0 + self.nu)
         return (
             0.5 * (math.log(math.pi) - self.nu.log())
@@ -76,7 +76,7 @@ class NormalInverseGamma:
         )
 
     def loss(self, error: Tensor) -> Tensor:
-        """NLL and the penalty on misplaced evidence."""
+        """Compute the NLL plus the penalty on misplaced evidence."""
         return self.nll(error) + self.penalty * error.abs() * (2.0 * self.nu + self.alpha)
 
 
@@ -99,7 +99,7 @@ class Evidential(SecondReadout):
         self.penalty = penalty
 
     def distributions(self, numbers: Tensor, graph: Graph) -> dict[str, NormalInverseGamma]:
-        """From unconstrained numbers [N, 6]."""
+        """Make distributions of unconstrained numbers [N, 6]."""
         positive = F.softplus(numbers) + FLOOR
         nu, alpha, beta = positive.reshape(-1, 3, 2).unbind(dim=1)  # [N, 2]: energy, forces
         alpha, beta = alpha + 1.0, beta * energy_scale(self.backbone) ** 2

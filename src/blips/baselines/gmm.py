@@ -46,7 +46,7 @@ class LinearVariance:
 
     @classmethod
     def fit(cls, count: Tensor, strangeness: Tensor, error: Tensor) -> "LinearVariance":
-        """Of least Gaussian NLL, for counts, strangenesses and errors [R]."""
+        """Fit a and b of least Gaussian NLL to counts, strangenesses and errors [R]."""
         n, u, square = (t.double().cpu().numpy() for t in (count, strangeness, error.square()))
         alone = np.log([square.sum() / n.sum(), square.sum() / max(u.sum(), 1e-12)])
 
@@ -61,7 +61,7 @@ class LinearVariance:
         return cls(float(a), float(b))
 
     def std(self, count: Tensor | float, strangeness: Tensor) -> Tensor:
-        """Root of the variance."""
+        """Compute the root of the variance."""
         return (self.a * count + self.b * strangeness).sqrt()
 
 
@@ -127,7 +127,7 @@ class EmbeddingMixture(Learned):
         self.variance_rows = as_rows({name: astuple(variance) for name, variance in fitted.items()})
 
     def strangeness(self, graph: Graph) -> Tensor:
-        """The u of each atom, [N]."""
+        """Compute u of each atom, [N]."""
         nll = -self.mixture.log_density(embeddings(self.backbone, graph))
         return (nll - cast(Tensor, self.least)).clamp(min=0.0)
 
@@ -145,7 +145,7 @@ class EmbeddingMixture(Learned):
 
 
 def _summed(name: str, by_atom: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-    """Number of atoms and their strangeness behind each label: [S] energies, [N, 3] forces."""
+    """Sum atoms and their strangeness for each label: [S] energies, [N, 3] forces."""
     counts = torch.ones_like(by_atom)
     if name == keys.ENERGY:
         return graph.sum_over_structures(counts), graph.sum_over_structures(by_atom)

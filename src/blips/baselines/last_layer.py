@@ -1,4 +1,4 @@
-"""What goes into the readout of a potential, and its derivatives.
+"""Features that the readout of a potential sees, and their derivatives.
 
 The energy of an atom is linear in its last-layer features f_i, so that of a structure is linear in
 Phi = sum_i f_i, and forces are linear in dPhi/dr:
@@ -29,7 +29,7 @@ class LastLayer(NamedTuple):
 
 
 def readout_of(backbone: Backbone) -> nn.Sequential:
-    """The network from an atom's embedding to its energy, whose last map is linear."""
+    """Find the network from an atom's embedding to its energy, whose last map is linear."""
     readout = getattr(backbone, "readout", None)
     linear = isinstance(readout, nn.Sequential) and isinstance(readout[-1], nn.Linear)
     if not (isinstance(backbone, AtomisticBackbone) and linear):
@@ -41,34 +41,34 @@ def readout_of(backbone: Backbone) -> nn.Sequential:
 
 
 def energy_scale(backbone: Backbone) -> Tensor:
-    """What the readout's output is multiplied by, eV."""
+    """Give the factor of the readout's output, eV."""
     is_potential = isinstance(backbone, AtomisticBackbone)
     return backbone.reference.scale if is_potential else torch.ones(())
 
 
 def embeddings(backbone: Backbone, graph: Graph) -> Tensor:
-    """What the readout sees of each atom, [N, F], without autograd's graph."""
+    """Compute the readout's input for each atom, [N, F], without autograd's graph."""
     with torch.no_grad(), inputs_of(readout_of(backbone)) as seen:
         backbone(graph)
     return seen[-1]
 
 
 def last_layer(backbone: Backbone, graph: Graph) -> LastLayer:
-    """Energies and last-layer features of each atom, differentiable."""
+    """Compute energies and last-layer features of each atom, differentiable."""
     with inputs_of(readout_of(backbone)[-1]) as seen:
         energies = backbone(graph)[keys.ENERGIES]
     return LastLayer(energies, seen[-1])
 
 
 def with_leaf_positions(graph: Graph) -> AtomGraph:
-    """The graph as a function of fresh positions to differentiate by."""
+    """Copy the graph with positions that gradients are taken by."""
     if not isinstance(graph, AtomGraph):
         raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
     return replace(graph, positions=graph.positions.detach().requires_grad_())
 
 
 def gradient_of_each(values: Tensor, positions: Tensor, *, create_graph: bool = False) -> Tensor:
-    """Gradients of values [M] by positions, [M, N, 3], as batched backward passes."""
+    """Differentiate values [M] by positions, [M, N, 3], in batched backward passes."""
     choices = torch.eye(len(values), dtype=values.dtype, device=values.device).split(CHUNK)
     gradients = []
     for number, chosen in enumerate(choices, start=1):

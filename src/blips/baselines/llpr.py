@@ -45,21 +45,21 @@ class Rigidity:
 
     @classmethod
     def of(cls, matrix: Tensor) -> "Rigidity":
-        """From F^T F, [D, D]."""
+        """Diagonalise F^T F, [D, D]."""
         eigenvalues, eigenvectors = torch.linalg.eigh(matrix)
         return cls(eigenvalues.clamp(min=0.0), eigenvectors)
 
     def grid(self) -> Tensor:
-        """Candidates for sigma0^2, [G]."""
+        """Give candidates for sigma0^2, [G]."""
         return self.eigenvalues.mean() * torch.as_tensor(GRID).to(self.eigenvalues)
 
     def form(self, rows: Tensor, sigma0_square: Tensor) -> Tensor:
-        """Forms of rows [..., D] for every sigma0^2 [G], [..., G]."""
+        """Compute q of rows [..., D] for every sigma0^2 [G], [..., G]."""
         projected = (rows @ self.eigenvectors).square()  # [..., D]
         return projected @ (1.0 / (self.eigenvalues[:, None] + sigma0_square))
 
     def covariance(self, rows: Tensor, sigma0_square: float) -> Tensor:
-        """Covariance rows (F^T F + sigma0^2 I)^-1 rows^T, [..., R, D] -> [..., R, R]."""
+        """Compute rows (F^T F + sigma0^2 I)^-1 rows^T, [..., R, D] -> [..., R, R]."""
         projected = rows @ self.eigenvectors
         scaled = projected / (self.eigenvalues + sigma0_square)
         return scaled @ projected.transpose(-1, -2)
@@ -74,7 +74,7 @@ class Scale:
 
     @classmethod
     def best(cls, form: Tensor, error: Tensor, sigma0_square: Tensor) -> "Scale":
-        """Of least NLL, for forms [R, G] and errors [R] on validation data."""
+        """Choose the scale of least NLL, for forms [R, G] and errors [R] of validation data."""
         form = form.clamp(min=FORM_FLOOR * form.mean(dim=0))
         alpha_square = (error.square()[:, None] / form).mean(dim=0)  # [G]
         nll = alpha_square.log() + form.log().mean(dim=0)  # [G], but for factor and constant

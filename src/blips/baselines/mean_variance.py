@@ -9,8 +9,8 @@ each atom, of its force components and of its share in the energy,
     loss = 1/2 [ log(2 pi sigma^2) + error^2 / sigma^2 ]
 
 Tan et al. take the norm of an atom's force error for its error; here each component has the
-likelihood, so that sigma is that of a component. The variance is aleatoric: it knows what the
-training labels look like, and nothing of what the model has not seen.
+likelihood, so that std is that of a component. The variance is aleatoric: it describes the noise
+of labels like those of the training set, and says nothing about structures unlike them.
 """
 
 import math
@@ -41,15 +41,15 @@ class Gaussian:
 
     @property
     def epistemic_var(self) -> None:
-        """There is none: the model does not doubt itself."""
+        """None: the model has no distribution over its parameters."""
         return None
 
     def rescaled(self, factor: float | Tensor) -> Self:
-        """N(0, factor^2 var)."""
+        """Give N(0, factor^2 var)."""
         return type(self)(self.var * factor**2)
 
     def loss(self, error: Tensor) -> Tensor:
-        """Negative log-likelihood, nats."""
+        """Compute the negative log-likelihood, nats."""
         return 0.5 * (math.log(2.0 * math.pi) + self.var.log() + error.square() / self.var)
 
 
@@ -68,7 +68,7 @@ class MeanVariance(SecondReadout):
         super().__init__(backbone, {"seed": seed}, seed)
 
     def distributions(self, numbers: Tensor, graph: Graph) -> dict[str, Gaussian]:
-        """From log-variances [N, 2]."""
+        """Make distributions of log-variances [N, 2]."""
         variances = energy_scale(self.backbone) ** 2 * numbers.exp() + VAR_FLOOR  # [N, 2]
         return {
             keys.ENERGY: Gaussian(graph.sum_over_structures(variances[:, 0])),  # [S]

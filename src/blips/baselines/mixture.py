@@ -64,7 +64,7 @@ class GaussianMixture:
 
     @classmethod
     def _maximise(cls, x: Tensor, share: Tensor, ridge: Tensor) -> Self:
-        """The mixture that suits x best if row r belongs to component c by share [R, C]."""
+        """Maximise the likelihood of x where row r belongs to component c by share [R, C]."""
         total = share.sum(dim=0).clamp(min=1e-12)  # [C]
         means = share.T @ x / total[:, None]
         centred = x - means[:, None]  # [C, R, D]
@@ -74,7 +74,7 @@ class GaussianMixture:
         return cls((total / len(x)).log(), means, torch.linalg.cholesky(covariances))
 
     def log_density(self, x: Tensor) -> Tensor:
-        """The log-density of rows [R, D], [R]."""
+        """Compute the log-density of rows [R, D], [R]."""
         return self._log_joint(x.double()).logsumexp(dim=1)
 
     def _log_joint(self, x: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class GaussianMixture:
 
 
 def _centres(x: Tensor, count: int, seed: int) -> Tensor:
-    """Rows far from each other: each next one by its squared distance to those before."""
+    """Choose rows far apart: each next one by its squared distance to those before (k-means++)."""
     generator = seeded_generator("mixture", seed)
     chosen = [int(torch.randint(len(x), (), generator=generator))]
     for _ in range(count - 1):

@@ -39,11 +39,11 @@ class Distribution(Protocol):
         ...
 
     def rescaled(self, factor: float | Tensor) -> Self:
-        """Distribution of the error times `factor`."""
+        """Give the distribution of the error times `factor`."""
         ...
 
     def loss(self, error: Tensor) -> Tensor:
-        """What training minimises, elementwise."""
+        """Compute what training minimises, elementwise."""
         ...
 
 
@@ -68,13 +68,13 @@ class SecondReadout(Likelihood, Baseline):
         self.head.to(next(backbone.parameters()))
 
     def distributions(self, numbers: Tensor, graph: Graph) -> Mapping[str, Distribution]:
-        """From the second readout's numbers [N, P]: energy [S] and forces [N, 1], in eV, A."""
+        """Make distributions of the numbers [N, P]: energy [S] and forces [N, 1], in eV, A."""
         raise NotImplementedError
 
     def evaluate(
         self, graph: Graph, **derivatives: Unpack[Derivatives]
     ) -> tuple[Outputs, Mapping[str, Distribution]]:
-        """Outputs of the potential, and the distributions of their errors."""
+        """Compute outputs of the potential, and the distributions of their errors."""
         with inputs_of(readout_of(self.backbone)) as seen:
             outputs = plain_outputs(self.backbone, graph, **derivatives)
         return outputs, self.distributions(self.head(seen[-1]).double(), graph)
@@ -82,7 +82,7 @@ class SecondReadout(Likelihood, Baseline):
     def loss_terms(
         self, batch: Batch, config: TrainingConfig, derivatives: Derivatives
     ) -> dict[str, Tensor]:
-        """Mean loss of the errors under their distributions, in the loss's unit."""
+        """Average the loss of the errors under their distributions, in the loss's unit."""
         outputs, distributions = self.evaluate(batch.graph, **derivatives)
         terms = {}
         for name, target in batch.targets.items():

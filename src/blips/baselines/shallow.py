@@ -6,8 +6,8 @@ and all are trained together on how well their distribution describes the label 
 
     E_m = E_0 + sum_i (d_m - mean_k d_k) . f_i,    F_m = -dE_m/dr
 
-E_0 is the backbone's own energy. The deviations d add up to nothing, so that the mean of the
-members is the backbone itself, whatever its weights: no ensemble of last layers is left out.
+E_0 is the backbone's own energy. The deviations from the mean of d sum to zero, so that the
+mean of the members is the backbone itself, whatever its weights.
 """
 
 from dataclasses import replace
@@ -67,7 +67,7 @@ class ShallowEnsemble(Likelihood, Baseline):
         self.heads.to(next(backbone.parameters()))
 
     def members(self, graph: Graph, *, forces: bool = True, create_graph: bool = False) -> Outputs:
-        """Energy [M, S], energies [M, N] and forces [M, N, 3] of every member."""
+        """Compute energy [M, S], energies [M, N] and forces [M, N, 3] of every member."""
         with torch.enable_grad():
             leaf = with_leaf_positions(graph)
             energies, features = last_layer(self.backbone, leaf)  # [N], [N, D]
@@ -85,7 +85,7 @@ class ShallowEnsemble(Likelihood, Baseline):
     def loss_terms(
         self, batch: Batch, config: TrainingConfig, derivatives: Derivatives
     ) -> dict[str, Tensor]:
-        """Distribution loss of the members."""
+        """Compute the distribution loss of the members."""
         if derivatives.get("stress"):
             raise ConfigError("ShallowEnsemble predicts no stress; set training.weights.stress=0")
         outputs = self.members(

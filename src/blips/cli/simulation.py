@@ -59,11 +59,11 @@ def md(
         ),
     ] = "map",
     member: Annotated[int, typer.Option(help="which draw, for frozen", rich_help_panel=RUN)] = 0,
-    max_force_sigma: Annotated[
-        float | None, _guard_option("--max-force-sigma", "largest atomic force sigma, eV/A")
+    max_force_std: Annotated[
+        float | None, _guard_option("--max-force-std", "largest atomic force std, eV/A")
     ] = None,
-    max_energy_sigma: Annotated[
-        float | None, _guard_option("--max-energy-sigma", "energy sigma per atom, eV")
+    max_energy_std: Annotated[
+        float | None, _guard_option("--max-energy-std", "energy std per atom, eV")
     ] = None,
     max_error: Annotated[
         float | None,
@@ -95,10 +95,10 @@ def md(
     Velocities are those of the structure, or drawn where it has none, so the trajectory of a run
     can be continued. A run that the guard stopped is a success; see outcome.json.
 
-    Example: blips md model.safetensors start.extxyz --temperature 300 --to 2000 --max-force-sigma 1
+    Example: blips md model.safetensors start.extxyz --temperature 300 --to 2000 --max-force-std 1
     """
     from blips.data.structures import check_structures, read_structures
-    from blips.sim.guard import Guard, sigma_for
+    from blips.sim.guard import Guard, std_for
     from blips.sim.reference import make_calculator
     from blips.sim.run import MDSettings, outcome_dict
 
@@ -117,16 +117,16 @@ def md(
         reference_limit=reference_limit,
         seed=seed,
     )
-    if max_error is not None and max_force_sigma is not None:
-        raise ConfigError("--max-error and --max-force-sigma are two limits on one sigma; give one")
+    if max_error is not None and max_force_std is not None:
+        raise ConfigError("--max-error and --max-force-std are two limits on one std; give one")
     asked = None if reference is None else make_calculator(reference, trust=True)
     potential = load_model(model)
     frames = read_structures(structure, frame)
     atoms = check_structures(frames, structure, elements=known_elements(potential))[0]
     if max_error is not None:
         _check_calibrated(potential, model)
-        max_force_sigma = sigma_for(max_error, rate)
-    guard = Guard(max_force_sigma, max_energy_sigma, closest, farthest)
+        max_force_std = std_for(max_error, rate)
+    guard = Guard(max_force_std, max_energy_std, closest, farthest)
     outcome = _run(potential, atoms, settings, guard, folder, asked, overwrite)
     if json:
         print_json(outcome_dict(outcome, settings, guard, folder))
@@ -155,8 +155,8 @@ def _run(
     console = Console(stderr=True)
     if guard.force_std is None and guard.energy_std_per_atom is None:
         console.print(
-            "no limit on sigma, only the geometry is guarded; give --max-force-sigma, "
-            "--max-energy-sigma or --max-error",
+            "no limit on the std, only the geometry is guarded; give --max-force-std, "
+            "--max-energy-std or --max-error",
             highlight=False,
             soft_wrap=True,
         )
@@ -170,8 +170,8 @@ def _run(
         def show(step: int, atoms: "Atoms") -> None:
             text = f"{atoms.get_temperature():.0f} K"
             if "forces_uncertainty" in atoms.arrays:
-                sigma = (atoms.arrays["forces_uncertainty"] ** 2).sum(axis=1).max() ** 0.5
-                text += f"  sigma {sigma:.3g} eV/A"
+                std = (atoms.arrays["forces_uncertainty"] ** 2).sum(axis=1).max() ** 0.5
+                text += f"  std {std:.3g} eV/A"
             bar.update(task, completed=step, description=text)
 
         return run_md(

@@ -22,10 +22,10 @@ def check_extent(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutof
         pbc: [3].
         cutoff: A.
     """
-    spread = float(np.ptp(positions, axis=0).max()) if len(positions) else 0.0
-    if spread > LARGEST_EXTENT:
+    extent = float(np.ptp(positions, axis=0).max()) if len(positions) else 0.0
+    if extent > LARGEST_EXTENT:
         raise InputError(
-            f"atoms are {spread:.3g} A apart, more than {LARGEST_EXTENT:.0g}; is the file damaged, "
+            f"atoms are {extent:.3g} A apart, more than {LARGEST_EXTENT:.0g}; is the file damaged, "
             "or did the dynamics explode?"
         )
     lattice = cell[pbc]  # [P, 3]

@@ -67,7 +67,7 @@ class Graph:
         return replace(self, positions=self.positions @ rotation.T)
 
     def remember(self, name: str, work_out: Callable[[], Any]) -> Any:
-        """What `work_out` gives, from the memo where it is there."""
+        """Return what `work_out` gives, from the memo where it is there."""
         if name not in self.memo:
             self.memo[name] = work_out()
         return self.memo[name]
@@ -77,7 +77,7 @@ class Graph:
 
     @classmethod
     def batch(cls, graphs: Sequence[Self]) -> Self:
-        """One graph with the structures of all, in order."""
+        """Join graphs into one with the structures of all, in order."""
         if not graphs:
             raise InputError("no graphs to batch; expected at least one structure")
         node_offsets = np.cumsum([0] + [g.num_nodes for g in graphs])
@@ -102,7 +102,7 @@ class Graph:
         return self if replicas == 1 else type(self).batch([self] * replicas)
 
     def neighbourhood(self, nodes: int) -> Self:
-        """About `nodes` nodes around the first, and the edges among them."""
+        """Cut out about `nodes` nodes around the first, and the edges among them."""
         receiver, sender = self.edge_index
         chosen = torch.zeros(self.num_nodes, dtype=torch.bool, device=receiver.device)
         chosen[0] = True
@@ -114,7 +114,7 @@ class Graph:
         return self._of_nodes(chosen)
 
     def halves(self) -> tuple[Self, Self]:
-        """The first half of the structures, and the others."""
+        """Split into the first half of the structures, and the others."""
         first = self.structure < (self.num_structures + 1) // 2
         return self._of_nodes(first), self._of_nodes(~first)
 
@@ -135,7 +135,7 @@ class Graph:
         return replace(self, memo={}, **changes)
 
     def sum_over_structures(self, per_node: Tensor) -> Tensor:
-        """[N, ...] -> [S, ...]."""
+        """Sum rows of atoms over structures, [N, ...] -> [S, ...]."""
         out = per_node.new_zeros(self.num_structures, *per_node.shape[1:])
         return out.index_add(0, self.structure, per_node)
 

@@ -1,14 +1,14 @@
-r"""Error bars on what a trajectory is averaged for.
+r"""Error bars of averages over trajectories.
 
 Every frozen member of the posterior is a potential of its own, with its own equilibrium. An
 average under member m follows from the trajectory of the mean potential by reweighting,
 
     <A>_m = sum_t w_t A_t / sum_t w_t,      w_t = exp(-(E_m(t) - E_0(t)) / kT)
 
-and the spread of `<A>_m` over the members is the error bar that the potential's uncertainty puts on
+and the std of `<A>_m` over the members is the error bar that the potential's uncertainty puts on
 `<A>`. It holds while the effective number of frames, (sum w)^2 / sum w^2, stays large; where it
 does not, run the members themselves (`blips.Calculator(potential, method="frozen", member=m)`) and
-give their averages to `spread`.
+give their averages to `over_members`.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,8 +41,8 @@ class Average:
     effective_frames: Array
 
 
-def spread(by_member: Sequence[Array] | Array) -> Average:
-    """Mean and deviation of the members' own averages, [M, ...]."""
+def over_members(by_member: Sequence[Array] | Array) -> Average:
+    """Give mean and std of averages that the members made themselves, [M, ...]."""
     values = np.asarray(by_member, dtype=float)
     if len(values) < 2:
         raise InputError(f"a standard deviation needs at least 2 members, got {len(values)}")
@@ -58,7 +58,7 @@ def reweighted(
     members: int = 8,
     seed: int = 0,
 ) -> Average:
-    """Average of an observable under every member, from one trajectory of the posterior means.
+    """Average an observable under every member, from one trajectory of the posterior means.
 
     Args:
         potential: that made the trajectory with method "map".
@@ -78,19 +78,19 @@ def reweighted(
         weights = normalised_weights(energy - mean_energy, temperature)  # [T]
         averages.append(np.tensordot(weights, values, axes=1))
         effective.append(1.0 / np.square(weights).sum())
-    found = spread(averages)
+    found = over_members(averages)
     return Average(found.mean, found.std, found.by_member, np.asarray(effective))
 
 
 def normalised_weights(energy_difference: Array, temperature: float) -> Array:
-    """Weights exp(-dE / kT) that sum to one, [T]; eV and K."""
+    """Compute weights exp(-dE / kT) that sum to one, [T]; eV and K."""
     exponents = -np.asarray(energy_difference) / (kB * temperature)
     weights = np.exp(exponents - exponents.max())
     return weights / weights.sum()
 
 
 def radial_distribution(atoms: Atoms, largest: float, bins: int) -> Array:
-    """g(r) of all pairs up to `largest` (A) in `bins` bins; a periodic structure, [bins]."""
+    """Compute g(r) of all pairs up to `largest` (A) in a periodic structure, [bins]."""
     from vesin import NeighborList
 
     if not atoms.pbc.all():

@@ -99,7 +99,7 @@ def integrate(
     integrator: Callable[..., Functions] | None = None,
     **options: Any,
 ) -> list[Finished]:
-    """Molecular dynamics of structures in one batch; those that the guard objects to are halted.
+    """Run molecular dynamics in one batch; structures that the guard objects to are halted.
 
     Args:
         structures: all periodic, or none. Momenta are drawn from the temperature, unless every
@@ -141,10 +141,10 @@ def integrate(
 def halting(
     model: TorchSimModel, guard: Guard, convergence_fn: Callable[..., Tensor] | None = None
 ) -> Callable[..., Tensor]:
-    """A convergence function for `torch_sim.optimize` that also ends what the guard objects to.
+    """Make a convergence function for `torch_sim.optimize` that also ends what the guard stops.
 
     Args:
-        model: whose sigma counts.
+        model: whose std counts.
         guard: limits.
         convergence_fn: of TorchSim, such as `torch_sim.generate_force_convergence_fn(0.02)`.
     """
@@ -209,7 +209,7 @@ def _advance(
 
 
 def _frame(state: Any, model: TorchSimModel) -> Atoms:
-    """Structure of a state with one system, with its results, sigma and momenta."""
+    """Give the structure of a state with one system, with its results, std and momenta."""
     (atoms,) = state.to_atoms()
     atoms.set_masses(state.masses.cpu().numpy())
     if hasattr(state, "momenta"):
@@ -219,6 +219,6 @@ def _frame(state: Any, model: TorchSimModel) -> Atoms:
         results[keys.STRESS] = full_3x3_to_voigt_6_stress(state.stress[0].cpu().numpy())
     atoms.calc = SinglePointCalculator(atoms, **results)
     if np.isfinite(atoms.positions).all():
-        sigma = {name: value.cpu().numpy() for name, value in model.uncertainties(state).items()}
-        annotate(atoms, {name: v[0] if name not in PER_ATOM else v for name, v in sigma.items()})
+        stds = {name: value.cpu().numpy() for name, value in model.uncertainties(state).items()}
+        annotate(atoms, {name: v[0] if name not in PER_ATOM else v for name, v in stds.items()})
     return atoms

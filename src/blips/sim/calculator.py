@@ -1,6 +1,6 @@
 """ASE calculator: energies, forces and stress with their standard deviations.
 
-    atoms.calc = blips.Calculator(potential)              # means and deviations at every call
+    atoms.calc = blips.Calculator(potential)              # means and stds at every call
     atoms.calc = blips.Calculator(potential, method="map", every=10)     # for MD
     atoms.calc = blips.Calculator(potential, method="frozen", member=3)  # for phonons, a committee
 
@@ -33,7 +33,7 @@ from blips.sim.properties import UNCERTAINTIES, annotate
 
 METHODS = ("auto", "conditioned", "mc", "onepass", "map", "frozen")
 BASELINE_METHODS = ("auto", "map")
-ALWAYS_UNCERTAIN = ("auto", "conditioned", "mc", "onepass")  # deviations come with every energy
+ALWAYS_UNCERTAIN = ("auto", "conditioned", "mc", "onepass")  # a std comes with every energy
 
 
 class Calculator(ASECalculator):
@@ -117,7 +117,7 @@ class Calculator(ASECalculator):
             annotate(atoms, self.results)
 
     def _keeps_stress(self) -> bool:
-        """A structure whose stress is known is not evaluated without it."""
+        """Whether the stress of this structure is known already, and is kept."""
         return keys.STRESS in self.results
 
     def _without_sampling(self, graph: Graph, stress: bool) -> Prediction:

@@ -101,7 +101,7 @@ def run_guarded(
         outcome.frames.append(frame)
         if frames_file is not None:
             append_frame(frames_file, frame)
-        exploded = any(finding.limit not in _SIGMA_LIMITS for finding in findings)
+        exploded = any(finding.limit not in _STD_LIMITS for finding in findings)
         return not (exploded or action == "stop" or (error or 0.0) > reference_limit)
 
     going = look()
@@ -123,7 +123,7 @@ def run_guarded(
     return outcome
 
 
-_SIGMA_LIMITS = ("force_std", "energy_std_per_atom")
+_STD_LIMITS = ("force_std", "energy_std_per_atom")
 
 
 def append_frame(file: str | Path, frame: Atoms) -> None:
@@ -135,7 +135,7 @@ def append_frame(file: str | Path, frame: Atoms) -> None:
 
 
 def frame_of(atoms: Atoms, step: int, findings: list[Finding]) -> Atoms:
-    """Copy of a structure with its results and the findings about it."""
+    """Copy a structure with its results and the findings about it."""
     frame = snapshot(atoms)
     frame.info["step"] = step
     frame.info["guard"] = "; ".join(finding.text for finding in findings)

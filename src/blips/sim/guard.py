@@ -1,17 +1,17 @@
-"""Guards: stop a simulation before it leaves what the potential knows.
+"""Guards: stop a simulation before the potential extrapolates too far.
 
 A guard looks at a structure and the uncertainties that a `blips.Calculator` gives for it, and says
 what is wrong, if anything:
 
 | limit | compared with |
 |---|---|
-| `force_std`, eV/A | the largest atomic force sigma, root of the summed component variances |
-| `energy_std_per_atom`, eV | energy sigma over the number of atoms |
+| `force_std`, eV/A | the largest atomic force std, root of the summed component variances |
+| `energy_std_per_atom`, eV | energy std over the number of atoms |
 | `closest`, fraction | shortest distance over the sum of the covalent radii of its two atoms |
 | `farthest`, A | distance of the atom that is farthest from its nearest neighbour |
 
-A limit on sigma can be given as an error rate instead: with normal errors, |error| exceeds
-`error` with probability `rate` when sigma = error / Phi^-1(1 - rate / 2), see `sigma_for`.
+A limit on the std can be given as an error rate instead: with normal errors, |error| exceeds
+`error` with probability `rate` when std = error / Phi^-1(1 - rate / 2), see `std_for`.
 """
 
 from dataclasses import dataclass
@@ -51,8 +51,8 @@ class Guard:
     """Limits of a simulation; None leaves one out.
 
     Attributes:
-        force_std: largest atomic force sigma, eV/A.
-        energy_std_per_atom: largest energy sigma per atom, eV.
+        force_std: largest atomic force std, eV/A.
+        energy_std_per_atom: largest energy std per atom, eV.
         closest: shortest distance in units of the sum of covalent radii.
         farthest: longest distance of an atom to its nearest neighbour, A, below 6.
     """
@@ -71,7 +71,7 @@ class Guard:
             raise InputError(f"farthest is {self.farthest} A; expected less than {SEARCH_RADIUS}")
 
     def check(self, atoms: Atoms) -> list[Finding]:
-        """Everything that is wrong with a structure that has a `blips.Calculator`."""
+        """List everything that is wrong with a structure that has a `blips.Calculator`."""
         found = self._exploded(atoms)
         if found:
             return found  # no use in asking a model for such a structure
@@ -125,8 +125,8 @@ class Guard:
         return found
 
 
-def sigma_for(error: float, rate: float) -> float:
-    """Sigma at which a calibrated normal error exceeds `error` with probability `rate`."""
+def std_for(error: float, rate: float) -> float:
+    """Give the std at which a calibrated normal error exceeds `error` with probability `rate`."""
     if not (error > 0 and 0 < rate < 1):
         raise InputError(
             f"an error of {error} at a rate of {rate} is no limit; expected a positive error and a "
@@ -148,6 +148,6 @@ def _property(atoms: Atoms, name: str) -> np.ndarray:
 def _above(limit: str, value: float, allowed: float, unit: str, where: str) -> list[Finding]:
     if value <= allowed:
         return []
-    quantity = "force sigma" if limit == "force_std" else "energy sigma"
+    quantity = "force std" if limit == "force_std" else "energy std"
     text = f"{quantity} {value:.3g} {unit} {where} exceeds {allowed:.3g} {unit}"
     return [Finding(limit, value, allowed, text)]

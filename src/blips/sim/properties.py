@@ -29,7 +29,7 @@ def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:
 
 
 def snapshot(atoms: Atoms) -> Atoms:
-    """Copy of a structure with the results of its calculator, as far as they belong to it."""
+    """Copy a structure with the results of its calculator, as far as they belong to it."""
     frame = atoms.copy()
     calculator = atoms.calc
     results: dict[str, Any] = {}

@@ -50,7 +50,7 @@ class PySCF(Calculator):
         properties: list[str] | None = None,
         system_changes: list[str] = all_changes,
     ) -> None:
-        """Energy and forces together."""
+        """Compute energy and forces together."""
         super().calculate(atoms, properties, system_changes)
         structure: Any = self.atoms
         if structure.pbc.any():
@@ -62,7 +62,7 @@ class PySCF(Calculator):
         self.results = {"energy": energy, "forces": forces}
 
     def _kohn_sham(self, atoms: Atoms) -> tuple[float, np.ndarray]:
-        """Energy (eV) and forces [N, 3] (eV/A) without dispersion."""
+        """Compute energy (eV) and forces [N, 3] (eV/A) without dispersion."""
         try:
             from pyscf import dft, gto
         except ImportError as error:
@@ -89,7 +89,7 @@ class PySCF(Calculator):
 
 
 def _dispersion(atoms: Atoms, method: str) -> tuple[float, np.ndarray]:
-    """D3(BJ) energy (eV) and forces [N, 3] (eV/A)."""
+    """Compute D3(BJ) energy (eV) and forces [N, 3] (eV/A)."""
     try:
         from dftd3.interface import DispersionModel, RationalDampingParam
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Molecular dynamics in a folder: what `blips md` does.
 
-trajectory.extxyz    a frame at every look of the guard: momenta, energy, forces, and sigma
-uncertain.extxyz     frames that the guard objected to, with sigma and the reason
+trajectory.extxyz    a frame at every look of the guard: momenta, energy, forces, and std
+uncertain.extxyz     frames that the guard objected to, with std and the reason
 outcome.json         how the run ended
 
 The temperature of the thermostat is T, or goes linearly from T to `to` over the steps.
@@ -47,7 +47,7 @@ class MDSettings:
         friction: 1/ps, of Langevin dynamics.
         method: what drives the atoms: "map", "frozen", "auto" or "mc", see `blips.Calculator`.
         member: number of the draw, of method "frozen".
-        samples: posterior samples behind sigma.
+        samples: posterior samples behind the std.
         every: steps between two looks of the guard, and between two saved frames.
         action: at a finding: "stop", "log" or "ask".
         reference_limit: "ask": largest atomic force error to go on with, eV/A.
@@ -83,7 +83,7 @@ class MDSettings:
             raise InputError("a ramp needs a thermostat: use the ensemble langevin, or no ramp")
 
     def temperature_at(self, step: int) -> float:
-        """Of the thermostat, K."""
+        """Give the temperature of the thermostat, K."""
         if self.to is None:
             return self.temperature
         return self.temperature + (self.to - self.temperature) * step / max(1, self.steps)
@@ -163,7 +163,7 @@ def run_md(
 def outcome_dict(
     outcome: Outcome, settings: MDSettings, guard: Guard, folder: str | Path
 ) -> dict[str, Any]:
-    """An outcome with its settings, for JSON."""
+    """Describe an outcome with its settings, for JSON."""
     events = [
         {"step": event.step, **asdict(event.finding), "reference_error": event.reference_error}
         for event in outcome.events
@@ -197,7 +197,7 @@ def _dynamics(atoms: Atoms, settings: MDSettings, rng: np.random.Generator) -> M
 
 
 def _prepared(folder: Path, overwrite: bool) -> dict[str, Path]:
-    """Paths of the files, none of which is there yet."""
+    """Give the paths of the files after making sure that none is there yet."""
     paths = {name: folder / name for name in FILES}
     present = [name for name, path in paths.items() if path.exists()]
     if present and not overwrite:

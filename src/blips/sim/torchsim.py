@@ -87,7 +87,7 @@ class TorchSimModel(ModelInterface):
         self._compute_forces, self._compute_stress = True, compute_stress
 
     def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:
-        """Energy, forces, stress of a `SimState` (or its dictionary)."""
+        """Compute energy, forces, stress of a `SimState` (or its dictionary)."""
         state = state if isinstance(state, ts.SimState) else ts.SimState(**state)
         structures = state.to_atoms()
         stress = self._compute_stress
@@ -105,14 +105,14 @@ class TorchSimModel(ModelInterface):
         )
 
     def uncertainties(self, state: Any) -> dict[str, Tensor]:
-        """Standard deviations of energy [S], forces [N, 3] and stress [S, 3, 3] by samples."""
+        """Compute the std of energy [S], forces [N, 3] and stress [S, 3, 3] by samples."""
         outputs = self._tensors(
             state.to_atoms(), lambda some: self._sampled(some, self._compute_stress)
         )
         return {name: value for name, value in outputs.items() if name in UNCERTAINTIES}
 
     def check(self, state: Any, guard: Guard) -> list[list[Finding]]:
-        """What the guard objects to in each structure, S lists; samples are drawn once for all."""
+        """Check each structure, S lists of findings; samples are drawn once for all."""
         structures = state.to_atoms()
         shape_only = replace(guard, force_std=None, energy_std_per_atom=None)
         findings = [shape_only.check(atoms) for atoms in structures]
@@ -148,7 +148,7 @@ class TorchSimModel(ModelInterface):
     def _tensors(
         self, structures: list[Atoms], predict: Callable[[list[Atoms]], Prediction]
     ) -> dict[str, Tensor]:
-        """Outputs of all structures, NaN for those that are no structures any more."""
+        """Give outputs of all structures, NaN for those without finite positions."""
         whole = [bool(np.isfinite(atoms.positions).all()) for atoms in structures]
         if not any(whole):
             raise InputError("no structure of the batch has finite positions: all have exploded")
@@ -177,7 +177,7 @@ class _Known(ASECalculator):
 
 
 def _arrays(prediction: Prediction) -> dict[str, np.ndarray]:
-    """Energy, forces, stress and what is known of their (total) deviations, by result key."""
+    """Collect energy, forces, stress and what is known of their (total) stds, by result key."""
     found: dict[str, np.ndarray] = {}
     for name in (keys.ENERGY, keys.FORCES, keys.STRESS):
         std = getattr(prediction, f"{name}_total_std", getattr(prediction, f"{name}_std"))
