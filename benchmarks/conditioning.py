@@ -21,8 +21,8 @@ from benchmarks.report import where
 from benchmarks.structures import STD, displaced, structure
 from blips.backbones import PaiNN
 from blips.conversion import bayesianize
-from blips.inference.condition import collect
-from blips.inference.conditioning import DIMENSION
+from blips.inference.condition import DIMENSION
+from blips.inference.rows import collect
 
 
 def seconds_to_condition(structures: Sequence[Atoms], rows: int, dimension: int) -> dict[str, Any]:

@@ -26,10 +26,9 @@ from blips.bayes.condition import Evidence, normals
 from blips.conversion import bayesianize
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
-from blips.inference.conditioning import DIMENSION
-from blips.inference.linearise import choose_maps
+from blips.inference.condition import DIMENSION
+from blips.inference.maps import READOUT, choose_maps, chosen_roles
 from blips.inference.posterior import ConditionedPosterior, Scale
-from blips.inference.readout import READOUT, chosen_roles
 from blips.potential import BayesianPotential
 from blips.train.objective import plain_outputs
 

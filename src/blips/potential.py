@@ -23,8 +23,9 @@ from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels
 from blips.defaults import SAMPLES
 from blips.errors import InputError
+from blips.inference.condition import DIMENSION, ROWS, Conditioning, condition
 from blips.inference.conditioned import member_outputs
-from blips.inference.conditioning import DIMENSION, ROWS, Conditioning, condition
+from blips.inference.maps import READOUT
 from blips.inference.memory import MemoryGauge
 from blips.inference.onepass import OnePass, one_pass
 from blips.inference.posterior import Coefficients as CoefficientChoice
@@ -37,7 +38,6 @@ from blips.inference.predict import (
     Samples,
     predict,
 )
-from blips.inference.readout import READOUT
 from blips.inference.staleness import SeenWeights
 from blips.memory import keep_freed_memory
 from blips.prediction import Calibrator, Outputs, Prediction, point_prediction

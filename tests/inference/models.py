@@ -21,8 +21,7 @@ from blips.bayes import noise
 from blips.bayes.noise import FrozenNoise
 from blips.bayes.sketch import Sketch
 from blips.data.graph import AtomGraph
-from blips.inference.linearise import ChosenMaps, choose_maps
-from blips.inference.readout import chosen_roles
+from blips.inference.maps import ChosenMaps, choose_maps, chosen_roles
 from helpers import TINY, quartz, small_orb
 
 SMALL_CHGNET = {

@@ -13,7 +13,8 @@ from blips import keys
 from blips.backbones import Adapter
 from blips.data.graph import AtomGraph
 from blips.errors import ConversionError
-from blips.inference.linearise import ChosenMaps, Linearised
+from blips.inference.linearise import Linearised
+from blips.inference.maps import ChosenMaps
 from blips.inference.rows import components, random_sums
 from helpers import quartz
 from inference.models import (

@@ -17,13 +17,11 @@ In the readout everything else of the network is differentiated once only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
@@ -34,108 +32,16 @@ from blips.backbones.derivatives import (
     energy_and_derivatives,
     first_derivatives_only,
 )
-from blips.bayes.linear import Kind, Product, kind_of
-from blips.bayes.sketch import Sketch
+from blips.bayes.linear import Product
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import ConversionError, InputError
+from blips.inference.maps import STRUCTURE, ChosenMaps
+from blips.inference.watch import Call, gradients, watched
 from blips.prediction import Outputs
 
-STRUCTURE = "structure"  # row type of maps that act on structures
 Noise = Tensor | Mapping[str, Tensor]  # v [K, d], or P v [K, out, in] of each matrix
 Depth = Literal["energies", "members", "rows"]
 CoefficientFunction = Callable[[Graph], Mapping[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class ChosenMaps:
-    """The maps whose weights are conditioned.
-
-    Attributes:
-        roles: row type of each map, by name.
-        sketch: coordinates v of their weights.
-        last: whether the energy of an atom (of a structure) depends on its own rows alone, so that
-            the rest of the network is differentiated once where these maps are twice.
-    """
-
-    roles: Mapping[str, str]
-    sketch: Sketch
-    last: bool
-
-
-def choose_maps(
-    backbone: Backbone, roles: Mapping[str, str], dimension: int, seed: int, *, last: bool
-) -> ChosenMaps:
-    """Coordinates for the weights of these maps (name -> row type) of a backbone."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name in roles:
-        layer = backbone.get_submodule(name)
-        shapes |= _kind(layer, name).shapes(layer, name)
-    return ChosenMaps(dict(roles), Sketch(shapes, dimension, seed), last)
-
-
-def _kind(layer: nn.Module, name: str) -> Kind:
-    kind = kind_of(layer) or getattr(layer, "map_kind", None)
-    if kind is None:
-        raise ConversionError(
-            f"{name!r} is a {type(layer).__name__}, which is not known as a linear map; choose "
-            "other maps, or register it with blips.bayes.register_kind"
-        )
-    return kind
-
-
-class _Call(NamedTuple):
-    """One application of a chosen map, as it ran."""
-
-    name: str
-    layer: nn.Module
-    h: Tensor
-    output: Tensor
-    version: int
-
-
-@contextmanager
-def _watched(backbone: Backbone, names: Sequence[str]) -> Iterator[list[_Call]]:
-    """Note inputs and outputs of these maps while they run as they are."""
-    calls: list[_Call] = []
-
-    def note(name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        if not output.requires_grad:  # of frozen weights and constant inputs
-            output = output.detach().requires_grad_()
-        calls.append(_Call(name, layer, args[0], output, output._version))
-        return output
-
-    with ExitStack() as stack:
-        for name in names:
-            layer = backbone.get_submodule(name)
-            hook = layer.register_forward_hook(
-                lambda layer, args, output, name=name: note(name, layer, args, output)  # pyright: ignore[reportArgumentType]
-            )
-            stack.callback(hook.remove)
-        yield calls
-
-
-def _gradients(
-    scalar: Tensor, calls: Sequence[_Call], also: Sequence[Tensor] = (), *, differentiable: bool
-) -> tuple[list[Product], list[Tensor]]:
-    """Every product of the calls with d(scalar)/dz, and d(scalar)/d(leaf) of other leaves."""
-    for call in calls:
-        if call.output._version != call.version:
-            raise ConversionError(
-                f"the output of {call.name!r} is changed in place after it was made, so its "
-                "gradient is not that of the map; choose other maps"
-            )
-    outputs = [call.output for call in calls]
-    found = torch.autograd.grad(
-        scalar, [*outputs, *also], create_graph=differentiable, materialize_grads=True
-    )
-    products = [
-        product
-        for call, gradient in zip(calls, found, strict=False)
-        for product in _kind(call.layer, call.name).products(
-            call.layer, call.name, call.h, gradient
-        )
-    ]
-    return products, list(found[len(outputs) :])
 
 
 class _Source(NamedTuple):
@@ -178,7 +84,7 @@ class Linearised:
         with torch.enable_grad():
             moved, inputs = differentiable(graph, forces=forces or not stress, stress=stress)
             once = depth == "energies" or (maps.last and depth == "members")
-            with first_derivatives_only(once), _watched(backbone, list(maps.roles)) as calls:
+            with first_derivatives_only(once), watched(backbone, list(maps.roles)) as calls:
                 outputs = backbone(moved)
             if not calls:
                 raise ConversionError("none of the chosen maps ran; choose maps that are used")
@@ -195,7 +101,7 @@ class Linearised:
         self._known: Outputs = {name: value.detach() for name, value in outputs.items()}
 
     def _of_energy(
-        self, inputs: Mapping[str, Tensor], calls: Sequence[_Call], forces: bool, stress: bool
+        self, inputs: Mapping[str, Tensor], calls: Sequence[Call], forces: bool, stress: bool
     ) -> dict[str, _Source]:
         """Sources of forces and stress that are derivatives of the energy."""
         leaves: dict[str, tuple[Tensor, Tensor | float]] = {}
@@ -205,7 +111,7 @@ class Linearised:
             leaves[keys.STRESS] = inputs["strain"], self.graph.volumes()[:, None, None]
         alone = self._depth == "energies"
         also = [leaf for leaf, _ in leaves.values()] if alone else []
-        self._energy, found = _gradients(self._total, calls, also, differentiable=not alone)
+        self._energy, found = gradients(self._total, calls, also, differentiable=not alone)
         self._derived = {
             name: gradient / divisor
             for (name, (_, divisor)), gradient in zip(leaves.items(), found, strict=False)
@@ -213,15 +119,15 @@ class Linearised:
         return {name: _Source(self._energy, *leaf) for name, leaf in leaves.items()}
 
     def _of_outputs(
-        self, outputs: Outputs, calls: Sequence[_Call], forces: bool, stress: bool
+        self, outputs: Outputs, calls: Sequence[Call], forces: bool, stress: bool
     ) -> dict[str, _Source]:
         """Sources of forces and stress that the model predicts directly."""
-        self._energy, _ = _gradients(self._total, calls, differentiable=True)
+        self._energy, _ = gradients(self._total, calls, differentiable=True)
         sources: dict[str, _Source] = {}
         for name, asked in ((keys.FORCES, forces), (keys.STRESS, stress)):
             if asked and self._depth != "energies":
                 leaf = torch.zeros_like(outputs[name]).requires_grad_()
-                products, _ = _gradients((leaf * outputs[name]).sum(), calls, differentiable=True)
+                products, _ = gradients((leaf * outputs[name]).sum(), calls, differentiable=True)
                 sources[name] = _Source(products, leaf, 1.0)
         return sources
 

@@ -19,7 +19,7 @@ from blips import keys
 from blips.bayes.condition import Evidence, GaussianPosterior, normals
 from blips.bayes.sketch import Sketch
 from blips.errors import CheckpointError, InputError
-from blips.inference.linearise import ChosenMaps
+from blips.inference.maps import ChosenMaps
 
 Coefficients = Literal["constant", "network"]
 

@@ -2,17 +2,107 @@
 
 A structure has one row for its energy and 3N for its forces. Where 3N are too many, q random sums
 u . F, u = +-1 / sqrt(q), stand in for them: the sum of their outer products has the same mean.
+
+Structures are read in batches and leave only their sum of outer products, so memory is bounded by
+the square of the dimension, whatever the number of structures. Several processes take every n-th
+structure each and add their sums.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+from ase import Atoms
 from torch import Tensor
 
 from blips import keys
+from blips.backbones.base import AtomisticBackbone
+from blips.bayes.condition import Evidence
+from blips.bayes.random import seeded_generator
 from blips.data.graph import AtomGraph
-from blips.inference.linearise import Linearised
+from blips.errors import InputError, TooLargeError
+from blips.inference.linearise import CoefficientFunction, Linearised
+from blips.inference.maps import ChosenMaps
+from blips.memory import available_bytes
+
+BATCH_ATOMS = 256
+MATRICES = 4  # of dimension x dimension float64, that are alive at once at worst
+
+
+class Seen(NamedTuple):
+    """Evidence of some structures, how many there were and which elements they have."""
+
+    evidence: Evidence
+    structures: int
+    numbers: frozenset[int]
+
+    def joined(self, evidence: Evidence, structures: int, numbers: frozenset[int]) -> "Seen":
+        """What was seen before, and this."""
+        whole = Evidence(evidence.dimension)
+        whole.merge(evidence)
+        whole.merge(self.evidence)
+        return Seen(whole, structures + self.structures, numbers | self.numbers)
+
+
+def collect(
+    backbone: AtomisticBackbone,
+    maps: ChosenMaps,
+    structures: Iterable[Atoms],
+    *,
+    rows: int,
+    seed: int,
+    first: int = 0,
+    coefficients_of: CoefficientFunction | None = None,
+) -> Seen:
+    """Rows of energies and forces of all structures, summed.
+
+    Args:
+        backbone: the model.
+        maps: whose weights are conditioned.
+        structures: geometries; read one batch at a time.
+        rows: force rows of a structure: its components where it has at most so many, else so many
+            random sums.
+        seed: of the random sums.
+        first: number of the first structure, for its random numbers.
+        coefficients_of: the inference network, where noise depends on the rows.
+    """
+    check_memory(maps.sketch.size)
+    rank, world = (dist.get_rank(), dist.get_world_size()) if _parallel() else (0, 1)
+    evidence, count, numbers = Evidence(maps.sketch.size), 0, set[int]()
+    for batch in batches_of(structures):
+        own = [(count + k, atoms) for k, atoms in enumerate(batch) if (count + k) % world == rank]
+        count += len(batch)
+        numbers.update(int(number) for atoms in batch for number in atoms.numbers)
+        for few in (True, False):  # all components, or random sums
+            group = [(k, atoms) for k, atoms in own if (3 * len(atoms) <= rows) is few]
+            if not group:
+                continue
+            graph = backbone.graph([atoms for _, atoms in group])
+            linearised = Linearised(
+                backbone, graph, maps, coefficients=coefficients_of, depth="rows"
+            )
+            evidence.add(linearised.energy_rows())
+            generators = [seeded_generator("rows", seed, first + k) for k, _ in group]
+            directions = components(graph, rows) if few else random_sums(graph, rows, generators)
+            for _, row in force_rows(linearised, directions):
+                evidence.add(row)
+    if count == 0:
+        raise InputError("no structures to condition on; give at least one geometry")
+    if world > 1:
+        evidence = _added_over_processes(evidence)
+    return Seen(evidence, count, frozenset(numbers))
+
+
+def check_memory(dimension: int) -> None:
+    """Refuse a dimension whose matrices do not fit the machine."""
+    needed, there = MATRICES * 8.0 * dimension**2, available_bytes()
+    if needed > there:
+        largest = int((there / (MATRICES * 8.0)) ** 0.5)
+        raise TooLargeError(
+            f"a posterior of {dimension} dimensions needs about {needed / 1e9:.3g} GB, and "
+            f"{there / 1e9:.3g} GB are free; use dimension={largest} or less"
+        )
 
 
 class Directions(NamedTuple):
@@ -63,3 +153,27 @@ def force_rows(
     rows = linearised.rows_along(keys.FORCES, (one.u for one in known))
     for one, row in zip(known, rows, strict=True):
         yield one, row[one.present]
+
+
+def batches_of(structures: Iterable[Atoms]) -> Iterator[list[Atoms]]:
+    """Structures with at most `BATCH_ATOMS` atoms together, or single ones."""
+    batch: list[Atoms] = []
+    for atoms in structures:
+        if batch and sum(map(len, batch)) + len(atoms) > BATCH_ATOMS:
+            yield batch
+            batch = []
+        batch.append(atoms)
+    if batch:
+        yield batch
+
+
+def _parallel() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _added_over_processes(evidence: Evidence) -> Evidence:
+    """The sum of the evidence of all processes."""
+    gram, count = evidence.gram().clone(), torch.tensor([evidence.count])
+    dist.all_reduce(gram)
+    dist.all_reduce(count)
+    return Evidence.of_gram(gram, int(count))

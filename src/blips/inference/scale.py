@@ -14,12 +14,27 @@ does not explain grow away from the data, as epistemic ones do, so they are no f
 energies are made narrower only where validation energies leave them half as wide again as needed.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from ase import Atoms
+from torch import Tensor
 
+from blips import keys
+from blips.backbones.base import AtomisticBackbone
+from blips.bayes.condition import Evidence, Spectrum
+from blips.bayes.random import seeded_generator
+from blips.data.labels import Labels, available, extract
 from blips.errors import InputError
+from blips.inference.linearise import CoefficientFunction, Linearised
+from blips.inference.maps import ChosenMaps
+from blips.inference.posterior import Scale
+from blips.inference.rows import batches_of, components, force_rows
 
+VALID_ROWS = 24  # force components of each validation structure, at most
+VANISHING = 1e-6  # rows that are smaller by this factor than the largest direction are rounding
 RELATIVE_RATIOS = 10.0 ** np.arange(-10.0, -3.75, 0.5)  # in units of the mean |b|^2 of the rows
 LARGEST_FACTOR = 4.0  # of energies: an offset of all energies is no sign of wider error bars
 LEAST_VARIANCE = 1e-12  # of the mean square error, where data pin a variance down to zero
@@ -100,3 +115,116 @@ def fit_floor(var: Array, error: Array, size: Array) -> float:
     total = var + (floors[:, None] * size) ** 2  # [F, n]
     nll = 0.5 * (np.log(total) + error**2 / total).mean(axis=1)
     return float(floors[nll.argmin()])
+
+
+def fit_scale(
+    backbone: AtomisticBackbone,
+    maps: ChosenMaps,
+    evidence: Evidence,
+    valid: Sequence[Atoms],
+    *,
+    seed: int,
+    labels: Labels | None = None,
+    coefficients_of: CoefficientFunction | None = None,
+) -> Scale:
+    """Ratio, scale and floors by the likelihood of validation errors.
+
+    Args:
+        backbone: the model.
+        maps: whose weights are conditioned.
+        evidence: of the conditioning structures.
+        valid: labelled structures, neither trained nor tested on.
+        seed: of the choice of force components.
+        labels: names and units of the labels.
+        coefficients_of: the inference network, where noise depends on the rows.
+    """
+    has = set(keys_of(valid, labels))
+    spectrum = evidence.spectrum()
+    ratios = RELATIVE_RATIOS * evidence.mean_square
+    found = _valid_rows(backbone, maps, spectrum, ratios, valid, has, seed, labels, coefficients_of)
+    of_fit = found.forces if keys.FORCES in has else found.energy
+    fits = [fit_scale_and_floor(var, of_fit.error) for var in of_fit.var]
+    ratio = choose_ratio(ratios, np.array([fit.nll for fit in fits]), len(valid))
+    near = int(np.abs(np.log(ratios / ratio)).argmin())
+    ratio, best = float(ratios[near]), fits[near]
+    floor, factor = {keys.FORCES: best.floor}, 1.0
+    if keys.ENERGY in has:
+        var = best.scale**2 * found.energy.var[near]
+        factor = fit_factor(var, found.energy.error)
+        floor[keys.ENERGY] = fit_floor(factor**2 * var, found.energy.error, found.sizes)
+    if keys.FORCES not in has:  # no force label: the energy's misfit of an atom over 1 A
+        floor[keys.FORCES] = floor[keys.ENERGY]
+    return Scale(ratio, best.scale, floor, factor)
+
+
+def keys_of(valid: Sequence[Atoms], labels: Labels | None) -> list[str]:
+    """Quantities that all validation structures have labels of; an error where there are none."""
+    if not valid:
+        raise InputError("the list of validation structures is empty; error bars need some labels")
+    has = set[str].intersection(*(set(available(atoms, labels)) for atoms in valid))
+    has &= {keys.ENERGY, keys.FORCES}
+    if not has:
+        raise InputError(
+            "the validation structures have neither energies nor forces in common; the scale of "
+            "error bars needs labels (geometries are enough for the conditioning structures)"
+        )
+    return sorted(has)
+
+
+class _Errors(NamedTuple):
+    var: np.ndarray  # [ratios, n] for a scale of 1
+    error: np.ndarray  # [n]
+
+
+class _ValidRows(NamedTuple):
+    energy: _Errors
+    forces: _Errors
+    sizes: np.ndarray  # [S] number of atoms
+
+
+def _valid_rows(
+    backbone: AtomisticBackbone,
+    maps: ChosenMaps,
+    spectrum: Spectrum,
+    ratios: np.ndarray,
+    valid: Sequence[Atoms],
+    has: set[str],
+    seed: int,
+    labels: Labels | None,
+    coefficients_of: CoefficientFunction | None,
+) -> _ValidRows:
+    """Variances for all ratios, and errors, of energies and of force components."""
+    grid = torch.as_tensor(ratios)
+    least = VANISHING * float(spectrum.values.max()) ** 0.5
+    var: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
+    error: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
+    generator = seeded_generator("valid rows", seed)
+    for batch in batches_of(valid):
+        graph = backbone.graph(batch)
+        forces = keys.FORCES in has
+        depth = "rows" if forces else "members"
+        linearised = Linearised(
+            backbone, graph, maps, coefficients=coefficients_of, forces=forces, depth=depth
+        )
+        known = [extract(atoms, sorted(has), labels) for atoms in batch]
+        if keys.ENERGY in has:
+            target = torch.tensor([float(one[keys.ENERGY]) for one in known], dtype=torch.float64)
+            var[keys.ENERGY].append(spectrum.variances(linearised.energy_rows(), grid))
+            error[keys.ENERGY].append(linearised.outputs[keys.ENERGY].double() - target)
+        if not forces:
+            continue
+        target = torch.as_tensor(np.concatenate([one[keys.FORCES] for one in known]))
+        difference = linearised.outputs[keys.FORCES].double() - target  # [N, 3]
+        for along, row in force_rows(linearised, components(graph, VALID_ROWS, generator)):
+            off = graph.sum_over_structures((along.u * difference).sum(dim=1))[along.present]
+            moves = row.norm(dim=1) > least  # forces that vanish by symmetry say nothing
+            var[keys.FORCES].append(spectrum.variances(row[moves], grid))
+            error[keys.FORCES].append(off[moves])
+    joined = {
+        name: _Errors(torch.cat(var[name], dim=1).numpy(), torch.cat(error[name]).numpy())
+        if var[name]
+        else _Errors(np.zeros((len(ratios), 0)), np.zeros(0))
+        for name in var
+    }
+    sizes = np.array([len(atoms) for atoms in valid], dtype=float)
+    return _ValidRows(joined[keys.ENERGY], joined[keys.FORCES], sizes)

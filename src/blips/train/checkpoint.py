@@ -24,7 +24,7 @@ from blips.backbones import build, family_of
 from blips.backbones.base import Backbone
 from blips.conversion import from_settings
 from blips.errors import BlipsError, CheckpointError
-from blips.inference.linearise import choose_maps
+from blips.inference.maps import choose_maps
 from blips.inference.posterior import ConditionedPosterior
 from blips.potential import BayesianPotential
 from blips.train.wrapper import Wrapper

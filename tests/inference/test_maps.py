@@ -10,7 +10,7 @@ from blips.backbones import Adapter
 from blips.data.graph import AtomGraph
 from blips.errors import ConversionError, InputError
 from blips.inference.linearise import Linearised
-from blips.inference.readout import chosen_roles
+from blips.inference.maps import chosen_roles
 from inference.models import boxed_ammonia, central, chosen, normal, small, with_linear_weights
 
 CUTOFF = 3.5

@@ -1,6 +1,7 @@
 """Which maps are conditioned: the readout of a backbone, all Bayesian maps, or some by name."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
@@ -8,10 +9,49 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone
-from blips.bayes.linear import StochasticMap, kind_of
+from blips.bayes.linear import Kind, StochasticMap, kind_of
+from blips.bayes.sketch import Sketch
 from blips.errors import ConversionError, InputError
 
 READOUT, ALL = "readout", "all"
+STRUCTURE = "structure"  # row type of maps that act on structures
+
+
+@dataclass(frozen=True)
+class ChosenMaps:
+    """The maps whose weights are conditioned.
+
+    Attributes:
+        roles: row type of each map, by name.
+        sketch: coordinates v of their weights.
+        last: whether the energy of an atom (of a structure) depends on its own rows alone, so that
+            the rest of the network is differentiated once where these maps are twice.
+    """
+
+    roles: Mapping[str, str]
+    sketch: Sketch
+    last: bool
+
+
+def choose_maps(
+    backbone: Backbone, roles: Mapping[str, str], dimension: int, seed: int, *, last: bool
+) -> ChosenMaps:
+    """Coordinates for the weights of these maps (name -> row type) of a backbone."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in roles:
+        layer = backbone.get_submodule(name)
+        shapes |= kind_of_map(layer, name).shapes(layer, name)
+    return ChosenMaps(dict(roles), Sketch(shapes, dimension, seed), last)
+
+
+def kind_of_map(layer: nn.Module, name: str) -> Kind:
+    kind = kind_of(layer) or getattr(layer, "map_kind", None)
+    if kind is None:
+        raise ConversionError(
+            f"{name!r} is a {type(layer).__name__}, which is not known as a linear map; choose "
+            "other maps, or register it with blips.bayes.register_kind"
+        )
+    return kind
 
 
 def chosen_roles(
