@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from blips.backbones.base import Backbone
 from blips.data.graph import AtomGraph
-from blips.inference import condition
 from blips.inference.linearise import Linearised
 from blips.inference.posterior import ConditionedPosterior
 from helpers import rattled_molecules

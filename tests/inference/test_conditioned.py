@@ -18,7 +18,7 @@ from blips import keys
 from blips.backbones import Adapter, PaiNN
 from blips.bayes.condition import Evidence
 from blips.errors import InputError, TooLargeError
-from blips.inference import condition
+from blips.inference import rows as row_sums
 from blips.inference.linearise import Linearised
 from blips.inference.posterior import Scale
 from blips.inference.rows import components
@@ -133,7 +133,7 @@ def test_random_sums_stand_for_many_components(painn):
     """3 rows and one for the energy, of the right size on average (20 seeds, 5 deviations)."""
     total = []
     for seed in range(20):
-        seen = condition.collect(painn.backbone, painn.posterior.maps, TRAIN, rows=3, seed=seed)
+        seen = row_sums.collect(painn.backbone, painn.posterior.maps, TRAIN, rows=3, seed=seed)
         assert seen.evidence.count == 4 * len(TRAIN)
         total.append(float(seen.evidence.gram().trace()))
     error = np.std(total) / np.sqrt(20)
@@ -159,7 +159,7 @@ def test_deviations_grow_away_from_the_data():
 def test_the_way_structures_come_does_not_matter(way: str, rows: int, monkeypatch):
     at_once = conditioned(rows=rows)
     if way == "batches":
-        monkeypatch.setattr(condition, "BATCH_ATOMS", 8)
+        monkeypatch.setattr(row_sums, "BATCH_ATOMS", 8)
     given = {"generator": iter(TRAIN), "two calls": TRAIN[:2], "batches": TRAIN}[way]
     other = conditioned(structures=given, rows=rows)
     if way == "two calls":
@@ -174,7 +174,7 @@ def test_the_way_structures_come_does_not_matter(way: str, rows: int, monkeypatc
 
 
 def test_structures_are_read_as_they_are_needed(monkeypatch):
-    monkeypatch.setattr(condition, "BATCH_ATOMS", 8)
+    monkeypatch.setattr(row_sums, "BATCH_ATOMS", 8)
     added, at_the_time = [], []
     plain = Evidence.add
     monkeypatch.setattr(Evidence, "add", lambda *given: (added.append(1), plain(*given))[1])
@@ -821,7 +821,7 @@ def test_a_second_call_with_other_coefficients_is_refused(painn):
 
 
 def test_a_dimension_beyond_memory_names_one_that_fits(monkeypatch):
-    monkeypatch.setattr(condition, "available_bytes", lambda: 4e4)
+    monkeypatch.setattr(row_sums, "available_bytes", lambda: 4e4)
     with pytest.raises(TooLargeError, match="use dimension=35 or less"):
         small("painn").condition(TRAIN, valid=VALID)  # 36 weights
     potential = small("painn")

@@ -45,6 +45,7 @@ def choose_maps(
 
 
 def kind_of_map(layer: nn.Module, name: str) -> Kind:
+    """How this layer is a linear map; an error where it is none."""
     kind = kind_of(layer) or getattr(layer, "map_kind", None)
     if kind is None:
         raise ConversionError(
