@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 from blips.backbones.base import Backbone
 from blips.data.graph import AtomGraph
+from blips.inference import rows as row_sums
+from blips.inference import scale
 from blips.inference.linearise import Linearised
 from blips.inference.posterior import ConditionedPosterior
 from helpers import rattled_molecules
@@ -49,7 +51,7 @@ def main(folder: str, rank: int, world: int) -> None:
     meeting = f"file://{folder}/meeting"
     limit = timedelta(seconds=120)
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world, timeout=limit)
-    condition.Linearised = Counted
+    row_sums.Linearised = scale.Linearised = Counted
     for number, case in enumerate(CASES):
         Counted.structures = 0
         found = posterior(*case)
