@@ -1,5 +1,6 @@
 """One run of the n-body study: data, training, prediction, metrics and figures."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from blips.config import ModelConfig
 from blips.errors import ConfigError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
-from blips.train.checkpoint import load
+from blips.train.checkpoint import load, write_atomically
 from blips.train.command import build_model
 from blips.train.fit import FitResult, fit
 from blips.uq import evaluate
@@ -25,6 +26,7 @@ Trained = Trainable | DeepEnsemble
 Metrics = dict[str, dict[str, float | None]]
 
 TEST_BATCH = 100  # simulations
+CURVE_SAMPLES = 20
 RANKING = ("spearman", "auroc", "rejection_auc_normalised")
 
 
@@ -106,12 +108,45 @@ def _trained(run: Run, data: Mapping[str, ParticleData]) -> tuple[Trained, dict[
         members = [load(folder / "best.safetensors") for folder in run.needs.values()]
         plain = [member for member in members if isinstance(member, Backbone)]
         return DeepEnsemble.of(plain), {"members": list(run.needs)}
-    model = build_method(settings, seed)
     config = {"training": {**BLIP_TRAINING, **settings["training"]}, "seed": seed}
+    curve = _measured_on_the_way(run, config, data)
+    model = build_method(settings, seed)
     result = fit(
         model, data["train"], valid=data["valid"], config=config, folder=run.folder, resume=True
     )
-    return model, _history(result, model)
+    return model, _history(result, model) | ({"curve": curve} if curve else {})
+
+
+def _measured_on_the_way(
+    run: Run, config: Mapping[str, Any], data: Mapping[str, ParticleData]
+) -> dict[str, Any]:
+    """Metrics on validation data of the best model after so many epochs, by epochs.
+
+    They are kept in the run's folder, so that a run that is continued has those before as well.
+    """
+    settings, seed = run.spec.settings, run.spec.seed
+    path = run.folder / "curve.json"
+    curve: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    target = data["valid"].targets.reshape(-1, 3).double().numpy()
+    for epochs in settings.get("milestones", ()):
+        if str(epochs) in curve:
+            continue
+        model = build_method(settings, seed)
+        shorter = {**config, "training": {**config["training"], "epochs": epochs}}
+        fit(
+            model,
+            data["train"],
+            valid=data["valid"],
+            config=shorter,
+            folder=run.folder,
+            resume=True,
+        )
+        found = measure(predict(model, data["valid"], CURVE_SAMPLES, seed), target, 0)
+        curve[str(epochs)] = {
+            name: found[name]["value"] for name in ("mse", "nll", "crps") if name in found
+        }
+        write_atomically(path, json.dumps(curve).encode())
+    return curve
 
 
 def _history(result: FitResult, model: torch.nn.Module) -> dict[str, Any]:

@@ -80,6 +80,7 @@ class Profile:
             their own, which takes a second instead of minutes.
         samples: K at test time.
         bootstrap: resamples for the intervals of the metrics.
+        milestones: epochs after which the best model so far is measured on validation data.
     """
 
     seeds: Mapping[str, Mapping[str, int]]
@@ -89,11 +90,13 @@ class Profile:
     whole_stream: bool = True
     samples: int = 100
     bootstrap: int = 1000
+    milestones: tuple[int, ...] = ()
 
 
 SIZES = {"train": 3000, "valid": 2000, "test": 2000}
 WIDTH = {"hidden": 64, "layers": 4}
 PAPER_SEEDS = {"deep_ensemble_4": 1, "blip_flipout_neighbours": 0}
+LONG_SEEDS = {**PAPER_SEEDS, "blip_flipout_crps": 0}
 PROFILES: dict[str, Profile] = {
     "quick": Profile(
         seeds={
@@ -135,6 +138,16 @@ PROFILES: dict[str, Profile] = {
         hyperparameters=WIDTH,
         sizes=SIZES,
     ),
+    "long": Profile(  # the paper's settings but for a tenth of its epochs
+        seeds={
+            backbone: {method: LONG_SEEDS.get(method, 4) for method in METHODS}
+            for backbone in ("egnn", "gnn")
+        },
+        training={"epochs": 1000, "checkpoint_every": 50},
+        hyperparameters=WIDTH,
+        sizes=SIZES,
+        milestones=(50, 100, 200, 400, 700),
+    ),
     "paper": Profile(
         seeds={
             backbone: {method: PAPER_SEEDS.get(method, 4) for method in METHODS}
@@ -171,6 +184,8 @@ def _spec(size: Profile, backbone: str, method: str, seed: int) -> RunSpec:
         "samples": size.samples,
         "bootstrap": size.bootstrap,
     }
+    if size.milestones:
+        settings["milestones"] = list(size.milestones)
     members = METHODS[method].get("members", 0)
     needs = tuple(f"{backbone}-base-seed{k}" for k in range(members))
     return RunSpec(STUDY, f"{backbone}-{method}", settings, seed, needs)

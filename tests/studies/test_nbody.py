@@ -115,6 +115,18 @@ def test_an_interrupted_run_finds_what_an_uninterrupted_one_does(
     assert whole.details["epochs"] == 3
 
 
+def test_metrics_on_the_way_leave_the_run_as_it_is(in_tmp):
+    spec = tiny("egnn-blip_local-seed0", epochs=3)
+    whole = nbody_run.execute(in_tmp(spec, "whole"))
+    measured = replace(spec, settings={**spec.settings, "milestones": [1, 2]})
+    found = nbody_run.execute(in_tmp(measured, "measured"))
+    assert found.metrics == whole.metrics
+    curve = found.details["curve"]
+    assert list(curve) == ["1", "2"]
+    assert all(np.isfinite(list(row.values())).all() and len(row) == 3 for row in curve.values())
+    assert "curve" not in whole.details
+
+
 def test_the_ensemble_is_made_of_the_base_runs(in_tmp, data):
     folders = {}
     for seed in range(4):
@@ -197,7 +209,7 @@ def test_profiles():
     assert sum(spec.name == "gnn-blip_local" for spec in paper) == 4
     default = [spec.id for spec in nbody.specs("default")]
     assert default[:3] == ["egnn-base-seed0", "egnn-blip_local-seed0", "egnn-blip_flipout-seed0"]
-    with pytest.raises(InputError, match="no profile 'tiny'; use one of quick, default, paper"):
+    with pytest.raises(InputError, match="no profile 'tiny'; use one of quick, default, long, paper"):
         reproduce("nbody", "tiny")
     with pytest.raises(InputError, match="no study 'gas'"):
         reproduce("gas")
