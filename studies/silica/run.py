@@ -9,9 +9,11 @@ Methods (`settings["method"]["kind"]`):
 | blip | fine-tuned with posterior; metrics of the sample mean, and `..._map` of posterior means |
 | frozen | a `blip` run as a committee of frozen draws (noise shared by all rows) |
 | blip_afterwards | a `plain` run, whose weights stay; then a posterior around them |
+| conditioned | a `plain` run; a posterior of its readout conditioned on the training structures |
 | deep_ensemble | several `plain` runs together |
 
-Error bars get one factor each for energies and forces, fitted on calibration structures. Metrics
+Error bars get one factor each for energies and forces, fitted on calibration structures, which also
+give the conditioned posterior its scale. Metrics
 are in eV and A, and named <test>_<level>_<metric>; `..._calibrated` are those with that factor.
 """
 
@@ -50,6 +52,7 @@ LEVELS = {
 UNCHANGED_BY_SCALE = ("mae", "mse", "rmse", "spearman", "auroc", "rejection_auc", "auc_normalised")
 OF_MEANS = ("energy_mae", "atom_energy_mae", "forces_mae", "forces_rmse")
 BATCH_SIZE = 8
+ROWS = 12  # force rows of a structure that the posterior is conditioned on
 
 
 def execute(run: Run) -> Findings:
@@ -59,7 +62,7 @@ def execute(run: Run) -> Findings:
     data = load_data(settings["data"])
     model, details = finetuned(run, data)
     options = _options(model, settings, run.spec.seed)
-    if not isinstance(model, Backbone):
+    if not isinstance(model, Backbone) and settings["method"]["kind"] != "conditioned":
         fitted = recalibrate(model, data.calibration, **options)
         details["calibration"] = {name: found.to_dict() for name, found in fitted.items()}
     metrics: Metrics = {}
@@ -80,6 +83,10 @@ def finetuned(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any
         }
     if kind == "frozen":
         return _bayesian(*run.needs.values()), {"built_on": list(run.needs)}
+    if kind == "conditioned":
+        model = _around(run)
+        model.condition(data.train, valid=data.calibration, rows=ROWS, seed=seed)
+        return model, {"built_on": list(run.needs), "posterior": str(model.posterior)}
     model = _around(run) if kind == "blip_afterwards" else _start(settings, seed)
     if isinstance(model, AtomisticBackbone) and kind == "pretrained":
         set_reference_energies(model, data.train, RunConfig())
@@ -137,7 +144,8 @@ def _plain(folder: Path) -> Backbone:
 def _options(model: Backbone | Uncertain, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     options: dict[str, Any] = {"batch_size": BATCH_SIZE}
     if isinstance(model, BayesianPotential):
-        method = "frozen" if settings["method"]["kind"] == "frozen" else "mc"
+        kind = settings["method"]["kind"]
+        method = kind if kind in ("frozen", "conditioned") else "mc"
         options |= {"samples": settings["samples"], "seed": seed, "method": method}
     return options
 

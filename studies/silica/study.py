@@ -87,13 +87,20 @@ METHODS: dict[str, Method] = {
     "blip_afterwards_frozen": Method(
         "the same, frozen draws", {"kind": "frozen"}, built_on="blip_afterwards"
     ),
+    "conditioned": Method("fine-tuned, conditioned", {"kind": "conditioned"}, built_on="plain"),
     "deep_ensemble": Method(
         "deep ensemble of 4", {"kind": "deep_ensemble"}, {}, "plain", "deep_ensemble_4"
     ),
 }
 OF_MEANS = {"blip": "BLIP, MAP", "blip_afterwards": "fine-tuned, then BLIP around it, MAP"}
 AFTERWARDS_RUNS = ("blip_afterwards", "blip_afterwards_frozen")
-UNTRAINED = ("pretrained", "deep_ensemble", "blip_frozen", "blip_afterwards_frozen")
+UNTRAINED = (
+    "pretrained",
+    "conditioned",
+    "deep_ensemble",
+    "blip_frozen",
+    "blip_afterwards_frozen",
+)
 
 
 @dataclass(frozen=True)
@@ -169,6 +176,7 @@ def specs(profile: str, model: str = MODEL, weights: str | None = None) -> list[
         found += [run("plain", seed) for seed in range(1, max(MEMBERS, seeds))]
         found.append(run("deep_ensemble", 0))
         for seed in range(seeds):
+            found.append(run("conditioned", seed))
             found += [run("blip", seed), run("blip_frozen", seed)] if seed else []
             found += [run(name, seed) for name in AFTERWARDS_RUNS] if afterwards else []
     return found

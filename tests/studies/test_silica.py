@@ -149,6 +149,11 @@ def test_plain_runs_and_what_is_built_on_them(data: Path, make_run: MakeRun):
     for metric in ("known_forces_mae", "new_atom_energy_mae"):
         assert around[f"{metric}_map"] == pytest.approx(plain[0][metric], rel=1e-4)
 
+    conditioned = values(make_run(tiny("conditioned"), **{runs[0].spec.id: runs[0].folder}))
+    for metric in ("known_forces_mae", "new_atom_energy_mae"):  # the plain model's means
+        assert conditioned[metric] == pytest.approx(plain[0][metric], rel=1e-6)
+    assert 0 < conditioned["new_forces_coverage_90"] <= 1
+
 
 def test_blip_is_calibrated_on_structures_of_its_own(data: Path, make_run: MakeRun, tmp_path: Path):
     spec = tiny("blip")
