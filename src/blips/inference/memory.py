@@ -24,6 +24,7 @@ LARGE_ROWS = 65536  # operations on so many use all cores by themselves
 PROBE_NODES = 200  # of a large graph, to measure what a row needs
 GIGABYTE = 1e9
 DEFAULT_BYTES = 2 * GIGABYTE
+RESERVE = 32e6  # bytes that a process takes beside tensors: buffers of matrix products, arrays
 SAFETY = 1.2  # memory that the allocator cannot use again, over that of living tensors
 
 Run = Callable[[Graph], Any]
@@ -96,7 +97,7 @@ class MemoryGauge:
         if needed > bound.most:
             raise TooLargeError(_too_large(graph, needed, bound.most))
         threads = passes_side_by_side(rows)
-        fits = int(bound.wished / threads / needed)
+        fits = int((bound.wished / threads - RESERVE) / needed)
         busy = max(1, min(threads, samples * rows // ROWS_FOR_A_THREAD))  # threads side by side
         return max(1, min(-(-samples // busy), fits, ROWS_AT_ONCE // rows))
 
