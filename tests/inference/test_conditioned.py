@@ -20,7 +20,7 @@ from blips.bayes.condition import Evidence
 from blips.errors import InputError, TooLargeError
 from blips.inference import rows as row_sums
 from blips.inference.linearise import Linearised
-from blips.inference.posterior import Scale
+from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.inference.rows import components
 from blips.potential import Member
 from blips.testing.compare import rotation_matrix
@@ -867,3 +867,21 @@ def test_overlapping_atoms_say_so():
     overlapping = Atoms("H2", [[0, 0, 0], [0, 0, 1e-200]])
     with pytest.raises(InputError):
         small("painn").condition([overlapping], valid=VALID)
+
+
+def test_a_relative_misfit_is_part_of_the_aleatoric_std(painn):
+    graph = painn.backbone.graph(TRAIN[0])
+    posterior = painn.posterior
+    before = painn.predict(graph)
+    painn.posterior = replace(posterior, scale=replace(posterior.scale, relative=0.3))
+    try:
+        found = painn.predict(graph)
+    finally:
+        painn.posterior = posterior
+    np.testing.assert_array_equal(found.forces_std, before.forces_std)
+    floor = posterior.scale.floor["forces"]
+    expected = np.sqrt(floor**2 + (0.3 * found.forces) ** 2)
+    np.testing.assert_allclose(found.forces_aleatoric_std, expected, rtol=1e-12)
+    kept = replace(posterior, scale=replace(posterior.scale, relative=0.3))
+    again = ConditionedPosterior.from_dict(kept.to_dict(), kept.tensors())
+    assert again.scale == kept.scale

@@ -13,6 +13,7 @@ from blips.inference.scale import (
     fit_factor,
     fit_floor,
     fit_scale_and_floor,
+    fit_scale_and_misfit,
 )
 
 RATIOS = 10.0 ** np.arange(-4.0, 4.5, 0.5)
@@ -73,6 +74,36 @@ def test_units_of_errors_and_variances_are_free():
     )
     assert (errors.scale, errors.floor) == pytest.approx((10 * plain.scale, 10 * plain.floor))
     assert (variances.scale, variances.floor) == pytest.approx((plain.scale / 10, plain.floor))
+
+
+@pytest.mark.statistical
+def test_a_misfit_in_proportion_to_the_force_is_recovered():
+    """4000 errors: within a step of the grid (15 %)."""
+    rng = np.random.default_rng(3)
+    var, force = 10.0 ** rng.uniform(-3, 1, 4000), rng.normal(scale=5.0, size=4000)
+    error = rng.normal(scale=np.sqrt(4.0 * var + 0.3**2 + (0.2 * force) ** 2))
+    fit = fit_scale_and_misfit(var, error, force, structures=100)
+    assert fit.scale == pytest.approx(2.0, rel=0.15)
+    assert fit.relative == pytest.approx(0.2, rel=0.15)
+    total = fit.scale**2 * var + fit.floor**2 + (fit.relative * force) ** 2
+    assert fit.nll == pytest.approx(mean_nll(total, error), rel=1e-3)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("seed", range(5))
+def test_errors_that_do_not_grow_with_the_force_have_no_relative_misfit(seed):
+    var, error = simulated(2.0, 0.5, count=300, seed=seed)
+    force = np.random.default_rng(seed + 50).normal(size=300)
+    assert fit_scale_and_misfit(var, error, force, structures=14) == fit_scale_and_floor(var, error)
+
+
+def test_a_few_structures_are_no_reason_for_a_relative_misfit():
+    rng = np.random.default_rng(3)
+    var, force = 10.0 ** rng.uniform(-3, 1, 300), rng.normal(scale=1.0, size=300)
+    error = rng.normal(scale=np.sqrt(4.0 * var + 0.3**2 + (0.3 * force) ** 2))
+    many, few = (fit_scale_and_misfit(var, error, force, structures=n) for n in (1000, 1))
+    assert many.relative > 0
+    assert few.relative == 0
 
 
 def test_errors_without_variance_are_not_certain():

@@ -83,6 +83,9 @@ def predict_conditioned(
         if f"{name}_std" in arrays:
             size = mean.n_atoms if name == keys.ENERGY else np.ones_like(arrays[f"{name}_std"])
             arrays[f"{name}_aleatoric_std"] = floor * size
+    if "forces_aleatoric_std" in arrays:
+        relative = posterior.scale.relative * mean.array(keys.FORCES)
+        arrays["forces_aleatoric_std"] = np.hypot(arrays["forces_aleatoric_std"], relative)
     return replace(mean, samples=samples, **arrays)
 
 

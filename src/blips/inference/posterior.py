@@ -1,10 +1,11 @@
 r"""The posterior that has seen the data: what it is made of, and how it is kept.
 
-    Var[y*] = tau^2 b*^T (I + G / r)^-1 b*  +  floor^2
+    Var[y*] = tau^2 b*^T (I + G / r)^-1 b*  +  floor^2  (+ relative^2 F*^2 for forces)
 
-The first term is epistemic: what the data leave open. The floor is the misfit that remains where
-the data leave nothing open (labels that no weights of this model would fit), and is reported as
-the aleatoric part.
+The first term is epistemic: what the data leave open. The others are the misfit that remains where
+the data leave nothing open (labels that no weights of this model would fit; forces that are too
+soft everywhere), and are reported as the aleatoric part. The relative part has the covariance
+relative^2 F F^T of an atom's force F, so that it turns with the structure.
 """
 
 from collections.abc import Mapping
@@ -33,12 +34,14 @@ class Scale:
         scale: tau, standard deviation of the relative noise of a weight before data.
         floor: standard deviation of the misfit, by quantity (eV/atom, eV/A, eV/A^3).
         energy_factor: what deviations of energies are multiplied with.
+        relative: standard deviation of the misfit of forces over the force itself.
     """
 
     ratio: float
     scale: float
     floor: Mapping[str, float]
     energy_factor: float = 1.0
+    relative: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what makes no error bar."""
@@ -46,6 +49,8 @@ class Scale:
         numbers |= self.floor
         unknown = set(self.floor) - {keys.ENERGY, keys.FORCES, keys.STRESS}
         bad = {name: value for name, value in numbers.items() if not 0 < value < float("inf")}
+        if not 0 <= self.relative < float("inf"):
+            bad["relative"] = self.relative
         if unknown or bad:
             raise InputError(f"no scale of a posterior: {bad or sorted(unknown)}")
 
@@ -136,6 +141,7 @@ class ConditionedPosterior:
             "scale": self.scale.scale,
             "floor": dict(self.scale.floor),
             "energy_factor": self.scale.energy_factor,
+            "relative": self.scale.relative,
             "coefficients": self.coefficients,
             "structures": self.structures,
             "numbers": sorted(self.numbers),
@@ -167,6 +173,7 @@ class ConditionedPosterior:
                 content["scale"],
                 dict(content["floor"]),
                 content["energy_factor"],
+                content.get("relative", 0.0),
             ),
             coefficients=content["coefficients"],
             structures=int(content["structures"]),
@@ -183,6 +190,7 @@ class ConditionedPosterior:
         """One line for people."""
         sketch, floor = self.maps.sketch, self.scale.floor
         misfit = ", ".join(f"{name} {value:.2g}" for name, value in floor.items())
+        misfit += f" and {100 * self.scale.relative:.0f} % of the force" * bool(self.scale.relative)
         return (
             f"conditioned on {self.structures} structures: {sketch.num_weights} weights of "
             f"{len(self.maps.roles)} maps in {sketch.size} dimensions, scale "

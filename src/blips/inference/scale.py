@@ -1,13 +1,18 @@
 r"""Ratio, scale and floor of a conditioned posterior, by the likelihood of validation errors.
 
-For one ratio r the variances are tau^2 (q_i + phi), q_i = b_i^T (I + G / r)^-1 b_i. Given phi =
-(floor / tau)^2, the likelihood of the errors e_i is largest at tau^2 = mean( e_i^2 / (q_i + phi) );
-phi is found on a grid. The errors of one structure hang together, so their mean log-likelihood
-counts once for each structure: the weight of a ratio is exp(-S NLL(r)), and the ratio that is taken
-is the mean of log r under these weights. Where validation data cannot tell ratios apart, it is the
-middle of what they allow. Ratios end at 1e-4 of the mean |b|^2: what was trained on is known to
-better than a hundredth of what the prior leaves open. Larger ratios can look better near the data,
-for models whose errors have other causes, and make error bars grow too little away from it.
+For one ratio r the variances are tau^2 (q_i + phi + kappa F_i^2), q_i = b_i^T (I + G / r)^-1 b_i.
+Given phi = (floor / tau)^2 and kappa = (relative / tau)^2, the likelihood of the errors e_i is
+largest at tau^2 = mean( e_i^2 / (q_i + phi + kappa F_i^2) ); phi and kappa are found on grids. The
+part in proportion to the predicted force F_i is for models whose forces are too soft or too hard
+everywhere, as released ones are; it is taken only where it makes the likelihood, counted once for
+each structure, larger by a factor e.
+
+The errors of one structure hang together, so their mean log-likelihood counts once for each
+structure: the weight of a ratio is exp(-S NLL(r)), and the ratio that is taken is the mean of log r
+under these weights. Where validation data cannot tell ratios apart, it is the middle of what they
+allow. Ratios end at 1e-4 of the mean |b|^2: what was trained on is known to better than a hundredth
+of what the prior leaves open. Larger ratios can look better near the data, for models whose errors
+have other causes, and make error bars grow too little away from it.
 
 Energies take the scale of the forces times a factor: errors of energies that the forces' scale
 does not explain grow away from the data, as epistemic ones do, so they are no floor. Error bars of
@@ -40,16 +45,37 @@ LARGEST_FACTOR = 4.0  # of energies: an offset of all energies is no sign of wid
 LEAST_VARIANCE = 1e-12  # of the mean square error, where data pin a variance down to zero
 LEAST_FACTOR, SAFETY = 0.01, 1.5
 LEAST_FLOOR = 0.02  # of the root mean square error: nothing is certain
+LARGEST_RELATIVE = 0.5  # misfit over force
 
 Array = np.ndarray
 
 
 class Fit(NamedTuple):
-    """Scale and floor for one ratio, and the mean negative log-likelihood that they reach."""
+    """Scale and misfit for one ratio, and the mean negative log-likelihood that they reach."""
 
     nll: float
     scale: float
     floor: float
+    relative: float = 0.0
+
+
+def fit_scale_and_misfit(var: Array, error: Array, force: Array, structures: int) -> Fit:
+    """Scale, floor and relative misfit of largest likelihood.
+
+    Args:
+        var: q_i, variances for a scale of 1, [n].
+        error: e_i, [n].
+        force: F_i, predicted force components, [n].
+        structures: S, that the errors are of.
+    """
+    best = plain = fit_scale_and_floor(var, error)
+    size = np.median(var) / max(float(np.median(force**2)), np.finfo(float).tiny)
+    for kappa in size * 10.0 ** np.arange(-3.0, 3.01, 0.25):
+        fit = fit_scale_and_floor(var + kappa * force**2, error)
+        relative = fit.scale * float(kappa**0.5)
+        if fit.nll < best.nll and relative <= LARGEST_RELATIVE:
+            best = fit._replace(relative=relative)
+    return best if structures * (plain.nll - best.nll) > 1.0 else plain
 
 
 def fit_scale_and_floor(var: Array, error: Array) -> Fit:
@@ -142,8 +168,11 @@ def fit_scale(
     spectrum = evidence.spectrum()
     ratios = RELATIVE_RATIOS * evidence.mean_square
     found = _valid_rows(backbone, maps, spectrum, ratios, valid, has, seed, labels, coefficients_of)
-    of_fit = found.forces if keys.FORCES in has else found.energy
-    fits = [fit_scale_and_floor(var, of_fit.error) for var in of_fit.var]
+    if keys.FORCES in has:
+        error, force = found.forces.error, found.forces.mean
+        fits = [fit_scale_and_misfit(var, error, force, len(valid)) for var in found.forces.var]
+    else:
+        fits = [fit_scale_and_floor(var, found.energy.error) for var in found.energy.var]
     ratio = choose_ratio(ratios, np.array([fit.nll for fit in fits]), len(valid))
     near = int(np.abs(np.log(ratios / ratio)).argmin())
     ratio, best = float(ratios[near]), fits[near]
@@ -154,7 +183,7 @@ def fit_scale(
         floor[keys.ENERGY] = fit_floor(factor**2 * var, found.energy.error, found.sizes)
     if keys.FORCES not in has:  # no force label: the energy's misfit of an atom over 1 A
         floor[keys.FORCES] = floor[keys.ENERGY]
-    return Scale(ratio, best.scale, floor, factor)
+    return Scale(ratio, best.scale, floor, factor, best.relative)
 
 
 def keys_of(valid: Sequence[Atoms], labels: Labels | None) -> list[str]:
@@ -174,6 +203,7 @@ def keys_of(valid: Sequence[Atoms], labels: Labels | None) -> list[str]:
 class _Errors(NamedTuple):
     var: np.ndarray  # [ratios, n] for a scale of 1
     error: np.ndarray  # [n]
+    mean: np.ndarray  # [n] predicted
 
 
 class _ValidRows(NamedTuple):
@@ -198,6 +228,7 @@ def _valid_rows(
     least = VANISHING * float(spectrum.values.max()) ** 0.5
     var: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
     error: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
+    mean: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
     generator = seeded_generator("valid rows", seed)
     for batch in batches_of(valid):
         graph = backbone.graph(batch)
@@ -210,20 +241,26 @@ def _valid_rows(
         if keys.ENERGY in has:
             target = torch.tensor([float(one[keys.ENERGY]) for one in known], dtype=torch.float64)
             var[keys.ENERGY].append(spectrum.variances(linearised.energy_rows(), grid))
-            error[keys.ENERGY].append(linearised.outputs[keys.ENERGY].double() - target)
+            mean[keys.ENERGY].append(linearised.outputs[keys.ENERGY].double())
+            error[keys.ENERGY].append(mean[keys.ENERGY][-1] - target)
         if not forces:
             continue
         target = torch.as_tensor(np.concatenate([one[keys.FORCES] for one in known]))
-        difference = linearised.outputs[keys.FORCES].double() - target  # [N, 3]
+        predicted = linearised.outputs[keys.FORCES].double()  # [N, 3]
         for along, row in force_rows(linearised, components(graph, VALID_ROWS, generator)):
-            off = graph.sum_over_structures((along.u * difference).sum(dim=1))[along.present]
             moves = row.norm(dim=1) > least  # forces that vanish by symmetry say nothing
             var[keys.FORCES].append(spectrum.variances(row[moves], grid))
-            error[keys.FORCES].append(off[moves])
+            for values, kept in ((predicted - target, error), (predicted, mean)):
+                component = graph.sum_over_structures((along.u * values).sum(dim=1))
+                kept[keys.FORCES].append(component[along.present][moves])
     joined = {
-        name: _Errors(torch.cat(var[name], dim=1).numpy(), torch.cat(error[name]).numpy())
+        name: _Errors(
+            torch.cat(var[name], dim=1).numpy(),
+            torch.cat(error[name]).numpy(),
+            torch.cat(mean[name]).numpy(),
+        )
         if var[name]
-        else _Errors(np.zeros((len(ratios), 0)), np.zeros(0))
+        else _Errors(np.zeros((len(ratios), 0)), np.zeros(0), np.zeros(0))
         for name in var
     }
     sizes = np.array([len(atoms) for atoms in valid], dtype=float)
