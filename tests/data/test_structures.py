@@ -18,8 +18,8 @@ from blips.data.structures import (
     read_structures,
     replacing,
     write_structures,
+    xyz_frame_offsets,
 )
-from blips.data.xyz import xyz_frame_offsets
 from blips.errors import InputError
 from blips.prediction import Prediction
 
