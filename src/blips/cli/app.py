@@ -98,7 +98,7 @@ def ctrl_c_asks() -> Iterator[Callable[[], bool]]:
 def load_model(path: Path) -> "Potential":
     """Load a Bayesian potential or a baseline; plain models, without error bars, are refused."""
     from blips.prediction import Model as Potential
-    from blips.train.load import load
+    from blips.train.released import load
 
     model = load(str(path))
     if not isinstance(model, Potential):
@@ -116,7 +116,7 @@ def _without_error_bars(path: Path, model: object) -> ConfigError:
 def load_bayesian(path: Path) -> "BayesianPotential":
     """Load a Bayesian potential from a file, or a released one by its name."""
     from blips.potential import BayesianPotential
-    from blips.train.load import load
+    from blips.train.released import load
 
     model = load(str(path))
     if not isinstance(model, BayesianPotential):

@@ -8,7 +8,7 @@ posterior is pulled to the prior, so that it widens with the distance from the d
 being whatever the inference network extrapolates to. Off (mu = 0) is the paper's objective.
 
 Two more terms, off by default, keep a pretrained model from forgetting: `anchor_weight` times the
-distance of the weights from where they began (`blips.train.anchor`), and `replay_weight` times
+distance of the weights from where they began (`blips.train.loss`), and `replay_weight` times
 the data loss of a batch from a second set.
 """
 
@@ -28,8 +28,7 @@ from blips.data.batch import Batch
 from blips.data.graph import AtomGraph, Graph
 from blips.potential import BayesianPotential
 from blips.prediction import Outputs
-from blips.train.anchor import Anchor
-from blips.train.loss import DISTRIBUTION_LOSSES, atom_counts, data_loss
+from blips.train.loss import DISTRIBUTION_LOSSES, Anchor, atom_counts, data_loss
 from blips.train.wrapper import Likelihood, Stochastic
 
 Model = BayesianPotential | Backbone | Stochastic | Likelihood

@@ -1,21 +1,39 @@
-"""Released potentials with error bars: `blips.load("chgnet")`.
+"""`blips.load`: a model from a file, or a released one with its error bars, `load("chgnet")`.
 
-The posterior of their readouts was conditioned once on geometries of the Materials Project
-(`recipes/released_posteriors.py`) and is shipped as draws, with where it comes from.
+The posterior of a released model's readouts was conditioned once on geometries of the Materials
+Project (`recipes/released_posteriors.py`) and is shipped as draws, with where it comes from.
 """
 
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from blips.backbones import RELEASED
 from blips.backbones import load as load_backbone
 from blips.conversion import bayesianize
 from blips.errors import CheckpointError
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import posterior_from, read_tensors
+from blips.train import checkpoint
+from blips.train.checkpoint import Saveable, posterior_from, read_tensors
 
 FOLDER = "posteriors"
+
+
+def load(path: str | Path, device: str | torch.device = "cpu", **options: Any) -> Saveable:
+    """Load a model: a file that `save` wrote, or a released model with its error bars.
+
+    Args:
+        path: a file, or a name such as "chgnet", see `blips.backbones.RELEASED`.
+        device: where the model goes.
+        options: of a released model, such as `weights` (a file of its package) and `trust`.
+    """
+    if is_released_name(path):
+        return load_released(str(path), **options).to(device)
+    if options:
+        raise TypeError(f"{path} is no released model and takes no {', '.join(options)}")
+    return checkpoint.load(path, device)
 
 
 def is_released_name(name: object) -> bool:
