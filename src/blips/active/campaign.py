@@ -17,8 +17,8 @@ import numpy as np
 from ase import Atoms
 
 from blips.active.config import CampaignConfig
+from blips.active.database import CampaignError
 from blips.active.display import CampaignDisplay, Display, Quiet
-from blips.active.errors import CampaignError
 from blips.active.executor import DaskExecutor, InlineExecutor, JobLost, make_executor
 from blips.active.frames import digest, from_json, to_json
 from blips.active.label import close_labeller, label

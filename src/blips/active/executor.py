@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from blips.active.config import ExecutorConfig
-from blips.active.errors import CampaignError
+from blips.active.database import CampaignError
 from blips.errors import MissingPackageError
 
 Work = Callable[[Any], Any]

@@ -33,7 +33,7 @@ def write_campaign(
         shown: structures of each round in the 3D view.
     """
     from blips.active.summary import campaign_summary
-    from blips.report.picked import picked_sets
+    from blips.report.structures import picked_sets
 
     output, summary = Path(output), campaign_summary(folder)
     page = render_campaign(
@@ -58,7 +58,7 @@ def render_campaign(
     Args:
         name: of the campaign.
         summary: what `blips.active.summary.campaign_summary` returns.
-        sets: structures for the 3D view, see `blips.report.picked`.
+        sets: structures for the 3D view, see `blips.report.structures`.
         baseline: summary of a campaign to compare with.
     """
     curve, picks = summary["curve"], summary["picks"]
