@@ -160,7 +160,7 @@ def test_they_drive_ase_as_potentials_do(name, fitted, structures):
     np.testing.assert_array_equal(atoms.get_forces(), mean.forces)
     found = atoms.calc.get_property("forces_uncertainty", atoms)
     np.testing.assert_array_equal(found, expected.forces_total_std)
-    with pytest.raises(InputError, match="unknown mode 'frozen'"):
+    with pytest.raises(InputError, match="unknown method 'frozen'"):
         blips.Calculator(baseline, "frozen")
 
 
