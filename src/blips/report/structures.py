@@ -10,7 +10,7 @@ from ase import Atoms
 from blips.errors import BlipsError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
-from blips.report.plots import numbers
+from blips.report.plots import Plot, numbers
 from blips.train.checkpoint import load
 from blips.uq.assess import References
 
@@ -54,6 +54,14 @@ def _entry(index: int, atoms: Atoms, sigma: np.ndarray, error: np.ndarray | None
     if atoms.pbc.any():
         entry["cell"] = [numbers(row) for row in atoms.cell.array]
     return entry
+
+
+def viewed_set(
+    name: str, entries: list[dict[str, Any]], plots: Mapping[str, Plot]
+) -> dict[str, Any]:
+    """One set of structures for the page: its name, plots, and structures on one colour scale."""
+    sigma_max = max((entry["sigma_max"] for entry in entries), default=0.0)
+    return {"name": name, "plots": plots, "structures": entries, "sigma_max": sigma_max}
 
 
 def picked_sets(folder: str | Path, summary: Mapping[str, Any], shown: int) -> list[dict[str, Any]]:
@@ -101,9 +109,4 @@ def _set(
     entries = uncertain_structures(structures, prediction, References.of(structures), shown)
     for entry in entries:
         entry["index"] = picks[entry["index"]]["name"]
-    return {
-        "name": f"round {round}",
-        "plots": {},
-        "structures": entries,
-        "sigma_max": max((entry["sigma_max"] for entry in entries), default=0.0),
-    }
+    return viewed_set(f"round {round}", entries, {})

@@ -4,6 +4,8 @@ The posterior of a released model's readouts was conditioned once on geometries 
 Project (`recipes/released_posteriors.py`) and is shipped as draws, with where it comes from.
 """
 
+import hashlib
+from contextlib import AbstractContextManager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -57,35 +59,35 @@ def load_released(name: str, **options: Any) -> BayesianPotential:
 
 def attach_posterior(potential: BayesianPotential, name: str) -> None:
     """Give a released potential its shipped posterior; nothing happens where there is none."""
-    source = resources.files("blips.data") / FOLDER / f"{name}.safetensors"
-    with resources.as_file(source) as path:
+    with _shipped(name) as path:
         if not path.is_file():
             return
         tensors, header = read_tensors(path)
         potential.posterior = posterior_from(header["posterior"], tensors, potential, path)
-        known = header["weights"]
-        if weights_digest(potential) != known:
-            raise CheckpointError(
-                f"the error bars shipped for {name} are of other weights than those installed; "
-                "install the version of its package that blips names, or load it with "
-                "blips.backbones.load and condition it"
-            )
+    if weights_digest(potential) != header["weights"]:
+        raise CheckpointError(
+            f"the error bars shipped for {name} are of other weights than those installed; "
+            "install the version of its package that blips names, or load it with "
+            "blips.backbones.load and condition it"
+        )
 
 
 def provenance(name: str) -> dict[str, Any] | None:
     """What a shipped posterior was made from; None where there is none."""
-    source = resources.files("blips.data") / FOLDER / f"{name}.safetensors"
-    with resources.as_file(source) as path:
+    with _shipped(name) as path:
         return read_tensors(path)[1]["provenance"] if path.is_file() else None
 
 
 def weights_digest(potential: BayesianPotential) -> str:
     """Digest of the conditioned weights, rounded so that platforms agree."""
-    import hashlib
-
     digest = hashlib.sha256()
     for name in potential.conditioned().maps.roles:
         layer = potential.backbone.get_submodule(name)
         for weight in layer.parameters(recurse=False):
             digest.update(weight.detach().double().mul(1e5).round().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _shipped(name: str) -> AbstractContextManager[Path]:
+    """The file of a shipped posterior, whether there is one or not."""
+    return resources.as_file(resources.files("blips.data") / FOLDER / f"{name}.safetensors")
