@@ -31,7 +31,7 @@ from blips.active.training import evaluate_round, train_round, trained
 from blips.active.worker import walk
 from blips.data.structures import check_structures, read_structures
 from blips.errors import ConfigError
-from blips.train.checkpoint import write_atomically
+from blips.files import write_atomically
 
 Executor = InlineExecutor | DaskExecutor
 

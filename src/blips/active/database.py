@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from blips.errors import BlipsError
-from blips.locks import Locked, lock
+from blips.files import Locked, lock
 
 FORMAT = "blips-campaign-1"
 DATABASE, LOCK = "campaign.db", "campaign.lock"

@@ -4,10 +4,8 @@ Frames count from 0, as in ASE. Every complaint names the file and the frame.
 """
 
 import io
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from vesin import NeighborList
 from blips.data.labels import Labels, available, extract
 from blips.data.neighbours import check_extent
 from blips.errors import InputError
+from blips.files import replacing
 
 MINIMUM_DISTANCE = 0.1  # A
 MOST_DIGITS = 15  # of the number of atoms in an xyz file
@@ -173,19 +172,6 @@ def write_structures(path: str | Path, frames: Sequence[Atoms]) -> None:
     """Write structures and their results as extxyz; the file appears whole or not at all."""
     with replacing(Path(path)) as temporary:
         ase.io.write(temporary, frames, format="extxyz")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file that takes the place of `path` when the block ends without an error."""
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: the folder {path.parent} does not exist; create it first")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def xyz_frame_offsets(path: Path) -> np.ndarray:

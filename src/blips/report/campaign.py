@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from blips.files import write_atomically
 from blips.report.document import details, document, figures, table, viewer
 from blips.report.plots import Plot, numbers
-from blips.train.checkpoint import write_atomically
 
 CAMPAIGN = "campaign.db"
 CURVE, RANKS = "curve-plot", "scores-plot"

@@ -11,6 +11,7 @@ from blips.backbones.base import Backbone
 from blips.baselines import predict_plain
 from blips.defaults import SAMPLES
 from blips.errors import InputError
+from blips.files import write_atomically
 from blips.potential import BayesianPotential
 from blips.prediction import Model, Prediction
 from blips.report.campaign import CAMPAIGN, write_campaign
@@ -18,7 +19,7 @@ from blips.report.document import TRAINING, render
 from blips.report.plots import prediction_plots, training_plot
 from blips.report.sources import Sources, find_sources
 from blips.report.structures import uncertain_structures, viewed_set
-from blips.train.checkpoint import Saveable, describe, load, write_atomically
+from blips.train.checkpoint import Saveable, describe, load
 from blips.train.run import environment
 from blips.uq.assess import References, assess
 from blips.uq.evaluate import Evaluation

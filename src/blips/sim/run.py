@@ -21,9 +21,9 @@ from ase.md.velocitydistribution import thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 from ase.units import fs
 
-from blips.data.structures import replacing
 from blips.defaults import SAMPLES
 from blips.errors import InputError
+from blips.files import replacing
 from blips.prediction import Model
 from blips.sim.calculator import Calculator, snapshot
 from blips.sim.dynamics import Outcome, append_frame, check_run, run_guarded
