@@ -17,9 +17,8 @@ import torch
 from benchmarks.measure import Call, measure
 from benchmarks.structures import SIZES, structure
 from blips.backbones import PaiNN
-from blips.backbones.hooks import inputs_of
 from blips.baselines import DeepEnsemble, LastLayerRigidity, ShallowEnsemble, predict_plain
-from blips.baselines.last_layer import readout_of
+from blips.baselines.last_layer import inputs_of, readout_of
 from blips.baselines.llpr import Rigidity
 from blips.baselines.llpr import Scale as RigidityScale
 from blips.bayes.condition import Evidence, normals

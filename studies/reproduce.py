@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from blips.errors import InputError
-from blips.train.checkpoint import write_atomically
+from blips.files import write_atomically
 from studies.runner import Outcome, run_all, select
 from studies.spec import Layout, RunSpec
 from studies.tables import Table

@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from blips.errors import InputError
-from blips.train.checkpoint import write_atomically
+from blips.files import write_atomically
 from studies.display import RunsDisplay
 from studies.spec import Layout, RunSpec
 

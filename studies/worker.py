@@ -20,8 +20,7 @@ from typing import Any
 
 import blips
 from blips.errors import BlipsError
-from blips.locks import lock
-from blips.train.checkpoint import write_atomically
+from blips.files import lock, write_atomically
 from blips.train.run import environment
 from studies.spec import Findings, Run, RunSpec
 

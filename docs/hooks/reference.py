@@ -16,7 +16,7 @@ SURFACE = {
     "fit": ("blips.train.fit.fit", "train"),
     "evaluate": ("blips.verbs.evaluate", "metrics on labelled structures"),
     "calibrate": ("blips.verbs.calibrate", "error bars that fit labelled structures"),
-    "load": ("blips.train.load.load", "a potential from a file, or a released one by its name"),
+    "load": ("blips.train.released.load", "a potential from a file, or a released one by its name"),
     "save": ("blips.train.checkpoint.save", "and into one"),
     "Calculator": ("blips.sim.calculator.Calculator", "an ASE calculator with uncertainties"),
 }

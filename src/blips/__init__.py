@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from blips.sim.calculator import Calculator
     from blips.train.checkpoint import save
     from blips.train.fit import fit
-    from blips.train.load import load
+    from blips.train.released import load
     from blips.verbs import calibrate, evaluate
 
 __version__ = "0.1.0"
@@ -48,7 +48,7 @@ _LAZY = {
     "calibrate": "blips.verbs",
     "evaluate": "blips.verbs",
     "fit": "blips.train.fit",
-    "load": "blips.train.load",
+    "load": "blips.train.released",
     "save": "blips.train.checkpoint",
 }
 

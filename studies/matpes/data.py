@@ -25,8 +25,9 @@ from ase.io import write
 
 from blips.active.frames import digest
 from blips.data.labels import extract
-from blips.data.structures import iter_structures, read_structures, replacing
+from blips.data.structures import iter_structures, read_structures
 from blips.errors import InputError
+from blips.files import replacing
 from studies.matpes.release import iter_matpes
 
 SETS = {"hot": "mptrj/mpf-TP.xyz", "mptrj": "mptrj/mptrj-random-1k.xyz"}

@@ -18,8 +18,8 @@ from blips.active.acquisition import (
     random_score,
     structure_scores,
 )
-from blips.active.features import structure_features
 from blips.active.frames import to_json
+from blips.active.select import structure_features
 from blips.active.worker import file_digest, member_deviations
 from blips.backbones import PaiNN
 from blips.errors import InputError

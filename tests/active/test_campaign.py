@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from blips.active import campaign_summary, load_campaign, run_campaign
 from blips.active.campaign import initial_structures
 from blips.active.config import ExecutorConfig
-from blips.active.errors import CampaignError
+from blips.active.database import CampaignError
 from blips.active.executor import make_executor
 from blips.active.pool import PoolCandidates
 from blips.active.select import Model, screen_candidates

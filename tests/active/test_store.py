@@ -14,7 +14,7 @@ from ase.build import bulk, molecule
 from campaigns import tiny_campaign
 
 from blips.active.config import load_campaign
-from blips.active.errors import CampaignError, DamagedCampaignError
+from blips.active.database import CampaignError, DamagedCampaignError
 from blips.active.frames import digest, from_json, to_json
 from blips.active.store import DATABASE, CampaignStore, Pick
 from blips.errors import InputError
@@ -169,7 +169,7 @@ def test_a_folder_without_rights_is_named(tmp_path):
     code = (
         "import os, sys, json\n"
         "from blips.active.store import CampaignStore\n"
-        "from blips.active.errors import CampaignError\n"
+        "from blips.active.database import CampaignError\n"
         "if os.geteuid() == 0: os.seteuid(65534)\n"
         "for folder in sys.argv[1:]:\n"
         "    try: CampaignStore(folder)\n"

@@ -88,6 +88,15 @@ def test_fit_reduces_the_loss_and_its_predictions_can_be_assessed(name, fitted):
     assert {"mae", "nll", "ece"} <= evaluation.energy.keys()
 
 
+@pytest.mark.parametrize("name", ["ensemble", "llpr", "shallow"])
+def test_fit_takes_the_options_of_blips_fit(name, structures, tmp_path):
+    train, valid = structures
+    result = MAKE[name]().fit(train, valid=valid, folder=tmp_path, epochs=1, tensorboard=False)
+    assert len(result.progress.history) == 1
+    with pytest.raises(ConfigError, match="epoch"):
+        MAKE[name]().fit(train, valid=valid, folder=tmp_path / "other", epoch=1)
+
+
 @pytest.mark.parametrize("name", MAKE)
 def test_the_same_seed_gives_the_same_prediction(name, fitted, structures):
     baseline, _ = fitted(name)

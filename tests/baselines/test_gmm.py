@@ -6,8 +6,7 @@ import torch
 from torch.testing import assert_close
 
 from blips.baselines import EmbeddingMixture
-from blips.baselines.gmm import LinearVariance
-from blips.baselines.mixture import GaussianMixture
+from blips.baselines.gmm import GaussianMixture, LinearVariance
 from blips.data.dataset import StructureData
 from blips.errors import InputError
 from helpers import morse_ammonia

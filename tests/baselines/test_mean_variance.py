@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from blips.baselines import MeanVariance
-from blips.baselines.mean_variance import VAR_FLOOR, Gaussian
+from blips.baselines.second_readout import VAR_FLOOR, Gaussian
 from blips.config import TrainingConfig
 from blips.data.dataset import StructureData
 

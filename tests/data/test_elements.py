@@ -58,15 +58,6 @@ def test_residual_is_orthogonal_to_every_composition():
         assert np.dot(rest, counts) == pytest.approx(0, abs=1e-8)
 
 
-def test_given_energies_stay_and_the_rest_is_fitted_around_them():
-    fitted = fit_reference_energies(labelled(), given={1: -13.0, 26: -7.0})
-    assert fitted[1] == -13.0
-    assert fitted[26] == -7.0
-    assert fitted[7] != pytest.approx(TRUE[7], abs=1e-3)
-    everything = fit_reference_energies(labelled(), given=TRUE)
-    assert everything == TRUE
-
-
 def test_units_are_those_of_the_labels():
     fitted = fit_reference_energies(labelled(), labels=Labels(energy_unit="meV"))
     assert fitted == pytest.approx({z: energy / 1000 for z, energy in TRUE.items()})

@@ -16,11 +16,11 @@ from blips.data.structures import (
     check_structures,
     iter_structures,
     read_structures,
-    replacing,
     write_structures,
+    xyz_frame_offsets,
 )
-from blips.data.xyz import xyz_frame_offsets
 from blips.errors import InputError
+from blips.files import replacing
 from blips.prediction import Prediction
 
 

@@ -19,7 +19,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 import blips
 from blips.backbones import PaiNN
 from blips.errors import InputError
-from blips.sim.properties import snapshot
+from blips.sim.calculator import snapshot
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from blips.errors import InputError
-from blips.locks import lock
+from blips.files import lock
 from studies.runner import Layout, RunSpec, _sort_out, run_all, select
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,8 +9,7 @@ from blips.bayes.noise import seeded_generator
 from blips.config import TrainingConfig
 from blips.data.ammonia import load_ammonia
 from blips.data.dataset import StructureData
-from blips.data.displace import displaced
-from blips.train.objective import Objective
+from blips.train.objective import Objective, displaced
 
 CUTOFF = 4.0
 

@@ -12,16 +12,16 @@ from ase.calculators.singlepoint import SinglePointCalculator
 import blips
 from blips.backbones import PaiNN, load
 from blips.backbones.base import Backbone, graph_batches
+from blips.cli.configuration import template_config
 from blips.config import ModelConfig, TrainingConfig, load_config
 from blips.conversion import FROM_SCRATCH, PRETRAINED
 from blips.data.dataset import StructureData
 from blips.errors import CheckpointError, ConfigError, InputError
-from blips.train.anchor import Anchor
 from blips.train.checkpoint import read_tensors
 from blips.train.command import build_model
+from blips.train.loss import Anchor
 from blips.train.objective import Objective, plain_outputs
 from blips.train.references import set_reference_energies, unexplained_energies
-from blips.train.templates import template
 from blips.train.uncertainty import uncertainty_for
 from helpers import QUICK, TINY, morse_ammonia, quartz
 from recipes.fetch_weights import fetch
@@ -332,7 +332,7 @@ def test_mistakes_in_the_model_are_named(options, message):
 
 
 def test_the_template_has_the_settings_of_the_paper():
-    config = template("finetune")
+    config = template_config("finetune")
     training, posterior = config.training, config.model.bayes
     assert (posterior.prior_dropout, posterior.bounds) == (0.01, (1e-5, 0.11))
     assert (training.optimizer, training.lr, training.encoder_lr) == ("adamw", 1e-5, 1e-4)
@@ -340,7 +340,7 @@ def test_the_template_has_the_settings_of_the_paper():
     assert (training.loss, training.huber_delta, training.clip_norm) == ("huber", 0.01, 0.5)
     assert training.kl_weight == 0.001
     with pytest.raises(ConfigError, match="train, finetune"):
-        template("tune")
+        template_config("tune")
 
 
 def test_a_run_from_before_defaults_were_left_open_resumes(tmp_path: Path):

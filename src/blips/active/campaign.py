@@ -17,8 +17,8 @@ import numpy as np
 from ase import Atoms
 
 from blips.active.config import CampaignConfig
+from blips.active.database import CampaignError
 from blips.active.display import CampaignDisplay, Display, Quiet
-from blips.active.errors import CampaignError
 from blips.active.executor import DaskExecutor, InlineExecutor, JobLost, make_executor
 from blips.active.frames import digest, from_json, to_json
 from blips.active.label import close_labeller, label
@@ -31,7 +31,7 @@ from blips.active.training import evaluate_round, train_round, trained
 from blips.active.worker import walk
 from blips.data.structures import check_structures, read_structures
 from blips.errors import ConfigError
-from blips.train.checkpoint import write_atomically
+from blips.files import write_atomically
 
 Executor = InlineExecutor | DaskExecutor
 

@@ -1,6 +1,5 @@
 """What a campaign shows while it runs: rounds, budget, errors, queue."""
 
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich.console import Console, Group
@@ -53,12 +52,7 @@ class CampaignDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self._live.stop()
         else:

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from blips.active.config import ExecutorConfig
-from blips.active.errors import CampaignError
+from blips.active.database import CampaignError
 from blips.errors import MissingPackageError
 
 Work = Callable[[Any], Any]
@@ -62,12 +61,7 @@ class DaskExecutor:
         self._client = self._stack.enter_context(Client(cluster))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def run(self, work: Work, jobs: Iterable[Any]) -> Iterator[tuple[int, Any]]:

@@ -23,6 +23,7 @@ import numpy as np
 
 from blips.active.frames import digest, from_json
 from blips.errors import ConfigError, MissingPackageError
+from blips.files import write_atomically
 from blips.sim.reference import make_calculator
 
 LOG_CHARACTERS = 4000
@@ -118,7 +119,7 @@ def _label(job: dict[str, Any], path: Path, calculators: dict[str, Any]) -> None
         "results": results,
         "seconds": round(time.monotonic() - begun, 6),
     }
-    _write(path, json.dumps(entry))
+    write_atomically(path, json.dumps(entry).encode())
 
 
 def _check(results: dict[str, Any], max_force: float | None) -> None:
@@ -128,16 +129,6 @@ def _check(results: dict[str, Any], max_force: float | None) -> None:
     largest = float(np.linalg.norm(results["forces"], axis=1).max())
     if max_force is not None and largest > max_force:
         raise Refused(f"a force of {largest:.3g} eV/A exceeds label.max_force = {max_force:g}")
-
-
-def _write(path: Path, text: str) -> None:
-    """On disk, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _newest_logs(since: float) -> str:

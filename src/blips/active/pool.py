@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from ase import Atoms
 
 from blips.active.store import CampaignStore
-from blips.data.structures import iter_structures
-from blips.data.xyz import XYZ_SUFFIXES, read_xyz_frame, xyz_frame_offsets
+from blips.data.structures import XYZ_SUFFIXES, iter_structures, read_xyz_frame, xyz_frame_offsets
 from blips.errors import InputError
 
 Candidate = tuple[int, Atoms, dict[str, Any]]  # number, structure, origin

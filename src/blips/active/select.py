@@ -6,11 +6,13 @@ structures of these few.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ase import Atoms
+from vesin import NeighborList
 
 from blips.active.acquisition import (
     Choice,
@@ -20,15 +22,17 @@ from blips.active.acquisition import (
     random_score,
 )
 from blips.active.config import CampaignConfig
-from blips.active.errors import CampaignError
+from blips.active.database import CampaignError
 from blips.active.executor import DaskExecutor, InlineExecutor, JobLost
-from blips.active.features import structure_features
 from blips.active.frames import digest, to_json
 from blips.active.pool import Candidate, Candidates
 from blips.active.store import CampaignStore, Pick
 from blips.active.worker import member_deviations, screen
 
 PRESCREEN = {"information": "force_std_mean"}  # by what candidates of a joint score are kept
+FEATURE_CUTOFF = 5.0  # A
+FEATURE_CENTRES = np.linspace(0.6, FEATURE_CUTOFF, 24)  # A
+FEATURE_WIDTH = 0.2  # A
 
 
 @dataclass(frozen=True)
@@ -212,3 +216,27 @@ def _pick(
         "scores": scores,
     }
     return Pick(round, place, plain, scores.get(score, choice.gain), reason)
+
+
+def structure_features(structures: Sequence[Atoms]) -> np.ndarray:
+    """Describe structures by invariant features, [S, pairs of elements x centres].
+
+    They tell whether two candidates are alike. For every pair of elements (a, b): the smeared
+    histogram of distances from atoms a to their neighbours b within a cutoff c, weighted to
+    vanish there, per atom of the structure:
+
+        f_ab(mu) = 1/N sum_{i in a, j in b} exp(-(r_ij - mu)^2 / 2 w^2) (1 + cos(pi r_ij / c)) / 2
+    """
+    elements = sorted({int(z) for atoms in structures for z in atoms.numbers})
+    place = {z: i for i, z in enumerate(elements)}
+    features = np.zeros((len(structures), len(elements) ** 2, len(FEATURE_CENTRES)))
+    for s, atoms in enumerate(structures):
+        first, second, distance = NeighborList(
+            cutoff=FEATURE_CUTOFF, full_list=True, sorted=False
+        ).compute(atoms.positions, atoms.cell.array, atoms.pbc, "ijd")
+        kinds = np.array([place[int(z)] for z in atoms.numbers])  # [N]
+        pair = kinds[first] * len(elements) + kinds[second]  # [E]
+        weight = 0.5 * (1.0 + np.cos(np.pi * distance / FEATURE_CUTOFF)) / len(atoms)  # [E]
+        smeared = np.exp(-0.5 * ((distance[:, None] - FEATURE_CENTRES) / FEATURE_WIDTH) ** 2)
+        np.add.at(features[s], pair, smeared * weight[:, None])
+    return features.reshape(len(structures), -1)

@@ -26,8 +26,7 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from blips.active.config import CampaignConfig, changed_settings
-from blips.active.database import DATABASE, CampaignDatabase
-from blips.active.errors import CampaignError, in_words
+from blips.active.database import DATABASE, CampaignDatabase, CampaignError, in_words
 from blips.active.frames import digest, from_json, to_json
 
 __all__ = ["DATABASE", "CampaignStore", "Pick"]

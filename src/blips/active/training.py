@@ -8,7 +8,7 @@ from ase import Atoms
 from scipy.stats import spearmanr
 
 from blips.active.config import CampaignConfig
-from blips.active.errors import CampaignError
+from blips.active.database import CampaignError
 from blips.active.select import Model
 from blips.active.store import CampaignStore
 from blips.active.worker import file_digest, model_of

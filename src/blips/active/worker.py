@@ -17,7 +17,7 @@ from ase.md.nptberendsen import NPTBerendsen
 
 from blips.active.acquisition import structure_scores
 from blips.active.config import BoundsConfig, ExploreConfig
-from blips.active.errors import CampaignError
+from blips.active.database import CampaignError
 from blips.active.frames import from_json, to_json
 from blips.errors import InputError
 from blips.inference.monte_carlo import kept_num_threads

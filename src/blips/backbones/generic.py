@@ -11,6 +11,7 @@ whose numbers of edges, atoms and structures differ.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from ase import Atoms
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones import e3nn_maps, schnetpack_maps
+from blips.backbones import e3nn_maps
 from blips.backbones.base import AtomisticBackbone, equal_shares
+from blips.backbones.foreign import require
+from blips.bayes.linear import MapKind, register_kind
 from blips.data.graph import AtomGraph, Graph
 from blips.data.neighbours import NeighbourCache
 from blips.errors import InputError
@@ -28,11 +31,23 @@ EnergiesOf = Callable[[Any, AtomGraph], Tensor | Mapping[str, Tensor]]
 GraphOf = Callable[[Atoms, torch.dtype], AtomGraph]
 RowsOf = Callable[[AtomGraph], Mapping[str, Tensor]]
 
+
+@cache
+def register_schnetpack() -> None:
+    """Teach blips SchNetPack's `Dense`, which applies its activation itself: a(h W^T + b)."""
+    base = require("schnetpack.nn.base", "pip install schnetpack")
+    register_kind(MapKind(base.Dense, finish=_activate))
+
+
+def _activate(layer: Any, z: Tensor) -> Tensor:
+    return layer.activation(z)
+
+
 # Packages with linear layers of their own -> what teaches them to the converter.
 KNOWN_PACKAGES: dict[str, Callable[[], None]] = {
     "e3nn": e3nn_maps.register,
     "nequip": e3nn_maps.register_nequip,
-    "schnetpack": schnetpack_maps.register,
+    "schnetpack": register_schnetpack,
 }
 
 

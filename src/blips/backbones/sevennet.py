@@ -108,7 +108,7 @@ class SevenNet(E3nnBackbone):
             trust: needed for every file that did not come with the package: checkpoints of
                 SevenNet are pickles, which can run code.
         """
-        home = Path(_package("util").__file__).parent
+        home = Path(_package("util").__file__).resolve().parent
         path = Path(weights or _package("util").pretrained_name_to_path(checkpoint)).resolve()
         if not path.is_file():
             raise CheckpointError(f"no checkpoint {path}; check the path")

@@ -19,7 +19,7 @@ from blips.baselines.ensemble import DeepEnsemble
 from blips.baselines.evidential import Evidential
 from blips.baselines.gmm import EmbeddingMixture
 from blips.baselines.llpr import LastLayerRigidity
-from blips.baselines.mean_variance import MeanVariance
+from blips.baselines.second_readout import MeanVariance
 from blips.baselines.shallow import ShallowEnsemble
 
 __all__ = [

@@ -1,7 +1,6 @@
 """Shared parts of the baselines: `fit`, `predict`, and what is learned and saved with a model."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 from blips import keys
 from blips.backbones.base import Backbone, first_parameter, graph_batches
 from blips.baselines.last_layer import readout_of
-from blips.config import Source
 from blips.data.batch import Batch, TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
@@ -42,23 +40,13 @@ class Baseline:
         self,
         train: Data | None = None,
         *,
-        valid: Data | float | None = None,
-        config: Source | Sequence[Source] = (),
-        folder: str | Path | None = None,
         resume: bool = True,
         display: bool = False,
+        **options: Any,
     ) -> FitResult:
-        """Train; the arguments are those of `blips.fit`. A finished run is only read again."""
+        """Train; the options are those of `blips.fit`. A finished run is only read again."""
         trained = self if isinstance(self, Stochastic | Likelihood) else self.backbone
-        result = fit(
-            trained,
-            train,
-            valid=valid,
-            config=config,
-            folder=folder,
-            resume=resume,
-            display=display,
-        )
+        result = fit(trained, train, resume=resume, display=display, **options)
         self.condition(result.train_data, result.valid_data)
         return result
 

@@ -106,13 +106,17 @@ class DeepEnsemble(Wrapper, Baseline):
         self,
         train: Data | None = None,
         *,
+        resume: bool = True,
+        display: bool = False,
         valid: Data | float | None = None,
         config: Source | Sequence[Source] = (),
         folder: str | Path | None = None,
-        resume: bool = True,
-        display: bool = False,
+        **options: Any,
     ) -> EnsembleFit:
-        """Train member k with seed + k in `folder`/member_k; all on the same data."""
+        """Train member k with seed + k in `folder`/member_k; all on the same data.
+
+        The options are those of `blips.fit`.
+        """
         settings = resolve_config(config)
         root = Path(folder or settings.folder)
         models: list[Backbone] = []
@@ -128,6 +132,7 @@ class DeepEnsemble(Wrapper, Baseline):
                 folder=root / f"member_{member}",
                 resume=resume,
                 display=display,
+                **options,
             )
             results.append(result)
             train, valid = _same_data(result, train, valid)

@@ -1,7 +1,7 @@
 """Deep evidential regression: the model predicts a distribution over means and variances.
 
 Amini, Schwarting, Soleimany, Rus, "Deep Evidential Regression" (2020); for potentials, Tan et al.
-(2023), see `mean_variance`. Label y ~ N(mu, s^2), with (mu, s^2) ~ normal-inverse-gamma(gamma, nu,
+(2023), see `MeanVariance`. Label y ~ N(mu, s^2), with (mu, s^2) ~ normal-inverse-gamma(gamma, nu,
 alpha, beta), gamma being the prediction. Then
 
     aleatoric variance  E[s^2] = beta / (alpha - 1)

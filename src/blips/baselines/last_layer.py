@@ -6,6 +6,8 @@ Phi = sum_i f_i, and forces are linear in dPhi/dr:
     E = w . Phi + const,    F = -w . dPhi/dr
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,7 +16,6 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone
-from blips.backbones.hooks import inputs_of
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 
@@ -99,3 +100,14 @@ def summed_features(
             gradient = gradient_of_each(features.sum(0), leaf.positions)  # [D, N, 3]
     summed = graph.sum_over_structures(features.detach().double())
     return summed, gradient.double().permute(1, 2, 0)
+
+
+@contextmanager
+def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the inputs of `module` in the block, one for each call."""
+    seen: list[Tensor] = []
+    handle = module.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    try:
+        yield seen
+    finally:
+        handle.remove()

@@ -1,20 +1,23 @@
 """Models with a second readout, which predicts how the labels scatter about the first.
 
 What the second readout predicts for an atom becomes a `Distribution` of the label's error: one for
-the energy of each structure, and one for all three force components of each atom.
+the energy of each structure, and one for all three force components of each atom. The plainest
+such distribution is a Gaussian (`MeanVariance`).
 """
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, Unpack
 
 import torch
 from torch import Tensor
 
+from blips import keys
 from blips.backbones.base import Backbone, mlp
 from blips.backbones.derivatives import Derivatives
-from blips.backbones.hooks import inputs_of
 from blips.baselines.base import Baseline
-from blips.baselines.last_layer import readout_of
+from blips.baselines.last_layer import energy_scale, inputs_of, readout_of
 from blips.config import TrainingConfig
 from blips.data.batch import Batch
 from blips.data.graph import Graph
@@ -23,6 +26,8 @@ from blips.prediction import Outputs, Prediction, point_prediction
 from blips.train.loss import atom_counts, loss_factor
 from blips.train.objective import plain_outputs
 from blips.train.wrapper import Likelihood
+
+VAR_FLOOR = 1e-8  # eV^2, (eV/A)^2: keeps the likelihood of a perfect fit finite
 
 
 class Distribution(Protocol):
@@ -114,3 +119,63 @@ class SecondReadout(Likelihood, Baseline):
             if distribution.epistemic_var is not None:
                 arrays[f"{name}_std"] = distribution.epistemic_var.expand_as(outputs[name]).sqrt()
         return point_prediction(arrays, graph, method=self.kind)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """N(0, var)."""
+
+    var: Tensor
+
+    @property
+    def aleatoric_var(self) -> Tensor:
+        """The variance."""
+        return self.var
+
+    @property
+    def epistemic_var(self) -> None:
+        """None: the model has no distribution over its parameters."""
+        return None
+
+    def rescaled(self, factor: float | Tensor) -> Self:
+        """Give N(0, factor^2 var)."""
+        return type(self)(self.var * factor**2)
+
+    def loss(self, error: Tensor) -> Tensor:
+        """Compute the negative log-likelihood, nats."""
+        return 0.5 * (math.log(2.0 * math.pi) + self.var.log() + error.square() / self.var)
+
+
+class MeanVariance(SecondReadout):
+    """Mean-variance estimation: a potential that also predicts how noisy each label is.
+
+    Nix, Weigend, "Estimating the mean and variance of the target probability distribution" (1994);
+    for potentials, Tan et al., "Single-model uncertainty quantification in neural network
+    potentials does not consistently outperform model ensembles" (2023). The second readout gives
+    two log-variances for each atom, of its force components and of its share in the energy,
+
+        sigma_F,i^2 = exp(a_i),    sigma_E^2 = sum_i exp(b_i),
+        loss = 1/2 [ log(2 pi sigma^2) + error^2 / sigma^2 ]
+
+    Tan et al. take the norm of an atom's force error for its error; here each component has the
+    likelihood, so that std is that of a component. The variance is aleatoric: it describes the
+    noise of labels like those of the training set, and says nothing about structures unlike them.
+
+    Args:
+        backbone: the plain potential.
+        seed: of the second readout's initial weights.
+    """
+
+    kind: ClassVar = "mean_variance"
+    numbers_per_atom: ClassVar = 2
+
+    def __init__(self, backbone: Backbone, seed: int = 0) -> None:
+        super().__init__(backbone, {"seed": seed}, seed)
+
+    def distributions(self, numbers: Tensor, graph: Graph) -> dict[str, Gaussian]:
+        """Make distributions of log-variances [N, 2]."""
+        variances = energy_scale(self.backbone) ** 2 * numbers.exp() + VAR_FLOOR  # [N, 2]
+        return {
+            keys.ENERGY: Gaussian(graph.sum_over_structures(variances[:, 0])),  # [S]
+            keys.FORCES: Gaussian(variances[:, 1:]),  # [N, 1]
+        }

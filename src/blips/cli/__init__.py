@@ -4,13 +4,12 @@ import sys
 
 import typer
 
-from blips.cli import campaign, configuration, display, prediction, simulation, training
+from blips.cli import configuration, display, prediction, simulation, training
 from blips.cli.app import app
 from blips.errors import BlipsError
 
 __all__ = [
     "app",
-    "campaign",
     "configuration",
     "display",
     "main",

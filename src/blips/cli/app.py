@@ -14,7 +14,6 @@ from blips.errors import ConfigError
 if TYPE_CHECKING:
     from ase import Atoms
 
-    from blips.potential import BayesianPotential
     from blips.prediction import Model as Potential
 
 app = typer.Typer(
@@ -98,29 +97,14 @@ def ctrl_c_asks() -> Iterator[Callable[[], bool]]:
 def load_model(path: Path) -> "Potential":
     """Load a Bayesian potential or a baseline; plain models, without error bars, are refused."""
     from blips.prediction import Model as Potential
-    from blips.train.load import load
+    from blips.train.released import load
 
     model = load(str(path))
     if not isinstance(model, Potential):
-        raise _without_error_bars(path, model)
-    return model
-
-
-def _without_error_bars(path: Path, model: object) -> ConfigError:
-    return ConfigError(
-        f"{path} holds a plain {type(model).__name__} without posterior, which has no error "
-        "bars; train with model.bayes.enabled=true"
-    )
-
-
-def load_bayesian(path: Path) -> "BayesianPotential":
-    """Load a Bayesian potential from a file, or a released one by its name."""
-    from blips.potential import BayesianPotential
-    from blips.train.load import load
-
-    model = load(str(path))
-    if not isinstance(model, BayesianPotential):
-        raise _without_error_bars(path, model)
+        raise ConfigError(
+            f"{path} holds a plain {type(model).__name__} without posterior, which has no error "
+            "bars; train with model.bayes.enabled=true"
+        )
     return model
 
 

@@ -14,7 +14,7 @@ from blips import keys
 from blips.data.batch import Batch, Subset, TrainingData, check_indices
 from blips.data.graph import AtomGraph
 from blips.data.labels import Labels, extract
-from blips.data.xyz import read_xyz_frame, xyz_frame_offsets
+from blips.data.structures import read_xyz_frame, xyz_frame_offsets
 from blips.errors import InputError
 
 __all__ = [

@@ -30,31 +30,20 @@ MAX_STRUCTURES = 50_000
 Labelled = TrainingData | Iterable[Atoms]
 
 
-def fit_reference_energies(
-    data: Labelled,
-    given: Mapping[int, float] | None = None,
-    labels: Labels | None = None,
-) -> dict[int, float]:
+def fit_reference_energies(data: Labelled, labels: Labels | None = None) -> dict[int, float]:
     """Energy of each element, eV by atomic number.
 
     Args:
         data: a data set (at most 50,000 evenly spaced structures of it are used) or structures
             with energies.
-        given: energies that are known, for instance of isolated atoms; the others are fitted to
-            what they leave.
         labels: names and units of the energies, where `data` are structures.
     """
-    given = dict(given or {})
     pieces = list(_pieces(data, labels, (keys.ENERGY,)))
     counts = np.concatenate([piece.counts for piece in pieces])  # [S, 119]
     energies = np.concatenate([piece.energies for piece in pieces])  # [S] eV
-    for number, energy in given.items():
-        energies = energies - counts[:, number] * energy
-    unknown = [int(z) for z in np.flatnonzero(counts.any(axis=0)) if z not in given]
-    if unknown:
-        fitted, *_ = np.linalg.lstsq(counts[:, unknown].astype(float), energies, rcond=None)
-        given |= dict(zip(unknown, fitted.tolist(), strict=True))
-    return dict(sorted(given.items()))
+    present = np.flatnonzero(counts.any(axis=0))
+    fitted, *_ = np.linalg.lstsq(counts[:, present].astype(float), energies, rcond=None)
+    return dict(zip(present.tolist(), fitted.tolist(), strict=True))
 
 
 def energy_scale(

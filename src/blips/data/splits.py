@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from blips.data.structures import replacing
 from blips.errors import InputError
+from blips.files import replacing
 
 PARTS = ("train", "valid", "test")
 

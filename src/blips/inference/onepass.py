@@ -18,7 +18,7 @@ from blips import keys
 from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives, asked_for, differentiate
 from blips.bayes import noise as noise_context
-from blips.bayes.moments import Record, RecordedMeans, row_variances, shared_variances
+from blips.bayes.moments import Record, RecordedMeans, row_variances
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 from blips.prediction import Outputs
@@ -80,17 +80,6 @@ class OnePass:
         for role, values in of_rows.items():
             total = total.index_add(0, self.row_atoms[role], values.double())
         return total
-
-    def shared_energy_var(self) -> Tensor:
-        """Variance for noise that all rows share (as frozen draws have), [S] eV^2."""
-        blocks: dict[str, list[tuple[Record, Tensor, Tensor]]] = {}
-        for record, gradient in zip(self.records, self.gradients, strict=True):
-            atoms = self.row_atoms[self.roles[record.map_name]]
-            structure = self.graph.structure.index_select(0, atoms)
-            blocks.setdefault(record.block_name, []).append((record, gradient, structure))
-        count = self.graph.num_structures
-        variances = [shared_variances(applied, count).double() for applied in blocks.values()]
-        return torch.stack(variances).sum(dim=0)
 
 
 def one_pass(

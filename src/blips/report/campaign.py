@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from blips.files import write_atomically
 from blips.report.document import details, document, figures, table, viewer
 from blips.report.plots import Plot, numbers
-from blips.train.checkpoint import write_atomically
 
 CAMPAIGN = "campaign.db"
 CURVE, RANKS = "curve-plot", "scores-plot"
@@ -33,7 +33,7 @@ def write_campaign(
         shown: structures of each round in the 3D view.
     """
     from blips.active.summary import campaign_summary
-    from blips.report.picked import picked_sets
+    from blips.report.structures import picked_sets
 
     output, summary = Path(output), campaign_summary(folder)
     page = render_campaign(
@@ -58,7 +58,7 @@ def render_campaign(
     Args:
         name: of the campaign.
         summary: what `blips.active.summary.campaign_summary` returns.
-        sets: structures for the 3D view, see `blips.report.picked`.
+        sets: structures for the 3D view, see `blips.report.structures`.
         baseline: summary of a campaign to compare with.
     """
     curve, picks = summary["curve"], summary["picks"]

@@ -23,7 +23,7 @@ from blips.data.labels import Labels
 from blips.data.splits import Split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import InputError
-from blips.train.checkpoint import write_atomically
+from blips.files import write_atomically
 from blips.train.run import RunFolder
 
 MANIFEST = "report.json"

@@ -1,16 +1,21 @@
-"""The most uncertain structures of a set, for the page's 3D view."""
+"""Structures for the page's 3D view: the most uncertain of a set, and what a campaign picked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ase import Atoms
 
+from blips.errors import BlipsError
+from blips.potential import BayesianPotential
 from blips.prediction import Prediction
-from blips.report.plots import numbers
+from blips.report.plots import Plot, numbers
+from blips.train.checkpoint import load
 from blips.uq.assess import References
 
 MAX_ATOMS = 2000
+MAX_ROUNDS = 30
 
 
 def uncertain_structures(
@@ -49,3 +54,59 @@ def _entry(index: int, atoms: Atoms, sigma: np.ndarray, error: np.ndarray | None
     if atoms.pbc.any():
         entry["cell"] = [numbers(row) for row in atoms.cell.array]
     return entry
+
+
+def viewed_set(
+    name: str, entries: list[dict[str, Any]], plots: Mapping[str, Plot]
+) -> dict[str, Any]:
+    """One set of structures for the page: its name, plots, and structures on one colour scale."""
+    sigma_max = max((entry["sigma_max"] for entry in entries), default=0.0)
+    return {"name": name, "plots": plots, "structures": entries, "sigma_max": sigma_max}
+
+
+def picked_sets(folder: str | Path, summary: Mapping[str, Any], shown: int) -> list[dict[str, Any]]:
+    """The labelled picks of every round, latest first: sigma when picked, and the error afterwards.
+
+    Args:
+        folder: of the campaign, where its models are. Rounds whose model is gone are left out.
+        summary: what `blips.active.summary.campaign_summary` returns.
+        shown: structures of each round, the most uncertain ones.
+    """
+    rounds: dict[int, list[Mapping[str, Any]]] = {}
+    for pick in summary["picks"]:
+        if pick["round"] > 0 and pick["status"] == "labelled":
+            rounds.setdefault(pick["round"], []).append(pick)
+    found = []
+    for round in sorted(rounds, reverse=True)[:MAX_ROUNDS]:
+        model = _model(Path(folder), summary, round)
+        if model is not None:
+            found.append(_set(round, rounds[round], model, summary["config"], shown))
+    return found
+
+
+def _model(folder: Path, summary: Mapping[str, Any], round: int) -> BayesianPotential | None:
+    name = next((entry["model"] for entry in summary["curve"] if entry["round"] == round), "")
+    path = folder / name
+    if not name or not path.is_file():
+        return None
+    try:
+        model = load(path)
+    except BlipsError:
+        return None
+    return model if isinstance(model, BayesianPotential) else None
+
+
+def _set(
+    round: int,
+    picks: Sequence[Mapping[str, Any]],
+    model: BayesianPotential,
+    config: Mapping[str, Any],
+    shown: int,
+) -> dict[str, Any]:
+    structures = [pick["atoms"] for pick in picks]
+    options = {key: config["select"][key] for key in ("samples", "method")}
+    prediction = model.predict(structures, seed=config["seed"], **options)
+    entries = uncertain_structures(structures, prediction, References.of(structures), shown)
+    for entry in entries:
+        entry["index"] = picks[entry["index"]]["name"]
+    return viewed_set(f"round {round}", entries, {})

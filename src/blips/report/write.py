@@ -11,14 +11,15 @@ from blips.backbones.base import Backbone
 from blips.baselines import predict_plain
 from blips.defaults import SAMPLES
 from blips.errors import InputError
+from blips.files import write_atomically
 from blips.potential import BayesianPotential
-from blips.prediction import Prediction
+from blips.prediction import Model, Prediction
 from blips.report.campaign import CAMPAIGN, write_campaign
 from blips.report.document import TRAINING, render
 from blips.report.plots import prediction_plots, training_plot
 from blips.report.sources import Sources, find_sources
-from blips.report.structures import uncertain_structures
-from blips.train.checkpoint import Saveable, describe, load, write_atomically
+from blips.report.structures import uncertain_structures, viewed_set
+from blips.train.checkpoint import Saveable, describe, load
 from blips.train.run import environment
 from blips.uq.assess import References, assess
 from blips.uq.evaluate import Evaluation
@@ -61,14 +62,7 @@ def write_report(
         prediction = _predict(model, labelled, samples, seed)
         evaluations[name] = assess(prediction, references, n_bootstrap=bootstrap, seed=seed)
         entries = uncertain_structures(labelled, prediction, references, shown)
-        sets.append(
-            {
-                "name": name,
-                "plots": prediction_plots(prediction, references),
-                "structures": entries,
-                "sigma_max": max((entry["sigma_max"] for entry in entries), default=0.0),
-            }
-        )
+        sets.append(viewed_set(name, entries, prediction_plots(prediction, references)))
     loss = training_plot(sources.history)
     page = render(
         title=sources.title,
@@ -85,14 +79,11 @@ def write_report(
 
 
 def _predict(model: Saveable, structures: list[Atoms], samples: int, seed: int) -> Prediction:
-    if isinstance(model, BayesianPotential):
-        return model.predict(structures, samples=samples, seed=seed)
     if isinstance(model, Backbone):
         return predict_plain(model, structures)
-    predict = getattr(model, "predict", None)
-    if predict is None:
+    if not isinstance(model, Model):
         raise InputError(f"a {type(model).__name__} has no predictions to report on")
-    return predict(structures, seed=seed)
+    return model.predict(structures, samples=samples, seed=seed)
 
 
 def _lead(model: Saveable, samples: int) -> str:

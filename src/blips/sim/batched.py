@@ -23,8 +23,8 @@ from torch import Tensor
 
 from blips import keys
 from blips.errors import InputError
+from blips.sim.calculator import annotate
 from blips.sim.guard import Finding, Guard
-from blips.sim.properties import annotate
 from blips.sim.torchsim import PER_ATOM, STATE_DTYPE, TorchSimModel, ts
 
 Functions = tuple[Callable[..., Any], Callable[..., Any]]  # TorchSim's (init, update)

@@ -14,11 +14,13 @@
 | frozen | one member of the posterior: smooth and conservative | as for map |
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ase import Atoms
 from ase.calculators.calculator import Calculator as ASECalculator
-from ase.calculators.calculator import all_changes
+from ase.calculators.calculator import all_changes, all_properties
+from ase.calculators.singlepoint import SinglePointCalculator
 
 from blips import keys
 from blips.backbones.base import graph_batches
@@ -29,11 +31,13 @@ from blips.errors import InputError
 from blips.inference.predict import Samples
 from blips.potential import BayesianPotential
 from blips.prediction import Model, Prediction
-from blips.sim.properties import UNCERTAINTIES, annotate
 
 METHODS = ("auto", "conditioned", "mc", "onepass", "map", "frozen")
 BASELINE_METHODS = ("auto", "map")
 ALWAYS_UNCERTAIN = ("auto", "conditioned", "mc", "onepass")  # a std comes with every energy
+PER_STRUCTURE = (keys.ENERGY_UNCERTAINTY, keys.STRESS_UNCERTAINTY)
+PER_ATOM = (keys.ENERGIES_UNCERTAINTY, keys.FORCES_UNCERTAINTY)
+UNCERTAINTIES = (*PER_STRUCTURE, *PER_ATOM)
 
 
 class Calculator(ASECalculator):
@@ -162,3 +166,30 @@ def _results(prediction: Prediction) -> dict[str, Any]:
     """Results of one structure, ASE's free energy among them."""
     found = prediction.ase_results()
     return {**found, "free_energy": found[keys.ENERGY]}
+
+
+def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:
+    """Keep these uncertainties on the structure, and no older ones.
+
+    ASE writes those calculator results that it knows by name. Uncertainties are therefore also
+    kept in `atoms.info` and `atoms.arrays`, where every format of ASE that has room for them
+    (extxyz, traj, db) finds them: the same keys as in the files that `blips predict` writes.
+    """
+    for store, names in ((atoms.info, PER_STRUCTURE), (atoms.arrays, PER_ATOM)):
+        for name in names:
+            store.pop(name, None)
+            if name in results:
+                store[name] = results[name]
+
+
+def snapshot(atoms: Atoms) -> Atoms:
+    """Copy a structure with the results of its calculator, as far as they belong to it."""
+    frame = atoms.copy()
+    calculator = atoms.calc
+    results: dict[str, Any] = {}
+    if calculator is not None and not calculator.check_state(atoms):
+        results = calculator.results
+    known = {name: value for name, value in results.items() if name in all_properties}
+    frame.calc = SinglePointCalculator(frame, **known)
+    annotate(frame, results)
+    return frame

@@ -20,8 +20,8 @@ from ase import Atoms
 from ase.md.md import MolecularDynamics
 
 from blips.errors import InputError
+from blips.sim.calculator import snapshot
 from blips.sim.guard import Finding, Guard
-from blips.sim.properties import snapshot
 
 ACTIONS = ("stop", "log", "ask")
 

@@ -23,7 +23,7 @@ from ase.data import covalent_radii
 from vesin import NeighborList
 
 from blips import keys
-from blips.data.extent import check_extent
+from blips.data.neighbours import check_extent
 from blips.errors import InputError
 
 SEARCH_RADIUS = 6.0  # A

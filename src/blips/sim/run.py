@@ -21,14 +21,13 @@ from ase.md.velocitydistribution import thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 from ase.units import fs
 
-from blips.data.structures import replacing
 from blips.defaults import SAMPLES
 from blips.errors import InputError
+from blips.files import replacing
 from blips.prediction import Model
-from blips.sim.calculator import Calculator
+from blips.sim.calculator import Calculator, snapshot
 from blips.sim.dynamics import Outcome, append_frame, check_run, run_guarded
 from blips.sim.guard import Guard
-from blips.sim.properties import snapshot
 
 FILES = ("trajectory.extxyz", "uncertain.extxyz", "outcome.json")
 ENSEMBLES = ("langevin", "nve")

@@ -26,9 +26,8 @@ from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.potential import BayesianPotential
 from blips.prediction import Model, Prediction
-from blips.sim.calculator import ALWAYS_UNCERTAIN, check_method, uncertainty_method
+from blips.sim.calculator import ALWAYS_UNCERTAIN, UNCERTAINTIES, check_method, uncertainty_method
 from blips.sim.guard import Finding, Guard
-from blips.sim.properties import UNCERTAINTIES
 
 PIP_LINE = "pip install torch-sim-atomistic==0.3.0"
 

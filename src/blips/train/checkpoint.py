@@ -8,7 +8,6 @@ files are written beside their target and moved into place, so a crash leaves th
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +23,7 @@ from blips.backbones import build, family_of
 from blips.backbones.base import Backbone
 from blips.conversion import from_settings
 from blips.errors import BlipsError, CheckpointError
+from blips.files import write_atomically
 from blips.inference.maps import choose_maps
 from blips.inference.posterior import ConditionedPosterior
 from blips.potential import BayesianPotential
@@ -172,20 +172,6 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mappi
     data = to_safetensors(contiguous, metadata={"blips": json.dumps(full_header)})
     write_atomically(path, data)
     return path
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that at every moment the old or the new file is there, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Progress of a training run on the terminal: a bar, the loss terms, the time left."""
 
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -39,12 +38,7 @@ class TrainingDisplay:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop drawing, whatever happened."""
         self._progress.stop()
 

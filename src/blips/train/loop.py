@@ -9,14 +9,12 @@ from lightning_fabric import Fabric
 
 from blips.bayes.noise import seeded_generator
 from blips.config import RunConfig, TrainingConfig
-from blips.data.batch import Batch, TrainingData
+from blips.data.batch import Batch, TrainingData, write_batch
 from blips.data.graph import AtomGraph
 from blips.errors import BlipsError, ConfigError
 from blips.potential import BayesianPotential
-from blips.train.anchor import Anchor
 from blips.train.checkpoint import describe, write_tensors
-from blips.train.loss import DISTRIBUTION_LOSSES
-from blips.train.nonfinite import write_batch
+from blips.train.loss import DISTRIBUTION_LOSSES, Anchor
 from blips.train.objective import Model, Objective
 from blips.train.optim import MovingAverage, Schedule, make_optimizer
 from blips.train.run import RunFolder

@@ -1,4 +1,4 @@
-"""Data losses: how far outputs are from labels.
+"""Data losses: how far outputs are from labels; and the penalty on how far weights have gone.
 
 Point losses see one posterior sample; distribution losses (nll, crps) see K >= 2 samples and
 compare their distribution with the label. Every loss is a mean over structures (energy, stress)
@@ -9,11 +9,12 @@ import math
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from blips import keys
 from blips.config import TrainingConfig
 from blips.data.graph import Graph
+from blips.errors import ConfigError
 from blips.units import energy_factor
 
 DISTRIBUTION_LOSSES = ("nll", "crps")
@@ -109,3 +110,48 @@ def sample_crps(samples: Tensor, target: Tensor) -> Tensor:
     weights = (2.0 * ranks - count + 1.0) / (count * (count - 1.0))  # sum of pair distances
     spread = (weights.reshape(-1, *[1] * (samples.ndim - 1)) * ordered).sum(dim=0)
     return ((samples - target).abs().mean(dim=0) - spread).mean()
+
+
+class Anchor:
+    """Penalty that keeps weights near those that training began with.
+
+        A = 1/T sum_t  mean( (theta_t - theta0_t)^2 ) / mean( theta0_t^2 )
+
+    over the T trained tensors of the backbone (a tensor that began as zeros counts without its
+    denominator). Up to a constant, weight * A is the negative logarithm of a Gaussian prior
+    N(theta0, s_t^2) whose width is the same fraction of the size of every tensor. It is on the
+    means alone: the prior of the posterior's widths is another one.
+
+    Args:
+        model: at the start of training, on its device.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.start = {name: p.detach().clone() for name, p in _trained_weights(model)}
+        if not self.start:
+            raise ConfigError(
+                "training.anchor_weight has nothing to hold, as no weights of the backbone are "
+                "trained; leave it at 0 with training.freeze_backbone"
+            )
+
+    def penalty(self, model: nn.Module) -> Tensor:
+        """A of the model's present weights, one number."""
+        trained = _trained_weights(model)
+        distances = [_relative_distance(p, self.start[name]) for name, p in trained]
+        return torch.stack(distances).mean()
+
+    def restore(self, start: Mapping[str, Tensor]) -> None:
+        """Take the start of the run that is resumed."""
+        for name, tensor in self.start.items():
+            tensor.copy_(start[name])
+
+
+def _trained_weights(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Parameters that are trained and no others; the inference network has nothing to keep."""
+    backbone = getattr(model, "backbone", model)
+    return [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]
+
+
+def _relative_distance(now: Tensor, start: Tensor) -> Tensor:
+    size = start.square().mean()
+    return (now - start).square().mean() / torch.where(size > 0, size, 1.0)

@@ -3,17 +3,18 @@
 With `training.noise`, data loss of samples + lambda * KL + mu * KL' + ..., the paper's objective.
 
 KL is taken on the training structures, where the data loss holds the posterior narrow. KL' is
-taken on displaced copies of them (`blips.data.displace`), where no label speaks: there the
+taken on displaced copies of them (`displaced`), where no label speaks: there the
 posterior is pulled to the prior, so that it widens with the distance from the data instead of
 being whatever the inference network extrapolates to. Off (mu = 0) is the paper's objective.
 
 Two more terms, off by default, keep a pretrained model from forgetting: `anchor_weight` times the
-distance of the weights from where they began (`blips.train.anchor`), and `replay_weight` times
+distance of the weights from where they began (`blips.train.loss`), and `replay_weight` times
 the data loss of a batch from a second set.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple, Unpack, cast
+from dataclasses import replace
+from typing import NamedTuple, TypeVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,15 +25,14 @@ from blips.backbones.derivatives import Derivatives, energy_and_derivatives
 from blips.bayes.noise import seeded_generator
 from blips.config import TrainingConfig
 from blips.data.batch import Batch
-from blips.data.displace import displaced
 from blips.data.graph import AtomGraph, Graph
 from blips.potential import BayesianPotential
 from blips.prediction import Outputs
-from blips.train.anchor import Anchor
-from blips.train.loss import DISTRIBUTION_LOSSES, atom_counts, data_loss
+from blips.train.loss import DISTRIBUTION_LOSSES, Anchor, atom_counts, data_loss
 from blips.train.wrapper import Likelihood, Stochastic
 
 Model = BayesianPotential | Backbone | Stochastic | Likelihood
+AnyGraph = TypeVar("AnyGraph", bound=Graph)
 NoiseKey = tuple[int | str, ...]
 Penalties = dict[str, tuple[float, Tensor]]  # (weight, value) by name
 
@@ -196,3 +196,18 @@ def _mean_coefficients(
     for name, role in model.conversion.roles.items():
         by_role.setdefault(role, []).append(coefficients[name].detach())
     return {role: float(torch.cat(group).mean()) for role, group in by_role.items()}
+
+
+def displaced(graph: AnyGraph, largest_std: float, generator: torch.Generator) -> AnyGraph:
+    """Move every coordinate of the structures by N(0, s^2); neighbours stay as they were.
+
+    Args:
+        graph: a batch of structures.
+        largest_std: s of each structure is uniform between zero and this, A.
+        generator: on the graph's device.
+    """
+    positions = graph.positions.detach()
+    options = {"generator": generator, "device": positions.device, "dtype": positions.dtype}
+    std = largest_std * torch.rand(graph.num_structures, **options)  # [S]
+    move = torch.randn(positions.shape, **options) * std[graph.structure][:, None]  # [N, 3]
+    return replace(graph, positions=positions + move)

@@ -1,21 +1,41 @@
-"""Released potentials with error bars: `blips.load("chgnet")`.
+"""`blips.load`: a model from a file, or a released one with its error bars, `load("chgnet")`.
 
-The posterior of their readouts was conditioned once on geometries of the Materials Project
-(`recipes/released_posteriors.py`) and is shipped as draws, with where it comes from.
+The posterior of a released model's readouts was conditioned once on geometries of the Materials
+Project (`recipes/released_posteriors.py`) and is shipped as draws, with where it comes from.
 """
 
+import hashlib
+from contextlib import AbstractContextManager
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from blips.backbones import RELEASED
 from blips.backbones import load as load_backbone
 from blips.conversion import bayesianize
 from blips.errors import CheckpointError
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import posterior_from, read_tensors
+from blips.train import checkpoint
+from blips.train.checkpoint import Saveable, posterior_from, read_tensors
 
 FOLDER = "posteriors"
+
+
+def load(path: str | Path, device: str | torch.device = "cpu", **options: Any) -> Saveable:
+    """Load a model: a file that `save` wrote, or a released model with its error bars.
+
+    Args:
+        path: a file, or a name such as "chgnet", see `blips.backbones.RELEASED`.
+        device: where the model goes.
+        options: of a released model, such as `weights` (a file of its package) and `trust`.
+    """
+    if is_released_name(path):
+        return load_released(str(path), **options).to(device)
+    if options:
+        raise TypeError(f"{path} is no released model and takes no {', '.join(options)}")
+    return checkpoint.load(path, device)
 
 
 def is_released_name(name: object) -> bool:
@@ -39,35 +59,35 @@ def load_released(name: str, **options: Any) -> BayesianPotential:
 
 def attach_posterior(potential: BayesianPotential, name: str) -> None:
     """Give a released potential its shipped posterior; nothing happens where there is none."""
-    source = resources.files("blips.data") / FOLDER / f"{name}.safetensors"
-    with resources.as_file(source) as path:
+    with _shipped(name) as path:
         if not path.is_file():
             return
         tensors, header = read_tensors(path)
         potential.posterior = posterior_from(header["posterior"], tensors, potential, path)
-        known = header["weights"]
-        if weights_digest(potential) != known:
-            raise CheckpointError(
-                f"the error bars shipped for {name} are of other weights than those installed; "
-                "install the version of its package that blips names, or load it with "
-                "blips.backbones.load and condition it"
-            )
+    if weights_digest(potential) != header["weights"]:
+        raise CheckpointError(
+            f"the error bars shipped for {name} are of other weights than those installed; "
+            "install the version of its package that blips names, or load it with "
+            "blips.backbones.load and condition it"
+        )
 
 
 def provenance(name: str) -> dict[str, Any] | None:
     """What a shipped posterior was made from; None where there is none."""
-    source = resources.files("blips.data") / FOLDER / f"{name}.safetensors"
-    with resources.as_file(source) as path:
+    with _shipped(name) as path:
         return read_tensors(path)[1]["provenance"] if path.is_file() else None
 
 
 def weights_digest(potential: BayesianPotential) -> str:
     """Digest of the conditioned weights, rounded so that platforms agree."""
-    import hashlib
-
     digest = hashlib.sha256()
     for name in potential.conditioned().maps.roles:
         layer = potential.backbone.get_submodule(name)
         for weight in layer.parameters(recurse=False):
             digest.update(weight.detach().double().mul(1e5).round().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _shipped(name: str) -> AbstractContextManager[Path]:
+    """The file of a shipped posterior, whether there is one or not."""
+    return resources.as_file(resources.files("blips.data") / FOLDER / f"{name}.safetensors")

@@ -22,7 +22,7 @@ from typing import Any
 from blips.config import RunConfig, different_settings, dump_config, load_config
 from blips.conversion import FROM_SCRATCH
 from blips.errors import ConfigError
-from blips.train.checkpoint import write_atomically
+from blips.files import write_atomically
 
 RECORDED = ("blips", "torch", "numpy", "ase", "vesin", "lightning-fabric")
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from blips.errors import CheckpointError
-from blips.train.anchor import Anchor
 from blips.train.checkpoint import describe, read_tensors, restore, write_tensors
+from blips.train.loss import Anchor
 from blips.train.optim import MovingAverage, Schedule
 
 

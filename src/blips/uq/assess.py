@@ -12,8 +12,8 @@ import numpy as np
 from ase import Atoms
 
 from blips.data.labels import Labels, available, extract
-from blips.data.structures import replacing
 from blips.errors import InputError
+from blips.files import replacing
 from blips.prediction import Model, Prediction
 from blips.uq.bootstrap import Interval
 from blips.uq.calibrate import CALIBRATORS

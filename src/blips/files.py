@@ -1,0 +1,67 @@
+"""Files that stay whole whatever happens: written in one piece, and locked by one process."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from blips.errors import BlipsError, InputError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary file that takes the place of `path` if the block ends without an error."""
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: the folder {path.parent} does not exist; create it first")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that at every moment the old or the new file is there, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class Locked(BlipsError):
+    """Another process holds the lock.
+
+    Attributes:
+        holder: its id, as far as known.
+    """
+
+    def __init__(self, path: Path, holder: str) -> None:
+        super().__init__(
+            f"process {holder} works in {path.parent} already; wait for it, or use another folder"
+        )
+        self.holder = holder
+
+
+def lock(path: Path) -> TextIO:
+    """Open and lock a file; the lock ends with the file, at the latest with the process.
+
+    Raises:
+        Locked: another process holds it.
+    """
+    file = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise Locked(path, holder) from None
+    file.seek(0)
+    file.truncate()
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
