@@ -209,9 +209,7 @@ def test_profiles():
     assert sum(spec.name == "gnn-blip_local" for spec in paper) == 4
     default = [spec.id for spec in nbody.specs("default")]
     assert default[:3] == ["egnn-base-seed0", "egnn-blip_local-seed0", "egnn-blip_flipout-seed0"]
-    with pytest.raises(
-        InputError, match="no profile 'tiny'; use one of quick"
-    ):
+    with pytest.raises(InputError, match="no profile 'tiny'; use one of quick"):
         reproduce("nbody", "tiny")
     with pytest.raises(InputError, match="no study 'gas'"):
         reproduce("gas")
