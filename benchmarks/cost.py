@@ -72,10 +72,7 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
         "map, arrays": lambda: other.predict(graph, method="map"),
         "onepass energy": lambda: potential.predict(graph, method="onepass"),
     }
-    calls["conditioned energies"] = lambda: conditioned.predict(
-        graph, method="conditioned", forces=False
-    )
-    calls["base energies"] = lambda: other.predict(graph, method="map", forces=False)
+    calls["conditioned, std of energies"] = lambda: conditioned.predict(graph, method="onepass")
     for count in DRAWS:
         calls[f"conditioned {count}"] = lambda count=count: conditioned.predict(
             graph, method="conditioned", samples=count
