@@ -50,6 +50,11 @@ def run(*arguments: object) -> str:
     return result.output
 
 
+def test_the_version_needs_no_command():
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"blips {blips.__version__}\n")
+
+
 def test_predict_writes_uncertainties_that_ase_reads(folder):
     output = folder / "out.extxyz"
     run("predict", folder / "model.safetensors", folder / "data.extxyz", "-o", output)

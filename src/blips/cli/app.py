@@ -26,18 +26,24 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def common(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
-    ] = False,
-) -> None:
-    """Error bars for any interatomic potential."""
-    if version:
+def _show_version(asked: bool) -> None:
+    if asked:
         from blips import __version__
 
         typer.echo(f"blips {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
+        ),
+    ] = False,
+) -> None:
+    """Error bars for any interatomic potential."""
 
 
 Files = Annotated[list[str], typer.Argument(help="config files and a.b=value, left to right")]
