@@ -885,3 +885,15 @@ def test_a_relative_misfit_is_part_of_the_aleatoric_std(painn):
     kept = replace(posterior, scale=replace(posterior.scale, relative=0.3))
     again = ConditionedPosterior.from_dict(kept.to_dict(), kept.tensors())
     assert again.scale == kept.scale
+
+
+def test_weight_noise_is_kept_for_two_numbers_of_draws(painn):
+    posterior = replace(painn.posterior)
+    first, second = (posterior.weight_noise(k, 0, torch.float64) for k in (4, 8))
+    assert posterior.weight_noise(4, 0, torch.float64) is first
+    assert posterior.weight_noise(8, 0, torch.float64) is second
+    posterior.weight_noise(16, 0, torch.float64)
+    again = posterior.weight_noise(4, 0, torch.float64)
+    assert again is not first
+    for name, value in first.items():
+        torch.testing.assert_close(again[name], value, rtol=0, atol=0)

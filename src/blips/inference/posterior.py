@@ -23,6 +23,7 @@ from blips.errors import CheckpointError, InputError
 from blips.inference.maps import ChosenMaps
 
 Coefficients = Literal["constant", "network"]
+KEPT_NOISE = 2  # numbers of draws whose weight noise is kept: those of forces, and of energies
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ class ConditionedPosterior:
         """P v of draws 0, 1, ..., [K, out, in] by matrix; kept between calls."""
         key = (count, seed, dtype)
         if key not in self._noise:
-            self._noise.clear()
+            if len(self._noise) == KEPT_NOISE:
+                self._noise.pop(next(iter(self._noise)))
             draws = self.draws(count, seed).to(dtype)
             self._noise[key] = self.maps.sketch.gather_all(draws)
         return self._noise[key]
