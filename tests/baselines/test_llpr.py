@@ -8,7 +8,13 @@ from torch.testing import assert_close
 from blips import keys
 from blips.backbones.derivatives import energy_and_derivatives
 from blips.baselines import LastLayerRigidity
-from blips.baselines.last_layer import energy_scale, readout_of, summed_features
+from blips.baselines.last_layer import (
+    energy_scale,
+    gradient_of_each,
+    last_layer,
+    readout_of,
+    summed_features,
+)
 from blips.baselines.llpr import Rigidity, Scale
 from blips.data.dataset import StructureData
 
@@ -23,10 +29,18 @@ def test_energies_and_forces_are_linear_in_the_features(painn, graph):
     assert_close(-gradient @ weight, outputs[keys.FORCES])
 
 
-def test_chunks_of_gradients_do_not_matter(painn, graph, monkeypatch):
-    whole = summed_features(painn, graph)[1]
-    monkeypatch.setattr("blips.baselines.last_layer.CHUNK", 3)
-    assert_close(summed_features(painn, graph)[1], whole)
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_gradients_one_by_one_are_those_of_one_batch(painn, graph, monkeypatch, create_graph):
+    found = []
+    for few in (0, 10**9):
+        monkeypatch.setattr("blips.baselines.last_layer.FEW_ROWS", few)
+        gradient = gradient_of_each(
+            lambda g: last_layer(painn, g).features.sum(dim=0), graph, 4, create_graph=create_graph
+        )
+        assert gradient.requires_grad == create_graph
+        found.append(gradient.detach())
+    assert_close(*found)
+    assert found[0].shape == (4, graph.num_nodes, 3)
 
 
 def test_the_form_is_that_of_bayesian_linear_regression():

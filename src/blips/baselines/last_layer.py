@@ -6,7 +6,7 @@ Phi = sum_i f_i, and forces are linear in dPhi/dr:
     E = w . Phi + const,    F = -w . dPhi/dr
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone
+from blips.backbones.derivatives import first_derivatives_only
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 
-CHUNK = 32  # gradients at once
+FEW_ROWS = 2000  # edges times gradients up to which one batched backward pass is the cheaper
 
 
 class LastLayer(NamedTuple):
@@ -61,28 +62,46 @@ def last_layer(backbone: Backbone, graph: Graph) -> LastLayer:
     return LastLayer(energies, seen[-1])
 
 
-def with_leaf_positions(graph: Graph) -> AtomGraph:
-    """Copy the graph with positions that gradients are taken by."""
+def gradient_of_each(
+    values_of: Callable[[AtomGraph], Tensor],
+    graph: Graph,
+    count: int,
+    *,
+    create_graph: bool = False,
+) -> Tensor:
+    """Differentiate `count` sums over all atoms by the positions, [M, N, 3].
+
+    The graph of one forward pass serves M backward passes. On the smallest graphs they run as one
+    batch, which saves Python's overhead; on others that would miss the cache and the compiled
+    first derivatives, and take M times the memory.
+
+    Args:
+        values_of: function of the graph that gives the sums, [M]; called once.
+        graph: a batch of structures.
+        count: M.
+        create_graph: keep what is needed to differentiate the gradients (training).
+    """
     if not isinstance(graph, AtomGraph):
         raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
-    return replace(graph, positions=graph.positions.detach().requires_grad_())
+    together = count * graph.num_edges <= FEW_ROWS
+    with torch.enable_grad():
+        leaf = replace(graph, positions=graph.positions.detach().requires_grad_())
+        with first_derivatives_only(not create_graph and not together):
+            values = values_of(leaf)
+        choices = torch.eye(count, dtype=values.dtype, device=values.device)
 
+        def gradient(chosen: Tensor) -> Tensor:
+            return torch.autograd.grad(
+                values,
+                leaf.positions,
+                chosen,
+                retain_graph=True,
+                create_graph=create_graph,
+                is_grads_batched=chosen.ndim > 1,
+                materialize_grads=True,  # an isolated atom feels nothing
+            )[0]
 
-def gradient_of_each(values: Tensor, positions: Tensor, *, create_graph: bool = False) -> Tensor:
-    """Differentiate values [M] by positions, [M, N, 3], in batched backward passes."""
-    choices = torch.eye(len(values), dtype=values.dtype, device=values.device).split(CHUNK)
-    gradients = []
-    for number, chosen in enumerate(choices, start=1):
-        (gradient,) = torch.autograd.grad(
-            values,
-            positions,
-            chosen,
-            retain_graph=create_graph or number < len(choices),
-            create_graph=create_graph,
-            is_grads_batched=True,
-        )
-        gradients.append(gradient)
-    return torch.cat(gradients)
+        return gradient(choices) if together else torch.stack([gradient(row) for row in choices])
 
 
 def summed_features(
@@ -92,13 +111,20 @@ def summed_features(
 
     Without `gradients`, which cost a backward pass for each feature, the latter is empty.
     """
-    with torch.enable_grad() if gradients else torch.no_grad():
-        leaf = with_leaf_positions(graph)
-        features = last_layer(backbone, leaf).features  # [N, D]
-        gradient = features.new_zeros(0, 0, 0)
-        if gradients:
-            gradient = gradient_of_each(features.sum(0), leaf.positions)  # [D, N, 3]
-    summed = graph.sum_over_structures(features.detach().double())
+    features: list[Tensor] = []  # [N, D]
+
+    def sums(graph: Graph) -> Tensor:
+        features.append(last_layer(backbone, graph).features)
+        return features[0].sum(dim=0)
+
+    gradient = torch.zeros(0, 0, 0)
+    if gradients:
+        count = int(readout_of(backbone)[-1].in_features)  # type: ignore[arg-type]
+        gradient = gradient_of_each(sums, graph, count)  # [D, N, 3]
+    else:
+        with torch.no_grad():
+            sums(graph)
+    summed = graph.sum_over_structures(features[0].detach().double())
     return summed, gradient.double().permute(1, 2, 0)
 
 

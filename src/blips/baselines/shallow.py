@@ -20,13 +20,7 @@ from blips import keys
 from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives
 from blips.baselines.base import Baseline
-from blips.baselines.last_layer import (
-    energy_scale,
-    gradient_of_each,
-    last_layer,
-    readout_of,
-    with_leaf_positions,
-)
+from blips.baselines.last_layer import energy_scale, gradient_of_each, last_layer, readout_of
 from blips.config import TrainingConfig
 from blips.data.batch import Batch
 from blips.data.graph import Graph
@@ -68,18 +62,23 @@ class ShallowEnsemble(Likelihood, Baseline):
 
     def members(self, graph: Graph, *, forces: bool = True, create_graph: bool = False) -> Outputs:
         """Compute energy [M, S], energies [M, N] and forces [M, N, 3] of every member."""
-        with torch.enable_grad():
-            leaf = with_leaf_positions(graph)
-            energies, features = last_layer(self.backbone, leaf)  # [N], [N, D]
+        outputs: Outputs = {}
+
+        def total_energies(graph: Graph) -> Tensor:
+            energies, features = last_layer(self.backbone, graph)  # [N], [N, D]
             deviations = self.heads(features)  # [N, M]
             deviations = deviations - deviations.mean(dim=1, keepdim=True)
             by_member = energies[:, None] + energy_scale(self.backbone) * deviations  # [N, M]
             energy = graph.sum_over_structures(by_member)  # [S, M]
-            outputs = {keys.ENERGY: energy.T, keys.ENERGIES: by_member.T}
-            if forces:
-                outputs[keys.FORCES] = -gradient_of_each(
-                    energy.sum(dim=0), leaf.positions, create_graph=create_graph
-                )
+            outputs.update({keys.ENERGY: energy.T, keys.ENERGIES: by_member.T})
+            return energy.sum(dim=0)
+
+        if forces:
+            outputs[keys.FORCES] = -gradient_of_each(
+                total_energies, graph, self.heads.out_features, create_graph=create_graph
+            )
+        else:
+            total_energies(graph)
         return outputs if create_graph else {k: v.detach() for k, v in outputs.items()}
 
     def loss_terms(
