@@ -110,3 +110,57 @@ def test_tensors_and_header_round_trip(tmp_path):
     assert all(torch.equal(tensors[k], loaded[k]) for k in tensors)
     json.dumps(header)
     assert [p.name for p in path.parent.iterdir()] == ["t.safetensors"]
+
+
+def small_conditioned(structures) -> blips.BayesianPotential:
+    torch.manual_seed(0)
+    model = PaiNN(cutoff=3.0, features=4, blocks=1, num_basis=2)
+    ours = blips.bayesianize(model, encoder={"hidden": 2, "depth": 1, "embedding": 2})
+    ours.condition(structures[0][:3], valid=structures[1][:3], dimension=16, rows=2)
+    ours.calibration["forces"] = ScaleCalibrator(1.7)
+    return ours
+
+
+def test_five_thousand_flipped_bits_are_refused_or_change_no_number(tmp_path, structures):
+    path = blips.save(small_conditioned(structures), tmp_path / "m.safetensors")
+    data = path.read_bytes()
+    header_bits = 8 * (8 + int.from_bytes(data[:8], "little"))
+    rng = np.random.default_rng(0)
+    everywhere = rng.choice(8 * len(data), 2000, replace=False)
+    flips = [*rng.choice(header_bits, 3000, replace=False), *everywhere]  # the header is small
+    graph = structures[1][:2]
+    expected = blips.load(path).predict(graph)
+    accepted = 0
+    for bit in flips:
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(flipped)
+        try:
+            found = blips.load(path).predict(graph)
+        except CheckpointError:
+            continue
+        accepted += 1
+        for name in ("energy", "forces", "energy_total_std", "forces_total_std"):
+            np.testing.assert_array_equal(found.array(name), expected.array(name), str(bit))
+    assert accepted < len(flips) // 100
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda model: model["calibration"].update(Forces={"kind": "scale", "factor": 2}),
+            "Forces",
+        ),
+        (lambda model: model["posterior"].update(Scale=2.0), "unknown keys: Scale"),
+        (lambda model: model["hyperparameters"].update(features=10**15), "features=10"),
+        (lambda model: model["hyperparameters"].update(blocks=10**9), "blocks=10"),
+    ],
+)
+def test_a_header_of_unknown_keys_or_absurd_sizes_is_refused(tmp_path, structures, change, message):
+    path = blips.save(small_conditioned(structures), tmp_path / "m.safetensors")
+    tensors, header = read_tensors(path)
+    change(header["model"])
+    with pytest.raises(CheckpointError, match=message) as caught:
+        blips.load(write_tensors(path, tensors, header))
+    assert "\n" not in str(caught.value)

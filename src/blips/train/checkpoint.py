@@ -1,7 +1,8 @@
 """Checkpoints: one safetensors file with its description as JSON in the header.
 
-No pickle, so reading an untrusted file runs no code; a checksum over the tensors finds damage;
-files are written beside their target and moved into place, so a crash leaves the old one whole.
+No pickle, so reading an untrusted file runs no code; a checksum over header and tensors finds
+damage; files are written beside their target and moved into place, so a crash leaves the old one
+whole.
 
 `save` and `load` are for models; training states use `write_tensors` and `read_tensors`.
 """
@@ -19,10 +20,11 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from blips import keys
 from blips.backbones import build, family_of
 from blips.backbones.base import Backbone
 from blips.conversion import from_settings
-from blips.errors import BlipsError, CheckpointError
+from blips.errors import CheckpointError
 from blips.files import write_atomically
 from blips.inference.maps import choose_maps
 from blips.inference.posterior import ConditionedPosterior
@@ -30,9 +32,11 @@ from blips.potential import BayesianPotential
 from blips.train.wrapper import Wrapper
 from blips.uq.calibrate import calibrator_from_dict
 
-FORMAT = "blips-1"
+FORMAT = "blips-2"
 POSTERIOR = "posterior."  # prefix of the conditioned posterior's tensors
 HEADER_LENGTH_BYTES = 8
+LARGEST_SIZE = 10_000  # of a hyperparameter: features, blocks, ...
+CALIBRATED = {keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES}
 
 Saveable = BayesianPotential | Backbone | Wrapper
 
@@ -96,6 +100,7 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
             "blips.train.checkpoint"
         )
     try:
+        _check_sizes(description["hyperparameters"])
         backbone = build(description["backbone"], **description["hyperparameters"])
         backbone.to({"float32": torch.float32, "float64": torch.float64}[description["dtype"]])
         if "bayes" in description:
@@ -105,13 +110,27 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
         else:
             return backbone
         for quantity, saved in description["calibration"].items():
+            if quantity not in CALIBRATED:
+                raise CheckpointError(f"a calibration of {quantity!r}, which no model predicts")
             model.calibration[quantity] = calibrator_from_dict(saved)
-    except (KeyError, TypeError, AttributeError, ValueError, BlipsError) as error:
+    except _CANNOT_BUILD as error:
+        reason = str(error).split("\n")[0]
         raise CheckpointError(
             f"{path} does not describe a model that this version of blips can build "
-            f"({type(error).__name__}: {error}); was it made by blips.save?"
+            f"({type(error).__name__}: {reason}); was it made by blips.save?"
         ) from error
     return model
+
+
+# RuntimeError and MemoryError are what torch and Python raise for sizes that no memory has.
+_CANNOT_BUILD = (KeyError, TypeError, AttributeError, ValueError, RuntimeError, MemoryError)
+
+
+def _check_sizes(hyperparameters: Mapping[str, Any]) -> None:
+    """Refuse sizes that no model has, before memory is asked for them."""
+    for name, value in hyperparameters.items():
+        if isinstance(value, int) and abs(value) > LARGEST_SIZE:
+            raise CheckpointError(f"{name}={value} is larger than {LARGEST_SIZE}")
 
 
 def _wrapped(backbone: Backbone, kind: str, settings: dict[str, Any]) -> Wrapper:
@@ -134,7 +153,8 @@ def restore(
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise CheckpointError(f"the weights in {path} do not fit its model: {error}") from None
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"the weights in {path} do not fit its model: {reason}") from None
     described = (header or {}).get("model", {}).get("posterior")
     if isinstance(model, BayesianPotential):
         model.posterior = None
@@ -159,6 +179,8 @@ def posterior_from(
         raise CheckpointError(
             f"the posterior in {path} cannot be read ({type(error).__name__}: {error})"
         ) from None
+    if unknown := sorted(set(described) - set(posterior.to_dict())):
+        raise CheckpointError(f"the posterior in {path} has unknown keys: {', '.join(unknown)}")
     if dict(fresh.sketch.shapes) != dict(sketch.shapes):
         raise CheckpointError(f"the posterior in {path} is of another model's weights")
     return posterior
@@ -168,7 +190,8 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mappi
     """Write tensors and a JSON header atomically."""
     path = Path(path)
     contiguous = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    full_header = {"format": FORMAT, "checksum": _checksum(contiguous), **header}
+    full_header: dict[str, Any] = {"format": FORMAT, **header}
+    full_header["checksum"] = _checksum(full_header, contiguous)
     data = to_safetensors(contiguous, metadata={"blips": json.dumps(full_header)})
     write_atomically(path, data)
     return path
@@ -197,13 +220,15 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by blips ({FORMAT}); use blips.save")
-    if header.get("checksum") != _checksum(tensors):
+    if header.get("checksum") != _checksum(header, tensors):
         raise CheckpointError(f"{path} is damaged: its checksum does not fit; restore a copy")
     return tensors, header
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the header, in JSON with sorted keys, and of names, types, shapes and data."""
+    described = {key: value for key, value in header.items() if key != "checksum"}
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
     for name in sorted(tensors):
         flat = tensors[name].contiguous().reshape(-1)
         digest.update(f"{name}:{flat.dtype}:{tuple(tensors[name].shape)}".encode())
