@@ -23,6 +23,7 @@ from blips.units import KCAL_PER_MOL
 from blips.uq import evaluate
 from blips.uq.assess import STD_FLOOR, References, recalibrate
 from studies.ammonia.data import Data, load_data
+from studies.errorbars.run import conditioned
 from studies.spec import BLIP_TRAINING, Findings, Run
 
 Uncertain = BayesianPotential | Baseline
@@ -53,7 +54,8 @@ def execute(run: Run) -> Findings:
 
     options = _options(model, settings, run.spec.seed)
     options["batch_size"] = len(data.test)  # one batch, in which every row has its own noise
-    fitted = recalibrate(model, data.valid, **options)
+    is_scaled = settings["method"]["kind"] == "conditioned"  # on validation data, by itself
+    fitted = {} if is_scaled else recalibrate(model, data.valid, **options)
     as_predicted = model.predict(data.test, calibrated=False, **options)
     calibrated = as_predicted.recalibrated(model.calibration)
     metrics = measure(as_predicted, references, bootstrap)
@@ -126,6 +128,8 @@ def _assembled(run: Run, data: Data) -> Uncertain:
     parents = [load(folder / "best.safetensors") for folder in run.needs.values()]
     if kind in ("frozen", "sampled") and isinstance(parents[0], BayesianPotential):
         return parents[0]
+    if kind == "conditioned":
+        return conditioned(parents[0], data.train, data.valid, seed=run.spec.seed, **options)
     plain = [parent for parent in parents if isinstance(parent, Backbone)]
     if len(plain) != len(parents) or kind not in ("deep_ensemble", *ON_FEATURES):
         raise ConfigError(f"method {kind!r} cannot be made of {', '.join(run.needs)}")
@@ -155,7 +159,8 @@ def _options(model: Uncertain, settings: Mapping[str, Any], seed: int) -> dict[s
     if isinstance(model, BayesianPotential | MCDropout):
         options["samples"] = settings["samples"]
     if isinstance(model, BayesianPotential):
-        options["method"] = "frozen" if settings["method"]["kind"] == "frozen" else "mc"
+        kind = settings["method"]["kind"]
+        options["method"] = kind if kind in ("frozen", "conditioned") else "mc"
     return options
 
 

@@ -26,6 +26,8 @@ ensemble the CRPS, with the same weights. K = 100 samples at test time.
 | blip_flipout_crps | the same with the CRPS of two samples, lambda 1 |
 | blip_beyond | flipout with the prior beyond the data (KL on displaced structures) |
 | blip_afterwards | `base`, trained; then a posterior around its weights, which stay as they are |
+| conditioned | `base`, and a posterior of its readout that is conditioned on the training data |
+| blip_conditioned | the same on top of `blip_local_paper`, with its means and coefficients |
 | ..._frozen | the same trained model as a committee of frozen draws (noise shared by all rows) |
 """
 
@@ -93,6 +95,7 @@ METHODS: dict[str, Method] = {
     "mean_variance": Method("mean-variance", {"kind": "mean_variance"}, paper="mean_variance"),
     "gmm": Method("GMM", {"kind": "gmm", "components": 2}, built_on="base", paper="gmm"),
     "llpr": Method("LLPR", {"kind": "llpr"}, built_on="base"),
+    "conditioned": Method("conditioned", {"kind": "conditioned"}, built_on="base"),
     "shallow_ensemble": Method(
         "shallow ensemble", {"kind": "shallow_ensemble", "heads": 16, "loss": "crps"}
     ),
@@ -100,6 +103,11 @@ METHODS: dict[str, Method] = {
     "blip_local_paper": Method("BLIP, local (paper)", LOCAL, {"kl_weight": 10.0}, paper="blip"),
     "blip_local_paper_frozen": Method(
         "BLIP, local (paper), frozen", FROZEN, built_on="blip_local_paper"
+    ),
+    "blip_conditioned": Method(
+        "BLIP, local (paper), conditioned",
+        {"kind": "conditioned", "coefficients": "network"},
+        built_on="blip_local_paper",
     ),
     "blip_flipout": Method("BLIP, flipout", FLIPOUT, {"kl_weight": 3.0}),
     "blip_flipout_frozen": Method("BLIP, flipout, frozen", FROZEN, built_on="blip_flipout"),
@@ -248,8 +256,8 @@ kcal/mol and A. E MAE: of structures. F MAE, ECE, CRPS and coverage of the centr
 of force components. NLL: Gaussian, sum of an atom's three components. rho: Spearman, variance
 against squared error of structures and of atoms. Calibrated: after one factor on all sigmas, fitted
 on validation data; it leaves MAE and rho as they are. The validation geometries are near the
-minimum, those of the test are not. LLPR and GMM have no scale of their own, theirs is fitted on
-validation data already. Frozen: a committee of draws with the same noise for all rows; other BLIP
+minimum, those of the test are not. LLPR, GMM and conditioned rows have their scale from validation
+data already. Frozen: a committee of draws with the same noise for all rows; other BLIP
 rows have noise of their own for each row. The paper tests on other geometries: compare rows with
 each other, not with its numbers."""
 

@@ -17,7 +17,7 @@ from blips.data.dataset import StructureData
 from blips.errors import ConfigError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
-from blips.train.checkpoint import load
+from blips.train.checkpoint import Saveable, load
 from blips.train.command import build_model
 from blips.train.fit import fit
 from blips.train.objective import Model
@@ -101,11 +101,7 @@ def _assembled(run: Run, data: NearFar) -> Uncertain:
     kind = options.pop("kind")
     parents = [load(folder / "best.safetensors") for folder in run.needs.values()]
     if kind == "conditioned":
-        (parent,) = parents
-        potential = parent if isinstance(parent, BayesianPotential) else bayesianize(parent)  # pyright: ignore[reportArgumentType]
-        potential.posterior = None  # of its training
-        potential.condition(data.train, valid=data.valid, seed=run.spec.seed, **options)
-        return potential
+        return conditioned(parents[0], data.train, data.valid, seed=run.spec.seed, **options)
     plain = [parent for parent in parents if isinstance(parent, Backbone)]
     if len(plain) != len(parents):
         raise ConfigError(f"method {kind!r} cannot be made of {', '.join(run.needs)}")
@@ -115,6 +111,16 @@ def _assembled(run: Run, data: NearFar) -> Uncertain:
     cutoff = run.spec.settings["hyperparameters"]["cutoff"]
     model.condition(StructureData(data.train, cutoff), StructureData(data.valid, cutoff))
     return model
+
+
+def conditioned(
+    trained: Saveable, train: list[Atoms], valid: list[Atoms], **options: Any
+) -> BayesianPotential:
+    """A trained model, conditioned on the structures that it was trained on."""
+    potential = trained if isinstance(trained, BayesianPotential) else bayesianize(trained)  # pyright: ignore[reportArgumentType]
+    potential.posterior = None  # of its training
+    potential.condition(train, valid=valid, **options)
+    return potential
 
 
 def _options(model: object, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:

@@ -108,11 +108,13 @@ def test_methods_built_on_the_base_runs(make_run: MakeRun):
     mae = [ammonia_run.execute(run).metrics["forces_mae"]["value"] for run in bases]
     folders = {run.spec.id: run.folder for run in bases}
     first = {bases[0].spec.id: bases[0].folder}
-    for name in ("llpr", "gmm"):
+    for name in ("llpr", "gmm", "conditioned"):
         spec = tiny(name)
         assert spec.needs == tuple(first)
         found = ammonia_run.execute(make_run(spec, **first))
         assert found.metrics["forces_mae"]["value"] == pytest.approx(mae[0], rel=1e-5)
+    ece = found.metrics["forces_ece"]  # pyright: ignore[reportPossiblyUnboundVariable]
+    assert ece == found.metrics["forces_ece_calibrated"]  # it is scaled on validation data already
     spec = tiny("deep_ensemble")
     assert spec.needs == tuple(folders)
     run = make_run(spec, **folders)
