@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
@@ -32,6 +32,9 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+RUN_LOCK = "run.lock"  # in the folder of a training run, while it runs
+
+
 class Locked(BlipsError):
     """Another process holds the lock.
 
@@ -52,16 +55,55 @@ def lock(path: Path) -> TextIO:
     Raises:
         Locked: another process holds it.
     """
-    file = path.open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
-        raise Locked(path, holder) from None
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            file.close()
+            raise Locked(path, holder) from None
+        if _is_at(path, file):
+            break
+        file.close()  # whoever held it before has removed the file: begin again
     file.seek(0)
     file.truncate()
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock within the block, and leave no file behind.
+
+    Raises:
+        Locked: another process holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = lock(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        file.close()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Keep others from writing `path`, or from training in its folder, within the block."""
+    run = path.parent / RUN_LOCK
+    with (
+        locked(path.with_name(f".{path.name}.lock")),
+        locked(run) if run.exists() else nullcontext(),
+    ):
+        yield
+
+
+def _is_at(path: Path, file: TextIO) -> bool:
+    """Whether an open file is still the one at this path."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

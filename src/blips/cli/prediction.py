@@ -112,6 +112,7 @@ def condition(
     Example: blips condition model.safetensors train.extxyz --valid valid.extxyz -o out.safetensors
     """
     from blips.data.structures import check_structures, read_structures
+    from blips.files import writing
     from blips.train.checkpoint import save
     from blips.train.command import conditioned
 
@@ -119,13 +120,13 @@ def condition(
     options = {name: value for name, value in given.items() if value is not None}
     known = None if valid is None else check_structures(read_structures(valid), valid)
     atoms = check_structures(read_structures(structures), structures)
-    with messages_aside(json):
+    with writing(output), messages_aside(json):
         potential = conditioned(
             model, atoms, known, anew=anew, weights=weights, trust=trust, seed=seed, **options
         )
-    if draws is not None:
-        potential.posterior = potential.conditioned().only_draws(draws)
-    save(potential, output)
+        if draws is not None:
+            potential.posterior = potential.conditioned().only_draws(draws)
+        save(potential, output)
     if json:
         print_json({"output": str(output), "posterior": potential.conditioned().to_dict()})
         return
@@ -196,12 +197,13 @@ def calibrate(
     Example: blips calibrate model.safetensors valid.extxyz -o calibrated.safetensors
     """
     from blips.data.structures import check_structures, read_structures
+    from blips.files import writing
     from blips.train.checkpoint import save
     from blips.train.command import calibrated
 
     atoms = read_structures(structures)
     check_structures(atoms, structures)
-    with messages_aside(json):
+    with writing(output), messages_aside(json):
         potential = calibrated(
             model,
             atoms,
@@ -213,7 +215,7 @@ def calibrate(
             epochs=epochs,
             align=align,
         )
-    save(potential, output)
+        save(potential, output)
     if json:
         found = {name: one.to_dict() for name, one in potential.calibration.items()}
         print_json({"output": str(output), "calibration": found})

@@ -84,20 +84,20 @@ def fit(
         settings = load_config(settings, {"training": training})
     _check_noise(potential, settings)
     run = RunFolder(folder or settings.folder)
-    run.start(settings, resume=resume)
-    train_data, valid_data = _datasets(potential, train, valid, settings, run)
-    replay_data = _replay(potential, replay, settings, run, resume=resume)
-    epochs = settings.training.epochs
-    shown = TrainingDisplay("training", epochs) if display else None
-    with shown or nullcontext():
-        trainer = Trainer(potential, train_data, valid_data, settings, run, shown, replay_data)
-        if resume:
-            trainer.resume()
-        progress = trainer.run()
-    if run.best.exists():
-        restore(potential, read_tensors(run.best)[0], run.best)
-    if isinstance(potential, BayesianPotential) and settings.training.condition:
-        _condition(potential, train_data, valid_data, settings, run)
+    with run.locked():
+        run.start(settings, resume=resume)
+        train_data, valid_data = _datasets(potential, train, valid, settings, run)
+        replay_data = _replay(potential, replay, settings, run, resume=resume)
+        shown = TrainingDisplay("training", settings.training.epochs) if display else None
+        with shown or nullcontext():
+            trainer = Trainer(potential, train_data, valid_data, settings, run, shown, replay_data)
+            if resume:
+                trainer.resume()
+            progress = trainer.run()
+        if run.best.exists():
+            restore(potential, read_tensors(run.best)[0], run.best)
+        if isinstance(potential, BayesianPotential) and settings.training.condition:
+            _condition(potential, train_data, valid_data, settings, run)
     return FitResult(run.path, progress, train_data, valid_data)
 
 

@@ -13,8 +13,10 @@ best.safetensors     the model with the least validation loss
 import csv
 import io
 import json
+import os
 import platform
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from typing import Any
 from blips.config import RunConfig, different_settings, dump_config, load_config
 from blips.conversion import FROM_SCRATCH
 from blips.errors import ConfigError
-from blips.files import write_atomically
+from blips.files import RUN_LOCK, locked, write_atomically
 
 RECORDED = ("blips", "torch", "numpy", "ase", "vesin", "lightning-fabric")
 
@@ -35,6 +37,11 @@ class RunFolder:
         self.config_file = self.path / "config.yaml"
         self.last = self.path / "last.safetensors"
         self.best = self.path / "best.safetensors"
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other processes from this folder; those of one distributed run share the lock."""
+        ranks = (os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+        return locked(self.path / RUN_LOCK) if set(ranks) == {"0"} else nullcontext()
 
     def start(self, config: RunConfig, *, resume: bool) -> None:
         """Create the folder, or check that `config` is the one that the run began with."""
