@@ -3,9 +3,10 @@
     python -m studies.released.errorbars --output results/released/errorbars
 
 Near: structures of MPtrj that the shipped posteriors have not seen; far: crystals at high
-temperature and pressure (`studies.released.data`, from $BLIPS_DATA). Energies are left
-out: those of the labels are without corrections that models include. Beside the rank correlation of
-sigma stands that of the trivial guess, the magnitude of the predicted force.
+temperature and pressure (`studies.released.data`, from $BLIPS_DATA). Energies per atom
+are compared after a fit per element to the validation structures (`studies.released.energies`):
+those of the labels are without corrections that models include. Beside the rank correlation of
+std stands that of the trivial guess, the magnitude of the predicted force.
 """
 
 import argparse
@@ -20,11 +21,13 @@ import torch
 from ase import Atoms
 from scipy.stats import spearmanr
 
+from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.train.released import load_released
+from blips.train.released import load
 from blips.train.run import environment
 from blips.uq.assess import References, assess
 from studies.released.data import hot_structures, mptrj_split
+from studies.released.energies import ElementShift, measure_energies
 from studies.worker import checkout
 
 LOOKED_AT = 100  # of each set: seen while the set-up of the posteriors was chosen, so left out
@@ -38,7 +41,9 @@ COLUMNS = {
 }
 
 
-def measure(potential: BayesianPotential, structures: list[Atoms], bootstrap: int) -> Any:
+def measure(
+    potential: BayesianPotential, structures: list[Atoms], shift: ElementShift, bootstrap: int
+) -> Any:
     """Metrics with intervals, and what ranking by the size of the force alone gives."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # elements that 500 structures lack
@@ -54,7 +59,7 @@ def measure(potential: BayesianPotential, structures: list[Atoms], bootstrap: in
     sums = [np.bincount(owner, values) / prediction.n_atoms for values in (error, size)]
     found["rho structures, by |F|"] = {"value": _rank_correlation(*sums)}
     found["rho atoms, by |F|"] = {"value": _rank_correlation(error, size)}
-    return found
+    return found | measure_energies(prediction, structures, shift)
 
 
 def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
@@ -63,19 +68,22 @@ def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 def measure_model(name: str, data: Path, count: int, bootstrap: int) -> dict[str, Any]:
     """Both sets of one model."""
-    potential = load_released(name)
+    potential = load(name)
+    if not isinstance(potential, BayesianPotential):
+        raise InputError(f"{name} has no error bars")
     fresh = slice(LOOKED_AT, LOOKED_AT + count)
-    near = mptrj_split(data, potential.backbone).test[fresh]
-    far = hot_structures(data, potential.backbone)[fresh]
+    _, valid, unseen = mptrj_split(data, potential.backbone)
+    shift = ElementShift.of(potential, valid)
+    sets = {"near": unseen[fresh], "far": hot_structures(data, potential.backbone)[fresh]}
     return {
-        label: measure(potential, structures, bootstrap)
-        for label, structures in (("near", near), ("far", far))
+        label: measure(potential, structures, shift, bootstrap)
+        for label, structures in sets.items()
     }
 
 
 def table(found: dict[str, Any]) -> str:
     """Markdown, a row for each model and set."""
-    columns = [*COLUMNS, "rho structures, by |F|", "rho atoms, by |F|"]
+    columns = list(next(iter(found.values()))["near"])
     lines = ["| model | set | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 2)]
     for name, sets in found.items():
         for label, metrics in sets.items():
@@ -87,16 +95,18 @@ def table(found: dict[str, Any]) -> str:
 def main() -> None:
     """Measure and write JSON and Markdown, model by model."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--models", nargs="+", default=MODELS, help="names, or checkpoints")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("BLIPS_DATA", ".")))
-    parser.add_argument("--structures", type=int, default=40)
+    parser.add_argument("--structures", type=int, default=60)
     parser.add_argument("--bootstrap", type=int, default=1000)
     parser.add_argument("--output", type=Path, default=Path("results/released/errorbars"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}
     for name in options.models:
-        found[name] = measure_model(name, options.data, options.structures, options.bootstrap)
+        found[Path(name).stem] = measure_model(
+            name, options.data, options.structures, options.bootstrap
+        )
         content = {
             "code": checkout(),
             "environment": environment(),
