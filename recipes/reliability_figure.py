@@ -107,22 +107,26 @@ def _draw_panel(axes: Axes, curves: Mapping[str, Mapping[str, np.ndarray]]) -> N
     axes.text(0.98, 0.03, "error bars too small", ha="right", fontsize=TEXT_SIZE, color=GUIDE)
 
 
+def save_small(figure: Figure, path: Path) -> None:
+    """Save as PNG with 128 colours: it is kept in the repository."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+    with Image.open(path) as picture:
+        few = picture.convert("RGB").quantize(128)
+    few.save(path, optimize=True)
+    size = path.stat().st_size
+    if size > LARGEST_FILE:
+        raise SystemExit(f"{path} has {size} bytes, more than {LARGEST_FILE}")
+    print(f"{path}, {size / 1e3:.0f} kB")
+
+
 def main() -> None:
     """Read the results and write the figure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
-    figure = draw(options.results)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(options.output, metadata={"Software": None})
-    with Image.open(options.output) as picture:
-        few = picture.convert("RGB").quantize(128)
-    few.save(options.output, optimize=True)
-    size = options.output.stat().st_size
-    if size > LARGEST_FILE:
-        raise SystemExit(f"{options.output} has {size} bytes, more than {LARGEST_FILE}")
-    print(f"{options.output}, {size / 1e3:.0f} kB")
+    save_small(draw(options.results), options.output)
 
 
 if __name__ == "__main__":
