@@ -22,6 +22,7 @@ LAYERS = [
     {"train", "verbs"},
     {"baselines"},
     {"sim"},
+    {"properties"},
     {"active"},
     {"report"},
     {"demo"},

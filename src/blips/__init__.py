@@ -6,7 +6,19 @@ The public surface; everything, torch included, is imported when it is used.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blips import active, backbones, baselines, bayes, data, report, sim, testing, train, uq
+    from blips import (
+        active,
+        backbones,
+        baselines,
+        bayes,
+        data,
+        properties,
+        report,
+        sim,
+        testing,
+        train,
+        uq,
+    )
     from blips.conversion import bayesianize
     from blips.potential import BayesianPotential
     from blips.prediction import Prediction
@@ -32,6 +44,7 @@ __all__ = [
     "evaluate",
     "fit",
     "load",
+    "properties",
     "report",
     "save",
     "sim",

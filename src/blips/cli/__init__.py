@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from blips.cli import configuration, display, prediction, simulation, training
+from blips.cli import configuration, display, prediction, properties, simulation, training
 from blips.cli.app import app
 from blips.errors import BlipsError
 
@@ -14,6 +14,7 @@ __all__ = [
     "display",
     "main",
     "prediction",
+    "properties",
     "simulation",
     "training",
 ]

@@ -1,0 +1,24 @@
+"""Properties of materials with error bars, by the members of the posterior or to first order.
+
+    found = properties.elastic(potential, atoms)
+    print(found["bulk_modulus"])                  # bulk_modulus = 98.3 ± 4.1 GPa
+
+Every function returns `Properties`: by quantity the value of the plain model, its std, the members'
+values and the units, with what failed by the member's number.
+"""
+
+from blips.properties.elastic import elastic
+from blips.properties.eos import equation_of_state
+from blips.properties.pool import run_pool
+from blips.properties.relax import relax
+from blips.properties.result import Properties, Property, PropertyError
+
+__all__ = [
+    "Properties",
+    "Property",
+    "PropertyError",
+    "elastic",
+    "equation_of_state",
+    "relax",
+    "run_pool",
+]

@@ -1,0 +1,243 @@
+r"""Elastic constants with error bars: C_ij, and the moduli of Voigt, Reuss and Hill.
+
+The energy of a crystal as a function of the strain e (six numbers of Voigt, the deformation being
+I + e, ions relaxed) has the gradient g and the Hessian H = V C at its minimum. H comes from
+central differences of g, which is exact in the stress: g = V sym( sigma (I + e)^-1 ).
+
+To first order a member's Hessian differs in three ways, all linear in its noise:
+
+    dH_k = d2(b . v_k)/de2  +  (dH/du) (u . e_k)  +  change of the coordinates at e_k
+
+* The member's own curvature: energy changes at the plain model's strained cells, and at pairs of
+  strains, whose ions are displaced by the sum of both displacements.
+* Its own equilibrium, e_k = -H^-1 d(b . v_k)/de: a second Hessian of the plain model, strained
+  along the main direction u of all e_k.
+* Its strain is counted from its own cell: nothing new has to be computed.
+
+Members that relax and are strained one by one have all orders.
+"""
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.stress import full_3x3_to_voigt_6_stress
+from ase.units import GPa
+
+from blips.errors import InputError
+from blips.potential import BayesianPotential
+from blips.properties.relax import FMAX, STEPS, relaxed
+from blips.properties.result import (
+    Properties,
+    PropertyError,
+    Values,
+    check_method,
+    first_order,
+    gathered,
+)
+from blips.properties.surfaces import (
+    Progress,
+    Surface,
+    by_members,
+    energy_changes,
+    plain_surface,
+    quiet,
+)
+
+Array = np.ndarray
+UNITS = {"elastic_constants": "GPa", "bulk_modulus": "GPa", "shear_modulus": "GPa"}
+STRAIN = 0.01
+PAIRS = list(combinations(range(6), 2))
+
+
+def elastic(
+    potential: BayesianPotential,
+    atoms: Atoms,
+    *,
+    method: str = "linear",
+    members: int = 16,
+    seed: int = 0,
+    strain: float = STRAIN,
+    fmax: float = FMAX,
+    steps: int = STEPS,
+    progress: Progress = quiet,
+) -> Properties:
+    """Elastic constants of a crystal at zero temperature, ions relaxed, and its moduli.
+
+    Args:
+        potential: with a posterior.
+        atoms: the crystal, whose cell is relaxed first.
+        method: "linear", or "members": each relaxes and strains the crystal by itself.
+        members: K.
+        seed: of the draws.
+        strain: of the finite differences.
+        fmax: largest force after relaxation, eV/A.
+        steps: of each relaxation at most.
+        progress: is told what is being done.
+
+    Returns:
+        `elastic_constants` [6, 6], `bulk_modulus` and `shear_modulus` (Hill's averages), GPa.
+    """
+    check_method(method, members)
+    if not atoms.pbc.all():
+        raise InputError("elastic constants are those of a crystal: periodic in three directions")
+    surface = plain_surface(potential)
+    progress("relaxing the mean")
+    (mean,) = relaxed(surface, [atoms], cell=True, fmax=fmax, steps=steps)
+    progress("straining the mean")
+    crystal = Strained(mean, strain, fmax, steps)
+    hessian, ions = crystal.hessian(surface)
+    constants = hessian / mean.cell.volume
+    value = moduli(constants)
+    details: dict[str, Any] = {"volume": mean.cell.volume}
+    if method == "linear":
+        if (lowest := np.linalg.eigvalsh(constants)[0] / GPa) <= 0:
+            raise PropertyError(
+                f"the crystal is not stable: its lowest elastic constant is {lowest:.3g} GPa, so "
+                'that members have no equilibrium near it; use method="members"'
+            )
+        changes = crystal.first_order_changes(potential, hessian, ions, members, seed)
+        found = first_order(moduli, constants, changes)
+        return gathered("elastic", method, UNITS, value, found, details=details)
+
+    def of_member(surface: Surface) -> Values:
+        (own,) = relaxed(surface, [mean], cell=True, fmax=fmax, steps=steps)
+        found, _ = Strained(own, strain, fmax, steps).hessian(surface, start=ions)
+        return moduli(found / own.cell.volume)
+
+    values, failures = by_members(potential, members, seed, of_member, progress)
+    return gathered("elastic", method, UNITS, value, values, failures, details)
+
+
+class Strained:
+    """A relaxed crystal under strain.
+
+    Args:
+        atoms: the crystal, relaxed.
+        strain: h of the finite differences.
+        fmax: largest force after relaxing ions, eV/A.
+        steps: of each relaxation at most.
+    """
+
+    def __init__(self, atoms: Atoms, strain: float, fmax: float, steps: int) -> None:
+        self.atoms, self.strain, self.fmax, self.steps = atoms, strain, fmax, steps
+        self.axes = strain * np.eye(6)  # h along each of Voigt's components
+
+    def at(self, voigt: Array, ions: Array | None = None) -> Atoms:
+        """Copy of the crystal under a strain, ions displaced by fractions of the cell."""
+        found = self.atoms.copy()
+        found.set_cell(self.atoms.cell.array @ (np.eye(3) + tensor(voigt)), scale_atoms=True)
+        if ions is not None:
+            found.positions += ions @ found.cell.array
+        return found
+
+    def hessian(
+        self, surface: Surface, base: Array | None = None, start: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Second derivatives of the energy by strain, ions relaxed, [6, 6] eV.
+
+        Args:
+            surface: whose energy.
+            base: strain to take them at; by default none.
+            start: displacements of ions to start the relaxations from.
+
+        Returns:
+            The Hessian, and the displacements of ions at +h and -h, [12, N, 3] in fractions.
+        """
+        strains = np.concatenate([self.axes, -self.axes]) + (0.0 if base is None else base)
+        begin = [None] * 12 if start is None else start
+        frames = [self.at(voigt, ions) for voigt, ions in zip(strains, begin, strict=True)]
+        frames = relaxed(surface, frames, fmax=self.fmax, steps=self.steps)
+        stress = surface(frames, stress=True).array("stress")  # [12, 3, 3]
+        gradient = np.array(
+            [
+                energy_gradient(sigma, voigt, frame.cell.volume)
+                for sigma, voigt, frame in zip(stress, strains, frames, strict=True)
+            ]
+        )
+        hessian = (gradient[:6] - gradient[6:]) / (2 * self.strain)
+        ions = np.array(
+            [
+                (frame.positions - self.at(voigt).positions) @ np.linalg.inv(frame.cell.array)
+                for frame, voigt in zip(frames, strains, strict=True)
+            ]
+        )
+        return (hessian + hessian.T) / 2, ions
+
+    def first_order_changes(
+        self, potential: BayesianPotential, hessian: Array, ions: Array, members: int, seed: int
+    ) -> Array:
+        """Changes of the members' elastic constants to first order, [K, 6, 6] eV/A^3."""
+        gradient, curvature = self._energy_derivatives(potential, ions, members, seed)
+        shift = -np.linalg.solve(hessian, gradient.T).T  # e_k, [K, 6]
+        main = np.linalg.svd(shift)[2][0]
+        spread = np.sqrt(np.square(shift @ main).mean())
+        step = float(np.clip(spread, self.strain / 2, self.strain))
+        moved, _ = self.hessian(plain_surface(potential), step * main, start=ions)
+        along = (moved - hessian) / step
+        change = curvature + (shift @ main)[:, None, None] * along
+        for own, strain in zip(change, shift, strict=True):
+            coordinates = _coordinates(strain)
+            own += coordinates.T @ hessian + hessian @ coordinates
+            own -= strain[:3].sum() * hessian  # per volume
+        return change / self.atoms.cell.volume
+
+    def _energy_derivatives(
+        self, potential: BayesianPotential, ions: Array, members: int, seed: int
+    ) -> tuple[Array, Array]:
+        """Gradient [K, 6] and Hessian [K, 6, 6] of the members' energy changes by strain, eV."""
+        frames = [self.at(np.zeros(6))]
+        frames += [self.at(e, u) for e, u in zip([*self.axes, *-self.axes], ions, strict=True)]
+        for sign, of in ((1, ions[:6]), (-1, ions[6:])):
+            frames += [
+                self.at(sign * (self.axes[i] + self.axes[j]), of[i] + of[j]) for i, j in PAIRS
+            ]
+        energy = energy_changes(potential, frames, members, seed)  # [K, 43]
+        here, up, down = energy[:, :1], energy[:, 1:7], energy[:, 7:13]
+        both = energy[:, 13:28] + energy[:, 28:]
+        hessian = np.empty((members, 6, 6))
+        hessian[:, range(6), range(6)] = (single := up + down - 2 * here)
+        for n, (i, j) in enumerate(PAIRS):
+            mixed = (both[:, n] - 2 * here[:, 0] - single[:, i] - single[:, j]) / 2
+            hessian[:, i, j] = hessian[:, j, i] = mixed
+        return (up - down) / (2 * self.strain), hessian / self.strain**2
+
+
+def tensor(voigt: Array) -> Array:
+    """Symmetric tensor of a strain with engineering shears, [6] -> [3, 3]."""
+    xx, yy, zz, yz, xz, xy = voigt
+    return np.array([[xx, xy / 2, xz / 2], [xy / 2, yy, yz / 2], [xz / 2, yz / 2, zz]])
+
+
+def energy_gradient(stress: Array, voigt: Array, volume: float) -> Array:
+    """dE/de of the deformation I + e from the Cauchy stress (eV/A^3) there, [6] eV."""
+    first = volume * stress @ np.linalg.inv(np.eye(3) + tensor(voigt))
+    return full_3x3_to_voigt_6_stress((first + first.T) / 2)
+
+
+def _coordinates(strain: Array) -> Array:
+    """Matrix of e' -> sym(e' e): a strain e' on top of a small one e, [6, 6]."""
+    columns = [tensor(axis) @ tensor(strain) for axis in np.eye(6)]
+    doubled = np.array([1, 1, 1, 2, 2, 2])  # engineering shears
+    return np.array([full_3x3_to_voigt_6_stress((m + m.T) / 2) * doubled for m in columns]).T
+
+
+def moduli(constants: Array) -> Values:
+    """Elastic constants, bulk and shear modulus of Voigt, Reuss and Hill, eV/A^3 -> GPa."""
+    c, s = constants / GPa, np.linalg.inv(constants) * GPa
+
+    def parts(m: Array) -> tuple[float, float, float]:
+        return m[:3, :3].trace(), m[0, 1] + m[0, 2] + m[1, 2], m[3:, 3:].trace()
+
+    diagonal, mixed, shear = parts(c)
+    bulk_voigt = (diagonal + 2 * mixed) / 9
+    shear_voigt = (diagonal - mixed + 3 * shear) / 15
+    diagonal, mixed, shear = parts(s)
+    bulk_reuss = 1 / (diagonal + 2 * mixed)
+    shear_reuss = 15 / (4 * diagonal - 4 * mixed + 3 * shear)
+    return {
+        "elastic_constants": c,
+        "bulk_modulus": (bulk_voigt + bulk_reuss) / 2,
+        "shear_modulus": (shear_voigt + shear_reuss) / 2,
+    }

@@ -1,0 +1,216 @@
+"""What a property calculation returns: values with error bars, by quantity.
+
+The std is taken about the value of the plain model, the posterior's mean, as everywhere:
+
+    std = sqrt( 1/M sum_k (y_k - y)^2 )
+
+over the members that succeeded; `failures` says which did not, and why.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blips.errors import BlipsError, InputError
+from blips.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = np.ndarray
+Values = dict[str, Array | float]
+STEP = 1e-3  # of the derivatives by which changes are propagated to first order
+
+
+class PropertyError(BlipsError):
+    """A calculation that did not come to its end: no minimum, no convergence."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Property:
+    """One quantity.
+
+    Attributes:
+        name: such as "bulk_modulus".
+        value: of the plain model, [...].
+        std: over the members, [...]; what the data leave open, without floor and calibration.
+        members: the values of the members that succeeded, [M, ...].
+        units: of all of them.
+    """
+
+    name: str
+    value: Array | float
+    std: Array | float
+    members: Array
+    units: str
+
+    @classmethod
+    def of(cls, name: str, value: Array | float, members: Array, units: str) -> "Property":
+        """Property whose std is that of its members; NaN where there is none."""
+        if len(members) == 0:
+            std = np.full_like(np.asarray(value, dtype=float), np.nan)
+        else:
+            std = np.sqrt(np.square(members - value).mean(axis=0))
+        if np.ndim(value) == 0:
+            return cls(name, float(value), float(std), members, units)
+        return cls(name, np.asarray(value), std, members, units)
+
+    def scaled(self, factor: float, factor_std: float = 0.0) -> "Property":
+        """Multiply with a factor that has an error of its own, such as one for softening."""
+        std = np.hypot(factor * np.asarray(self.std), factor_std * np.asarray(self.value))
+        std = float(std) if np.ndim(self.value) == 0 else std
+        return Property(self.name, factor * self.value, std, factor * self.members, self.units)
+
+    def __str__(self) -> str:
+        """Give name, value, std and units."""
+        if np.ndim(self.value) == 0:
+            return f"{self.name} = {self.value:.5g} ± {self.std:.2g} {self.units}".rstrip()
+        return f"{self.name} {np.shape(self.value)} ± {np.max(self.std):.2g} {self.units}".rstrip()
+
+
+@dataclass(frozen=True)
+class Properties(Mapping[str, Property]):
+    """The quantities of one calculation, by name.
+
+    Attributes:
+        kind: "elastic", "phonons", ...
+        method: "linear" (first order, from the plain model's geometries) or "members".
+        quantities: name -> property.
+        failures: number of a member -> why it has no value.
+        details: what else is worth keeping, JSON-able but for arrays.
+    """
+
+    kind: str
+    method: str
+    quantities: Mapping[str, Property]
+    failures: Mapping[int, str] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Property:
+        """Return one quantity."""
+        return self.quantities[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the quantities."""
+        return iter(self.quantities)
+
+    def __len__(self) -> int:
+        """Return the number of quantities."""
+        return len(self.quantities)
+
+    def __str__(self) -> str:
+        """Give one line for each quantity, and one for what failed."""
+        lines = [str(one) for one in self.values()]
+        lines += [f"member {number} failed: {why}" for number, why in self.failures.items()]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, JSON-able."""
+        return _plain(
+            {
+                "kind": self.kind,
+                "method": self.method,
+                "quantities": {name: vars(one) for name, one in self.items()},
+                "failures": dict(self.failures),
+                "details": dict(self.details),
+            }
+        )
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Properties":
+        """Inverse of `to_dict`, also through JSON; lists of `details` become arrays."""
+        quantities = {
+            name: Property(
+                name,
+                _array(one["value"]),
+                _array(one["std"]),
+                np.array(one["members"], dtype=float),
+                one["units"],
+            )
+            for name, one in content["quantities"].items()
+        }
+        failures = {int(number): why for number, why in content["failures"].items()}
+        details = {name: _array(value) for name, value in content["details"].items()}
+        return cls(content["kind"], content["method"], quantities, failures, details)
+
+    def save(self, path: str | Path) -> None:
+        """Write everything as JSON."""
+        write_atomically(Path(path), json.dumps(self.to_dict(), indent=1).encode())
+
+    def plot(self) -> "Figure":
+        """Figure of matplotlib with values, members and error bars."""
+        from blips.properties.plots import plot
+
+        return plot(self)
+
+
+def gathered(
+    kind: str,
+    method: str,
+    units: Mapping[str, str],
+    value: Values,
+    members: Sequence[Values],
+    failures: Mapping[int, str] | None = None,
+    details: Mapping[str, Any] | None = None,
+) -> Properties:
+    """Put the values of the plain model and of its members together."""
+    quantities = {
+        name: Property.of(name, value[name], np.array([one[name] for one in members]), unit)
+        for name, unit in units.items()
+    }
+    return Properties(kind, method, quantities, failures or {}, details or {})
+
+
+def first_order(function: Callable[[Array], Values], base: Array, changes: Array) -> list[Values]:
+    """Values of `function` for base + change of each member, to first order in the change.
+
+    Args:
+        function: of an array in the shape of `base`; it has to be smooth.
+        base: [...].
+        changes: [K, ...].
+    """
+    value = function(base)
+    found: list[Values] = []
+    for change in changes:
+        moved = function(base + STEP * change)
+        found.append({name: at + (moved[name] - at) / STEP for name, at in value.items()})
+    return found
+
+
+def check_method(method: str, members: int) -> None:
+    """Refuse unknown ways, and committees without a spread."""
+    if method not in ("linear", "members"):
+        raise InputError(f'unknown method {method!r}; use "linear" or "members"')
+    if members < 2:
+        raise InputError(f"members={members}; an error bar needs at least 2")
+
+
+def _array(content: Any) -> Any:
+    """Lists of numbers as arrays, null as NaN; everything else as it is."""
+    if content is None:
+        return float("nan")
+    if not isinstance(content, list):
+        return content
+    try:
+        return np.array(content, dtype=float)
+    except (ValueError, TypeError):
+        return content
+
+
+def _plain(content: Any) -> Any:
+    """JSON-able; numbers that are not finite become null."""
+    if isinstance(content, Mapping):
+        return {str(key): _plain(value) for key, value in content.items()}
+    if isinstance(content, list | tuple | np.ndarray):
+        return [_plain(value) for value in content]
+    if isinstance(content, np.generic):
+        return _plain(content.item())
+    if isinstance(content, float) and not np.isfinite(content):
+        return None
+    return content
