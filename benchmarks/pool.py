@@ -18,9 +18,9 @@ import torch
 from ase.build import molecule
 
 import blips
+from blips.active.candidates import Candidates
 from blips.active.config import load_campaign
 from blips.active.executor import InlineExecutor
-from blips.active.pool import PoolCandidates
 from blips.active.select import Model, screen_candidates
 from blips.active.store import CampaignStore
 from blips.active.worker import file_digest
@@ -63,7 +63,7 @@ def screen(folder: Path, pool: Path, count: int) -> dict[str, float]:
     )
     with CampaignStore(folder / "campaign") as store:
         found = screen_candidates(
-            PoolCandidates(pool), model, config, store, InlineExecutor(), round=1
+            Candidates.of_file(pool), model, config, store, InlineExecutor(), round=1
         )
     if found.seen != count:
         raise SystemExit(f"{found.seen} of {count} structures were seen")

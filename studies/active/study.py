@@ -1,117 +1,108 @@
-"""Active learning of ammonia with GFN2-xTB: does the uncertainty find better labels than chance?
+"""Active learning from labelled pools: which rule needs the fewest labels?
 
-A pool of geometries from GFN2-xTB trajectories at 300, 1000 and 2000 K, a third each, and a test
-set from other trajectories at the same temperatures. Every campaign begins with the same 20 random
-labels of its seed and adds batches of 10 from the pool until the budget is spent, each time
-training a Bayesian PaiNN from scratch:
+Every campaign of a seed begins with the same random labels of the pool and adds batches until the
+budget is spent, each time training a PaiNN from scratch and conditioning it on its labels; only
+the rule of selection differs (`blips.active.rules`). Pools and test sets are in `data`.
 
-| strategy | a batch |
-|---|---|
-| guided | largest force sigma, spread over structures' features |
-| information | largest joint information of frozen members' forces |
-| random | random geometries of the pool |
-
-The figure that counts: with how many labels does a guided campaign reach the force MAE that the
-random campaign of the same seed has at its end, and which fraction of the random labels is that.
+The figure that counts: with how many labels does a campaign reach the error that the random one of
+the same seed has at its end, and which fraction of the random labels is that.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ase.io
-import numpy as np
-from ase import Atoms, units
-from ase.build import molecule
-from ase.calculators.singlepoint import SinglePointCalculator
-from ase.md.langevin import Langevin
 from rich.console import Console
 
 from blips.active.campaign import run_campaign
 from blips.active.config import load_campaign
 from blips.active.summary import labels_to_reach
-from blips.sim.reference import make_calculator
-from studies.spec import BLIP_TRAINING, Findings, Layout, Run, RunSpec
-from studies.tables import Column, Row, Table
+from studies.active.data import SETS
+from studies.spec import Findings, Layout, Run, RunSpec
+from studies.tables import Column, Row, Table, mean_and_spread
 
 STUDY = "active"
-TEMPERATURES = (300.0, 1000.0, 2000.0)
-LONGEST_BOND = 2.2  # A; a molecule that falls apart starts anew
-SELECT = {
-    "guided": {"score": "force_std_max", "diversity": True},
-    "random": {"score": "random"},
-    "information": {"score": "information"},
-}
+RULES = ("random", "force_std", "information", "expected_reduction")
+ERRORS = ("force_mae", "force_rmse", "energy_mae")
 TRAINING = {
-    "batch_size": 8,
     "loss": "mae",
     "loss_unit": "kcal/mol",
-    "kl_weight": 0.3,
-    "lr": 3e-3,
     "schedule": {"kind": "cosine", "warmup": 0.02},
-    "checkpoint_every": 10,
+    "checkpoint_every": 100,
     "threads": 1,
     "tensorboard": False,
 }
 
 
-# All labels in one batch, so that every model of a campaign is trained for the same number of
-# steps, however many labels it has, and for more of them. With batches of 8 and 60 epochs, models
-# with few labels get few steps, and errors fall because of more steps rather than better labels.
-CONVERGED = {"batch_size": 64, "lr": 8e-3, "clip_norm": 10.0, "checkpoint_every": 100}
+@dataclass(frozen=True)
+class Size:
+    """How large the campaigns on one pool are."""
+
+    initial: int
+    batch: int
+    budget: int
+    epochs: int
+    batch_size: int
+    lr: float
+    cutoff: float = 5.0
+    features: int = 32
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How large the study is."""
+    """Campaigns by pool, and the number of paired seeds."""
 
-    pool: int  # geometries at each temperature
-    test: int  # likewise
-    budget: int
-    initial: int
-    batch: int
-    epochs: int
-    features: int
+    sets: Mapping[str, Size]
     seeds: int
-    strategies: tuple[str, ...]
-    training: Mapping[str, Any] = field(default_factory=dict)  # beside the epochs
+    rules: tuple[str, ...] = RULES
 
 
 PROFILES: dict[str, Profile] = {
-    "quick": Profile(12, 4, 10, 6, 4, 3, 8, 1, ("guided", "random")),
-    "default": Profile(300, 60, 70, 20, 10, 60, 32, 5, ("guided", "random", "information")),
-    "converged": Profile(300, 60, 70, 20, 10, 400, 32, 5, ("guided", "random"), CONVERGED),
+    "quick": Profile({"nh3": Size(6, 4, 10, 3, 8, 3e-3, features=8)}, 1, ("random", "information")),
+    "default": Profile(
+        {
+            "nh3": Size(10, 10, 50, 400, 64, 8e-3),
+            "acac": Size(20, 20, 80, 60, 8, 3e-3),
+            "si": Size(10, 10, 40, 60, 4, 3e-3, cutoff=4.5),
+        },
+        5,
+    ),
 }
 
 
 def specs(profile: str) -> list[RunSpec]:
-    """The pool, then the campaigns: guided and random seed by seed, the others afterwards."""
+    """All rules of a pool and a seed together, so that an unfinished study has whole pairs."""
     size = PROFILES[profile]
-    pool = {"pool": size.pool, "test": size.test, "temperatures": list(TEMPERATURES)}
-    found = [RunSpec(STUDY, "pool", pool, 0)]
-    for group in (size.strategies[:2], size.strategies[2:]):
-        for seed in range(size.seeds):
-            for name in group:
-                settings = {**pool, "campaign": _campaign(size, name)}
-                found.append(RunSpec(STUDY, name, settings, seed, ("pool-seed0",)))
-    return found
+    return [
+        RunSpec(STUDY, f"{data}-{rule}", {"data": data, "campaign": _campaign(one, rule)}, seed)
+        for seed in range(size.seeds)
+        for data, one in size.sets.items()
+        for rule in size.rules
+    ]
 
 
-def _campaign(size: Profile, name: str) -> dict[str, Any]:
+def _campaign(size: Size, rule: str) -> dict[str, Any]:
     """Configuration of a campaign but for files and seed."""
     return {
         "model": {
             "hyperparameters": {
-                "cutoff": 5.0,
+                "cutoff": size.cutoff,
                 "features": size.features,
                 "blocks": 2,
                 "num_basis": 12,
             }
         },
-        "training": {**TRAINING, "epochs": size.epochs, **size.training},
+        "training": {
+            **TRAINING,
+            "epochs": size.epochs,
+            "batch_size": size.batch_size,
+            "lr": size.lr,
+        },
         "initial": {"count": size.initial, "displacement": 0.0},
         "explore": {"kind": "pool"},
-        "select": {**SELECT[name], "batch": size.batch, "samples": 16, "chunk": 64},
+        "limits": {"force_std": None, "force": None, "closest": None},
+        "select": {"rule": rule, "batch": size.batch, "samples": 16, "chunk": 64},
         "stop": {"rounds": 1000, "labels": size.budget},
         "executor": {"kind": "inline"},
     }
@@ -122,28 +113,33 @@ def prepare(profile: str, console: Console) -> None:
 
 
 def execute(run: Run) -> Findings:
-    """Make the pool, or run one campaign on it."""
-    if run.spec.name == "pool":
-        return _make_pool(run)
-    data = run.needs["pool-seed0"]
+    """Run (or continue) one campaign; labels are looked up."""
+    known = SETS[run.spec.settings["data"]]()
+    pool, test = run.folder / "pool.extxyz", run.folder / "test.extxyz"
+    for path, frames in ((pool, known.pool), (test, known.test)):
+        if not path.exists():
+            ase.io.write(path, frames)
     config = load_campaign(
         run.spec.settings["campaign"],
         {
             "seed": run.spec.seed,
-            "training": BLIP_TRAINING,
-            "select": {"method": "frozen"},
             "folder": str(run.folder / "campaign"),
-            "initial": {"structures": str(data / "pool.extxyz")},
-            "explore": {"pool": str(data / "pool.extxyz")},
-            "evaluate": {"structures": str(data / "test.extxyz")},
+            "initial": {"structures": str(pool)},
+            "explore": {"pool": str(pool)},
+            "label": {
+                "calculator": "studies.matpes.data.KnownLabels",
+                "options": {"files": [str(pool.absolute())]},
+                "trust": True,
+            },
+            "evaluate": {"structures": str(test)},
         },
     )
     summary = run_campaign(config)
-    metrics = {}
-    for point in summary["curve"]:
-        for name in ("force_mae", "energy_mae", "force_rank_correlation"):
-            metrics[f"{name}_{point['labels']}"] = _metric(point[name])
-    metrics["labels"] = _metric(summary["labels"])
+    metrics = {
+        f"{name}_{point['labels']}": _metric(point[name])
+        for point in summary["curve"]
+        for name in (*ERRORS, "force_rank_correlation")
+    }
     picks = [
         {"round": p["round"], "score": p["score"], "frame": p["reason"]["origin"]["frame"]}
         for p in summary["picks"]
@@ -155,80 +151,77 @@ def _metric(value: float | None) -> dict[str, float | None]:
     return {"value": float("nan") if value is None else float(value), "low": None, "high": None}
 
 
-def _make_pool(run: Run) -> Findings:
-    counts = {}
-    for name, stream in (("pool", 0), ("test", 1)):
-        frames: list[Atoms] = []
-        for temperature in TEMPERATURES:
-            frames += trajectory(temperature, run.spec.settings[name], stream)
-        ase.io.write(run.folder / f"{name}.extxyz", frames)
-        counts[name] = _metric(len(frames))
-    return Findings(counts, {})
-
-
-def trajectory(temperature: float, count: int, stream: int) -> list[Atoms]:
-    """Labelled geometries, 5 fs apart, of Langevin dynamics with GFN2-xTB."""
-    rng = np.random.default_rng([stream, int(temperature)])
-    atoms = molecule("NH3")
-    atoms.calc = make_calculator("gfn2-xtb", {})
-    start = atoms.positions.copy()
-    width = np.sqrt(atoms.get_masses() * units.kB * temperature)
-    atoms.set_momenta(width[:, None] * rng.standard_normal((4, 3)))
-    dynamics = Langevin(
-        atoms,
-        0.5 * units.fs,
-        temperature_K=temperature,
-        friction=0.02 / units.fs,
-        fixcm=False,
-        rng=rng,
-    )
-    dynamics.run(200)
-    frames: list[Atoms] = []
-    while len(frames) < count:
-        dynamics.run(10)
-        if atoms.get_distances(0, [1, 2, 3]).max() > LONGEST_BOND:
-            atoms.positions[:] = start
-            continue
-        frame = Atoms(atoms.numbers, atoms.positions, info={"temperature": temperature})
-        energy, forces = atoms.get_potential_energy(), atoms.get_forces()
-        frame.calc = SinglePointCalculator(frame, energy=energy, forces=forces)
-        frames.append(frame)
-    return frames
-
-
 NOTE = """\
-Force MAE (eV/A, components) on the test set after so many labels, the first ones the same for all
-strategies of a seed; mean ± standard deviation over seeds. "labels" is how many a campaign needs,
-interpolated, for the force MAE that the random one of its seed has at its end; "fraction" is that
-number over the random campaign's. A campaign that never reaches it counts with all its labels."""
+Errors on test structures at the end of the budget, mean ± standard deviation over seeds: MAE of
+force components (meV/A) and of energies (meV/atom). "of random's labels": the fraction of the
+random campaign's labels with which the error is first as low as the random one's at its end
+(interpolated; 1 where it never is); "pairs": in how many seeds the last error is below random's."""
 
 
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
-    """Strategies by force MAE along the campaign, of the results that there are."""
-    campaigns = [spec for spec in specs if spec.name != "pool"]
-    size = campaigns[0].settings["campaign"]
-    steps = range(size["initial"]["count"], size["stop"]["labels"] + 1, size["select"]["batch"])
-    results = {spec.id: layout.read(spec) for spec in campaigns}
+    """Pools and rules by last errors and labels needed, of the results that there are."""
     rows = []
-    for name in dict.fromkeys(spec.name for spec in campaigns):
+    for name in dict.fromkeys(spec.name for spec in specs):
+        data, rule = name.split("-")
         found = []
-        for spec in campaigns:
-            result = results[spec.id]
-            if spec.name == name and result is not None:
-                random = results.get(f"random-seed{spec.seed}")
-                found.append({"metrics": {**result["metrics"], **_reached(result, random)}})
-        rows.append(Row((name,), found))
-    columns = [Column(str(labels), f"force_mae_{labels}", digits=4) for labels in steps]
-    columns += [Column("labels", "reached", digits=1), Column("fraction", "fraction", digits=2)]
-    title = "Active learning of NH3 (GFN2-xTB): force MAE by number of labels"
-    return Table(("strategy",), columns, rows, title, NOTE)
+        for spec in specs:
+            result, random = layout.read(spec), _random_of(spec, specs, layout)
+            if spec.name == name and result is not None and random is not None:
+                found.append({"metrics": _compared(result["details"], random["details"])})
+        rows.append(Row((data, rule), found))
+    columns = [
+        Column("force MAE", "force_mae", factor=1e3, digits=1),
+        Column("of random's labels", "force_mae_fraction", digits=2),
+        Column("pairs", "force_mae_better", digits=2),
+        Column("energy MAE", "energy_mae", factor=1e3, digits=2),
+        Column("of random's labels", "energy_mae_fraction", digits=2),
+        Column("pairs", "energy_mae_better", digits=2),
+    ]
+    title = "Active learning from labelled pools: errors and labels needed, by rule"
+    return Table(("pool", "rule"), columns, rows, title, NOTE)
 
 
-def _reached(
-    result: Mapping[str, Any], random: Mapping[str, Any] | None
+def _random_of(spec: RunSpec, specs: Sequence[RunSpec], layout: Layout) -> dict[str, Any] | None:
+    """Result of the random campaign of the same pool and seed."""
+    data = spec.settings["data"]
+    return next(
+        (layout.read(s) for s in specs if s.name == f"{data}-random" and s.seed == spec.seed), None
+    )
+
+
+def _compared(
+    own: Mapping[str, Any], random: Mapping[str, Any]
 ) -> dict[str, dict[str, float | None]]:
-    if random is None:
-        return {}
-    target, total = random["details"]["curve"][-1]["force_mae"], random["metrics"]["labels"]
-    labels = labels_to_reach(result["details"]["curve"], target)
-    return {"reached": _metric(labels), "fraction": _metric(labels / total["value"])}
+    """Last errors, and the fraction of random's labels that its last errors took."""
+    found = {}
+    for name in ("force_mae", "energy_mae"):
+        last, all_labels = random["curve"][-1][name], random["curve"][-1]["labels"]
+        found[name] = _metric(own["curve"][-1][name])
+        needed = labels_to_reach(own["curve"], last, name)
+        found[f"{name}_fraction"] = _metric(min(1.0, needed / all_labels))
+        found[f"{name}_better"] = _metric(own["curve"][-1][name] < last)
+    return found
+
+
+def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
+    """Figure of test errors against the number of labels, with the spread over seeds."""
+    from studies.curves import Curve, plot_curves
+
+    units = {"force_mae": "force MAE, meV/Å", "energy_mae": "energy MAE, meV/atom"}
+    panels: dict[str, list[Curve]] = {}
+    for data in dict.fromkeys(spec.settings["data"] for spec in specs):
+        for name, unit in units.items():
+            for rule in RULES:
+                of_rule = [spec for spec in specs if spec.name == f"{data}-{rule}"]
+                curves = [r["details"]["curve"] for s in of_rule if (r := layout.read(s))]
+                points = []
+                for labels in sorted({point["labels"] for curve in curves for point in curve}):
+                    values = [1e3 * p[name] for c in curves for p in c if p["labels"] == labels]
+                    if (found := mean_and_spread(values)) is not None:
+                        points.append((float(labels), *found))
+                if points:
+                    panels.setdefault(f"{data}: {unit}", []).append(Curve(rule, points))
+    if panels:
+        figure = plot_curves(panels, x_label="labels")
+        layout.figures.mkdir(parents=True, exist_ok=True)
+        figure.savefig(layout.figures / "errors.png")

@@ -52,14 +52,15 @@ def data_folder() -> Path | None:
     return Path(root) if root and Path(root).is_dir() else None
 
 
-def _read(path: str) -> list[Atoms]:
+def read_public(path: str) -> list[Atoms]:
+    """Structures of a file in $BLIPS_DATA."""
     folder = data_folder()
     if folder is None or not (folder / path).exists():
         raise InputError(f"set the environment variable BLIPS_DATA to a folder with {path}")
     return read_structures(folder / path)
 
 
-def _evenly(structures: Sequence[Atoms], count: int) -> list[Atoms]:
+def evenly(structures: Sequence[Atoms], count: int) -> list[Atoms]:
     """`count` of them, at equal distances."""
     places = np.linspace(0, len(structures) - 1, min(count, len(structures))).round()
     return [structures[int(k)] for k in places]
@@ -72,25 +73,29 @@ def _nh3() -> NearFar:
 
 
 def _nh3_public() -> NearFar:
-    known = _read("ammonia/train_78.extxyz")
+    known = read_public("ammonia/train_78.extxyz")
     valid = without_copies(known[64:], known[:64])
-    return NearFar(known[:64], valid, turned(valid), turned(_read("ammonia/attack_30a.extxyz")))
+    return NearFar(
+        known[:64], valid, turned(valid), turned(read_public("ammonia/attack_30a.extxyz"))
+    )
 
 
 def _acac(count: int) -> NearFar:
-    cold = _read("acac/train_300K.xyz")
-    near, far = (_read(f"acac/test_MD_{t}K.xyz") for t in (300, 600))
-    return NearFar(cold[:count], cold[-50:], _evenly(near, TESTED), _evenly(far, TESTED))
+    cold = read_public("acac/train_300K.xyz")
+    near, far = (read_public(f"acac/test_MD_{t}K.xyz") for t in (300, 600))
+    return NearFar(cold[:count], cold[-50:], evenly(near, TESTED), evenly(far, TESTED))
 
 
 def _ethanol() -> NearFar:
-    known, near = _read("ethanol/train.xyz"), _read("ethanol/test_MD.xyz")
-    far = _read("ethanol/test_H_removal.xyz")
-    return NearFar(known[:100], known[-50:], _evenly(near, TESTED), far)
+    known, near = read_public("ethanol/train.xyz"), read_public("ethanol/test_MD.xyz")
+    far = read_public("ethanol/test_H_removal.xyz")
+    return NearFar(known[:100], known[-50:], evenly(near, TESTED), far)
 
 
 def _mlearn(element: str) -> NearFar:
-    everything = [a for part in ("train", "test") for a in _read(f"mlearn/{element}_{part}.extxyz")]
+    everything = [
+        a for part in ("train", "test") for a in read_public(f"mlearn/{element}_{part}.extxyz")
+    ]
     far = [atoms for atoms in everything if atoms.info["group"] in FAR_GROUPS]
     known = [atoms for atoms in everything if atoms.info["group"] not in FAR_GROUPS]
     order = np.random.default_rng(0).permutation(len(known))

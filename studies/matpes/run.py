@@ -76,12 +76,12 @@ def campaign_config(run: Run, parts: Parts) -> CampaignConfig:
             },
             "explore": {"kind": "pool", "pool": str(parts.pool)},
             "select": {
-                **settings["select"],
+                "rule": settings["select"]["score"],
                 "batch": settings["batch"],
                 "samples": settings["samples"],
                 "method": settings["method"],
-                "bounds": {"force": None, "closest": None},
             },
+            "limits": {"force_std": None, "force": None, "closest": None},
             "label": {
                 "calculator": "studies.matpes.data.KnownLabels",
                 "options": {"files": [str(parts.initial.absolute()), str(parts.pool.absolute())]},

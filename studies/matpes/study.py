@@ -10,9 +10,7 @@ temperature and pressure, which it does not know (`matpes_data`); `data=mptrj` i
 |---|---|
 | no_blip | the plain model, on the structures that `blip_random` drew |
 | blip_random | BLIP, the batch drawn at random |
-| blip_energy | BLIP, largest energy sigma per atom (the paper's rule) |
-| blip_force | BLIP, largest mean force sigma, spread over the features of structures |
-| blip_information | BLIP, most joint information of the forces about the posterior (BALD) |
+| blip_energy | BLIP, largest energy std per atom (the paper's rule) |
 
 All methods of a seed start from the same known structures and choose from the same pool.
 """
@@ -55,14 +53,12 @@ METHODS: dict[str, tuple[str, dict[str, Any] | None, str | None]] = {  # label, 
     "no_blip": ("no BLIP, random", None, "no_blip"),
     "blip_random": ("BLIP, random", {"score": "random"}, "blip_random"),
     "blip_energy": (
-        "BLIP, energy sigma (paper)",
+        "BLIP, energy std (paper)",
         {"score": "energy_std", "diversity": False},
         "blip_uncertainty",
     ),
-    "blip_force": ("BLIP, force sigma, diverse", {"score": "force_std_mean"}, None),
-    "blip_information": ("BLIP, joint information", {"score": "information"}, None),
 }
-ORDER = ("blip_random", "blip_energy", "blip_information", "blip_force", "no_blip")
+ORDER = ("blip_random", "blip_energy", "no_blip")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def tiny_campaign(folder: Path, **changes) -> dict:
             "hyperparameters": {"cutoff": 4.0, "features": 8, "blocks": 1, "num_basis": 4},
         },
         "training": {"epochs": 3, "batch_size": 4, "threads": 1, "tensorboard": False},
-        "explore": {"walkers": 2, "steps": 10, "every": 5, "potential": "frozen"},
+        "explore": {"walkers": 2, "steps": 10, "every": 5, "potential": "member"},
         "select": {"batch": 3, "samples": 4, "chunk": 2},
         "label": {"calculator": "emt"},
         "stop": {"rounds": 2},

@@ -23,7 +23,17 @@ def walk_of(tmp_path_factory):
     model = blips.bayesianize(PaiNN(cutoff=4.0, features=8, blocks=1, num_basis=4), seed=0)
     path = blips.save(model, tmp_path_factory.mktemp("model") / "model.safetensors")
 
-    def make(start, temperature=300.0, pressure=None, walker=0, seed=0, **explore):
+    def make(
+        start,
+        temperature=300.0,
+        pressure=None,
+        walker=0,
+        seed=0,
+        typical_force=1.0,
+        limits=None,
+        soft=False,
+        **explore,
+    ):
         settings = ExploreConfig(**{"steps": 20, "every": 10, **explore})
         job = {
             "model": str(path),
@@ -34,6 +44,9 @@ def walk_of(tmp_path_factory):
             "seed": [seed],
             "walker": walker,
             "explore": settings.model_dump(mode="json"),
+            "limits": {"closest": 0.5, **(limits or {})},
+            "soft": soft,
+            "typical_force": typical_force,
         }
         return [(from_json(text), origin) for text, origin in walk(job)]
 
@@ -45,9 +58,9 @@ def test_members_and_the_mean_go_different_ways(walk_of):
     for name, potential, walker in (
         ("mean", "mean", 0),
         ("mean again", "mean", 1),
-        ("member 0", "frozen", 0),
-        ("member 1", "frozen", 1),
-        ("member 1 again", "frozen", 1),
+        ("member 0", "member", 0),
+        ("member 1", "member", 1),
+        ("member 1 again", "member", 1),
     ):
         frames = walk_of(molecule("NH3"), potential=potential, walker=walker)
         assert [origin["step"] for _, origin in frames] == [0, 10, 20]

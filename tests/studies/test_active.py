@@ -1,10 +1,14 @@
-"""The worked example of active learning, with a small budget."""
+"""The study of active learning, with a small budget."""
 
 import pytest
 from rich.console import Console
 
+from blips.active.config import load_campaign
+from blips.active.frames import digest
 from blips.active.summary import labels_to_reach
 from studies.active import study as active
+from studies.active.data import SETS
+from studies.errorbars.data import data_folder
 from studies.reproduce import reproduce
 from studies.spec import Layout
 
@@ -20,22 +24,41 @@ def test_labels_to_reach_an_error():
     assert labels_to_reach(curve(0.4, 0.1, 0.2), 0.15) == pytest.approx(20 + 250 / 30)
 
 
+def test_labels_to_reach_an_error_of_energies():
+    points = [{"labels": 10, "energy_mae": 3.0}, {"labels": 20, "energy_mae": 1.0}]
+    assert labels_to_reach(points, 2.0, "energy_mae") == pytest.approx(15)
+
+
 @pytest.mark.parametrize("profile", active.PROFILES)
-def test_strategies_of_a_seed_differ_in_their_selection_alone(profile):
+def test_campaigns_of_a_pool_and_seed_differ_in_their_rule_alone(profile):
+    size = active.PROFILES[profile]
     specs = {spec.id: spec for spec in active.specs(profile)}
-    for seed in range(active.PROFILES[profile].seeds):
-        first, second = (
-            dict(specs[f"{name}-seed{seed}"].settings["campaign"]) for name in ("guided", "random")
-        )
-        assert first.pop("select")["score"] != second.pop("select")["score"]
-        assert first == second
-        assert specs[f"guided-seed{seed}"].needs == ("pool-seed0",)
+    assert len(specs) == size.seeds * len(size.sets) * len(size.rules)
+    for seed in range(size.seeds):
+        for data in size.sets:
+            found = [specs[f"{data}-{rule}-seed{seed}"].settings for rule in size.rules]
+            campaigns = [dict(settings["campaign"]) for settings in found]
+            rules = [dict(one.pop("select")).pop("rule") for one in campaigns]
+            assert tuple(rules) == size.rules
+            assert all(one == campaigns[0] for one in campaigns)
+            load_campaign(campaigns[0], {"initial": {"structures": "x"}, "explore": {"pool": "x"}})
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_pools_and_test_sets_have_nothing_in_common(name):
+    if name != "nh3" and data_folder() is None:
+        pytest.skip("set BLIPS_DATA to a folder with the public data")
+    pool, test = SETS[name]()
+    assert len(test) >= 40
+    assert not {digest(atoms) for atoms in pool} & {digest(atoms) for atoms in test}
+    if name == "si":
+        groups = [{atoms.info["group"] for atoms in part} for part in (pool, test)]
+        assert groups[0] == groups[1] >= {"Surface", "Vacancy"}
 
 
 @pytest.mark.slow
-def test_the_example_runs(tmp_path):
-    """Pool by GFN2-xTB, a guided and a random campaign with the same first labels, the table."""
-    pytest.importorskip("tblite")
+def test_the_study_runs(tmp_path):
+    """A random and an informed campaign with the same first labels; table and figure."""
     done = reproduce(
         "active",
         "quick",
@@ -46,17 +69,15 @@ def test_the_example_runs(tmp_path):
     )
     assert not done.failed
     layout = Layout.of("active", "quick", tmp_path / "results", tmp_path / "runs")
-    found = {spec.id: layout.read(spec) for spec in active.specs("quick")}
-    guided, random = found["guided-seed0"], found["random-seed0"]
-    assert guided is not None
-    assert random is not None
-    for result in (guided, random):
-        assert [point["labels"] for point in result["details"]["curve"]] == [6, 10]
-        assert result["metrics"]["labels"]["value"] == 10
-    first, other = ([p["frame"] for p in r["details"]["picks"]] for r in (guided, random))
+    found = [layout.read(spec) for spec in active.specs("quick")]
+    random, informed = (result["details"] for result in found if result is not None)
+    for one in (random, informed):
+        assert [point["labels"] for point in one["curve"]] == [6, 10]
+    first, other = ([pick["frame"] for pick in one["picks"]] for one in (random, informed))
     assert first[:6] == other[:6]
     assert first[6:] != other[6:]
-    assert guided["metrics"]["force_mae_6"] == random["metrics"]["force_mae_6"]
+    assert random["curve"][0]["force_mae"] == informed["curve"][0]["force_mae"]
     table = (layout.results / "table.md").read_text()
-    assert "| guided | 1 |" in table
-    assert "| random | 1 |" in table
+    assert "| nh3 | random | 1 |" in table
+    assert "| nh3 | information | 1 |" in table
+    assert (layout.figures / "errors.png").stat().st_size > 10_000

@@ -117,9 +117,8 @@ def test_the_plain_model_follows_the_random_campaign(profile: str):
         assert spec.needs == expected
 
 
-@pytest.mark.parametrize("name", ["blip_force", "blip_information"])
-def test_campaigns_choose_from_the_pool(name: str, data: Path, make_run: MakeRun):
-    found = matpes_run.execute(make_run(tiny(name)))
+def test_campaigns_choose_from_the_pool(data: Path, make_run: MakeRun):
+    found = matpes_run.execute(make_run(tiny("blip_energy")))
     assert found.details["labels"] == [4, 6]
     (picks,) = found.details["picks"]
     assert len(set(picks)) == 2

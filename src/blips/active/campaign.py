@@ -15,20 +15,21 @@ from typing import Any
 
 import numpy as np
 from ase import Atoms
+from rich.console import Console
 
+from blips.active.candidates import Candidates
 from blips.active.config import CampaignConfig
 from blips.active.database import CampaignError
-from blips.active.display import CampaignDisplay, Display, Quiet
+from blips.active.display import CampaignDisplay
 from blips.active.executor import DaskExecutor, InlineExecutor, JobLost, make_executor
 from blips.active.frames import digest, from_json, to_json
 from blips.active.label import close_labeller, label
 from blips.active.labeller import journal_file, read_journal
-from blips.active.pool import Candidates, FrameCandidates, PoolCandidates
 from blips.active.select import Model, choose, screen_candidates
 from blips.active.store import CampaignStore, Pick
 from blips.active.summary import campaign_summary
-from blips.active.training import evaluate_round, train_round, trained
-from blips.active.worker import walk
+from blips.active.training import errors_on, evaluate_round, train_round, trained
+from blips.active.worker import model_of, walk
 from blips.data.structures import check_structures, read_structures
 from blips.errors import ConfigError
 from blips.files import write_atomically
@@ -43,14 +44,13 @@ def run_campaign(config: CampaignConfig, *, display: bool = True) -> dict[str, A
     with CampaignStore(config.folder) as store:
         store.begin(config)
         write_atomically(store.folder / "config.yaml", dump_config(config).encode())
-        shown = CampaignDisplay(f"campaign in {store.folder}") if display else None
-        with make_executor(config.executor) as executor:
+        console = Console() if display else Console(quiet=True, force_terminal=False)
+        with (
+            make_executor(config.executor) as executor,
+            CampaignDisplay(f"campaign in {store.folder}", console) as shown,
+        ):
             try:
-                if shown is None:
-                    Campaign(store, config, executor, Quiet()).run()
-                else:
-                    with shown:
-                        Campaign(store, config, executor, shown).run()
+                Campaign(store, config, executor, shown).run()
             finally:
                 close_labeller()
     return campaign_summary(config.folder)
@@ -67,7 +67,11 @@ class Campaign:
     """
 
     def __init__(
-        self, store: CampaignStore, config: CampaignConfig, executor: Executor, display: Display
+        self,
+        store: CampaignStore,
+        config: CampaignConfig,
+        executor: Executor,
+        display: CampaignDisplay,
     ) -> None:
         self.store, self.config = store, config
         self.executor, self.display = executor, display
@@ -85,6 +89,7 @@ class Campaign:
             else:
                 self._initial()
             self._label(round)
+            self._surprise(round)
         raise AssertionError("unreachable")
 
     def _end(self, round: int, reason: str) -> str:
@@ -126,8 +131,25 @@ class Campaign:
             errors = evaluate_round(model, self.config)
             self.store.finish(round, "evaluate", errors)
         labels = (self.store.stage(round, "train") or {})["labels"]
-        self.display.finished({"round": round, "labels": labels, **errors})
+        if errors:
+            self.display.finished({"round": round, "labels": labels, **errors})
         return self._enough(round, errors, labels)
+
+    def _surprise(self, round: int) -> None:
+        """Judge the model of a round by the labels that it asked for, before it is trained on them.
+
+        They are the candidates that it was least certain of, so its errors are large there; but
+        every campaign has them, and they fall as it learns.
+        """
+        found, model = self.store.stage(round, "surprise"), trained(self.store, round)
+        if found is None and model is not None:
+            labelled = self.store.labelled(before=round + 1)[len(self.store.labelled(round)) :]
+            samples, seed = self.config.select.samples, self.config.seed
+            found = errors_on(model_of(model.job()), labelled, samples, seed) if labelled else {}
+            self.store.finish(round, "surprise", found)
+        if found and not self.store.stage(round, "evaluate"):
+            labels = len(self.store.labelled(before=round))
+            self.display.finished({"round": round, "labels": labels, **found})
 
     def _enough(self, round: int, errors: dict[str, Any], labels: int) -> str:
         stop = self.config.stop
@@ -147,10 +169,11 @@ class Campaign:
             model = trained(self.store, round)
             if model is None:
                 raise CampaignError(f"the model of round {round} vanished; start again")
-            candidates = self._explore(round, model)
+            limits, typical_force = self._limits(round)
+            candidates = self._explore(round, model, limits, typical_force)
             self.display.stage(round, "screening candidates")
             screening = screen_candidates(
-                candidates, model, self.config, self.store, self.executor, round
+                candidates, model, self.config, self.store, self.executor, round, limits
             )
             self.display.stage(round, "selecting")
             batch = self._batch(round)
@@ -161,13 +184,13 @@ class Campaign:
                 "excluded": screening.excluded,
                 "largest": screening.largest,
             }
-            target, largest = self.config.stop.force_std, screening.largest.get("force_std_max")
+            target, largest = self.config.stop.force_std, screening.largest.get("force_std")
             if target is not None and largest is not None and largest <= target:
                 picks, before["chosen"] = [], 0
             self.store.add_picks(picks, round, before)
         if before["chosen"] > 0:
             return ""
-        largest = before["largest"].get("force_std_max")
+        largest = before["largest"].get("force_std")
         if largest is None:
             return f"all {before['seen']} candidates were thrown out ({before['excluded']})"
         return f"no candidate is less certain than {largest:.3g} eV/A"
@@ -178,22 +201,40 @@ class Campaign:
             return batch
         return min(batch, max(0, budget - self.store.count("labelled")))
 
-    def _explore(self, round: int, model: Model) -> Candidates:
+    def _limits(self, round: int) -> tuple[dict[str, Any], float]:
+        """Limits in numbers, and the typical force of a label, eV/A (root mean square).
+
+        An error bar larger than any force that was ever labelled is that of a structure which the
+        model knows nothing about: that is the automatic limit.
+        """
+        limits = self.config.limits.model_dump()
+        forces = np.concatenate([a.get_forces() for a in self.store.labelled(before=round)])
+        if limits["force_std"] == "auto":
+            limits["force_std"] = float(np.linalg.norm(forces, axis=1).max()) or None
+        return limits, float(np.sqrt((forces**2).mean()))
+
+    def _explore(
+        self, round: int, model: Model, limits: dict[str, Any], typical_force: float
+    ) -> Candidates:
         explore = self.config.explore
         if explore.kind == "pool":
-            return PoolCandidates(explore.pool or "")
+            return Candidates.of_file(explore.pool or "")
         self.display.stage(round, "exploring")
         done = self.store.finished_walkers(round)
         walkers = [number for number in range(explore.walkers) if number not in done]
-        for place, frames in self.executor.run(walk, self._walks(round, model, walkers)):
+        soft = self.config.limits.force_std == "auto"
+        common = {"limits": limits, "soft": soft, "typical_force": typical_force}
+        for place, frames in self.executor.run(walk, self._walks(round, model, walkers, common)):
             if isinstance(frames, JobLost):
                 raise CampaignError(f"a trajectory lost its worker ({frames}); start again")
             found = [(from_json(structure), origin) for structure, origin in frames]
             self.store.add_frames(round, walkers[place], found)
             self.display.stage(round, "exploring", f"{walkers[place] + 1} of {explore.walkers}")
-        return FrameCandidates(self.store, round)
+        return Candidates.of_round(self.store, round)
 
-    def _walks(self, round: int, model: Model, walkers: list[int]) -> Iterator[dict[str, Any]]:
+    def _walks(
+        self, round: int, model: Model, walkers: list[int], common: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
         explore, seed = self.config.explore, self.config.seed
         if explore.structures is None:
             starts = self.store.labelled(before=round)
@@ -209,6 +250,7 @@ class Campaign:
                 seed=[seed, 2, round, walker],
                 walker=walker,
                 explore=explore.model_dump(mode="json"),
+                **common,
             )
 
     # Labels

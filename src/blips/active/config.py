@@ -16,7 +16,8 @@ from blips.config import (
 )
 from blips.sim.reference import check_trust, needs_trust
 
-Score = Literal["energy_std", "force_std_max", "force_std_mean", "information", "random"]
+Rule = Literal["information", "expected_reduction", "force_std", "energy_std", "random"]
+CLOSED_FORM = ("information", "expected_reduction")  # rules that need the conditioned posterior
 
 
 class InitialConfig(Section):
@@ -29,15 +30,6 @@ class InitialConfig(Section):
     )
 
 
-class GuardConfig(Section):
-    """Limits that end a trajectory; see `blips.sim.guard.Guard`."""
-
-    force_std: float | None = Field(default=None, gt=0, description="eV/A")
-    energy_std_per_atom: float | None = Field(default=None, gt=0, description="eV")
-    closest: float | None = Field(default=0.5, gt=0, description="in sums of covalent radii")
-    farthest: float | None = Field(default=None, gt=0, lt=6, description="A")
-
-
 class ExploreConfig(Section):
     """Where candidates come from."""
 
@@ -46,8 +38,8 @@ class ExploreConfig(Section):
     structures: str | None = Field(
         default=None, description="md: starting points; default: what is labelled"
     )
-    potential: Literal["mean", "frozen"] = Field(
-        default="mean", description="md: posterior means, or a frozen member for each trajectory"
+    potential: Literal["mean", "member"] = Field(
+        default="mean", description="md: the plain model, or a member for each trajectory"
     )
     temperatures: list[float] = Field(default=[300.0, 600.0], min_length=1, description="K")
     pressure: float | list[float] | None = Field(
@@ -58,7 +50,6 @@ class ExploreConfig(Section):
     timestep: float = Field(default=0.5, gt=0, description="fs")
     friction: float = Field(default=0.02, gt=0, description="1/fs")
     every: int = Field(default=10, ge=1, description="steps between frames, and guards' looks")
-    guard: GuardConfig = GuardConfig()
 
     def conditions(self, walker: int) -> tuple[float, float | None]:
         """Temperature (K) and pressure (GPa) of a trajectory: all pairs of them in turn."""
@@ -68,31 +59,40 @@ class ExploreConfig(Section):
         return self.temperatures[place], pressures[round % len(pressures)]
 
 
-class BoundsConfig(Section):
-    """Candidates beyond any of these are thrown out: the model knows nothing of them."""
+class LimitsConfig(Section):
+    """What the model may be asked about: beyond it trajectories end and candidates are left out."""
 
-    force_std: float | None = Field(default=None, gt=0, description="largest, eV/A")
+    force_std: float | Literal["auto"] | None = Field(
+        default="auto", description="of an atom, eV/A; auto: the largest force of a label"
+    )
     energy_std_per_atom: float | None = Field(default=None, gt=0, description="eV")
     force: float | None = Field(default=100.0, gt=0, description="largest predicted force, eV/A")
     closest: float | None = Field(default=0.5, gt=0, description="in sums of covalent radii")
     farthest: float | None = Field(default=None, gt=0, lt=6, description="A")
 
+    @model_validator(mode="after")
+    def _is_positive(self) -> "LimitsConfig":
+        if isinstance(self.force_std, float) and not self.force_std > 0:
+            raise ValueError(f"limits.force_std is {self.force_std}; expected more than 0, or auto")
+        return self
+
 
 class SelectConfig(Section):
     """Which candidates are labelled."""
 
-    score: Score = "force_std_max"
+    rule: Rule = "force_std"
     batch: int = Field(default=10, ge=1, description="labels in a round")
     samples: int = Field(default=16, ge=2, description="posterior samples for a candidate")
     method: Literal["auto", "conditioned", "mc", "frozen"] = "auto"
-    diversity: bool = Field(default=True, description="spread the batch over structures' features")
-    keep: int = Field(default=10, ge=1, description="best candidates kept, in batches")
-    chunk: int = Field(default=64, ge=1, description="candidates screened in one job")
-    noise: float = Field(default=0.05, gt=0, description="information: of a force label, eV/A")
-    energy_noise: float = Field(
-        default=0.005, gt=0, description="information: of an energy label, eV/atom"
+    rows: int = Field(default=4, ge=1, description="random sums of a candidate's forces")
+    target: str | None = Field(
+        default=None, description="expected_reduction: structures that matter; else the candidates"
     )
-    bounds: BoundsConfig = BoundsConfig()
+    cost: float = Field(
+        default=0.0, ge=0, description="power of the number of atoms that a label costs"
+    )
+    keep: int = Field(default=50, ge=1, description="best candidates kept, in batches")
+    chunk: int = Field(default=64, ge=1, description="candidates screened in one job")
 
 
 class LabelConfig(Section):
@@ -137,8 +137,9 @@ class ExecutorConfig(Section):
 class EvaluateConfig(Section):
     """How a round's model is judged."""
 
-    structures: str | None = Field(default=None, description="labelled file; else no errors")
-    samples: int = Field(default=16, ge=2)
+    structures: str | None = Field(
+        default=None, description="labelled file; else only the labels of each round judge"
+    )
 
 
 class StopConfig(Section):
@@ -166,6 +167,7 @@ class CampaignConfig(Section):
     )
     initial: InitialConfig = InitialConfig()
     explore: ExploreConfig = ExploreConfig()
+    limits: LimitsConfig = LimitsConfig()
     select: SelectConfig = SelectConfig()
     label: LabelConfig = LabelConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -182,6 +184,11 @@ class CampaignConfig(Section):
             raise ValueError("explore.kind is pool, but explore.pool names no file")
         if not self.model.bayes.enabled:
             raise ValueError("a campaign needs error bars; set model.bayes.enabled to true")
+        if self.select.rule in CLOSED_FORM and not self.training.condition:
+            raise ValueError(
+                f"select.rule {self.select.rule} needs the conditioned posterior; set "
+                "training.condition to true, or the rule to force_std"
+            )
         check_trust(self.label.calculator, self.label.options, self.label.trust)
         if (commands := shell_lines(self.executor)) and not self.executor.trust:
             raise ValueError(

@@ -13,15 +13,14 @@ from typing import Any, Self, TextIO
 from blips.errors import BlipsError
 from blips.files import Locked, lock
 
-FORMAT = "blips-campaign-1"
+FORMAT = "blips-campaign-2"
 DATABASE, LOCK = "campaign.db", "campaign.lock"
 TABLES = (
     "CREATE TABLE blips_facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     """CREATE TABLE blips_stages (round INTEGER, stage TEXT, result TEXT NOT NULL,
        PRIMARY KEY (round, stage))""",
-    """CREATE TABLE blips_frames (round INTEGER, walker INTEGER, number INTEGER,
-       structure TEXT NOT NULL, origin TEXT NOT NULL, PRIMARY KEY (round, walker, number))""",
-    "CREATE TABLE blips_walkers (round INTEGER, walker INTEGER, PRIMARY KEY (round, walker))",
+    """CREATE TABLE blips_walks (round INTEGER, walker INTEGER, frames TEXT NOT NULL,
+       PRIMARY KEY (round, walker))""",
     """CREATE TABLE blips_chunks (round INTEGER, chunk INTEGER, best TEXT NOT NULL,
        PRIMARY KEY (round, chunk))""",
     """CREATE TABLE blips_picks (round INTEGER, number INTEGER, structure TEXT NOT NULL,
@@ -106,6 +105,16 @@ class CampaignDatabase:
         with in_words(self.path):
             return self.connection.execute(statement, values).fetchone()
 
+    def parsed(self, text: str, kind: type = dict) -> Any:
+        """JSON of a row; what it holds must be of a kind."""
+        try:
+            found = json.loads(text)
+        except (ValueError, TypeError) as error:
+            raise _damaged(self.path, error) from None
+        if not isinstance(found, kind):
+            raise _damaged(self.path, f"{text[:40]!r} is no {kind.__name__}")
+        return found
+
     def _connect(self) -> sqlite3.Connection:
         is_new = not self.path.exists() or self.path.stat().st_size == 0
         if self.writable:
@@ -140,7 +149,7 @@ class CampaignDatabase:
         if problem != "ok":
             raise sqlite3.DatabaseError(problem)
         found = connection.execute("SELECT value FROM blips_facts WHERE name = 'format'").fetchone()
-        if found is None or json.loads(found[0]) != FORMAT:
+        if found is None or found[0] != json.dumps(FORMAT):
             raise DamagedCampaignError(f"{self.path} is no campaign of this version ({FORMAT})")
 
     def _unlock(self) -> None:
@@ -201,7 +210,7 @@ def _explained(path: Path, error: sqlite3.DatabaseError) -> CampaignError:
     return _damaged(path, error)
 
 
-def _damaged(path: Path, error: Exception) -> DamagedCampaignError:
+def _damaged(path: Path, error: Exception | str) -> DamagedCampaignError:
     return DamagedCampaignError(
         f"{path} is damaged or no campaign ({error}). It was left as it is: restore a copy, or "
         f"save what is readable with: sqlite3 {path.name} .recover"

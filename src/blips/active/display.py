@@ -1,6 +1,6 @@
 """What a campaign shows while it runs: rounds, budget, errors, queue."""
 
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -8,37 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 
-class Display(Protocol):
-    """Told about every step of a campaign."""
-
-    def stage(self, round: int, stage: str, detail: str = "") -> None:
-        """A stage began, or came further."""
-        ...
-
-    def finished(self, row: dict[str, Any]) -> None:
-        """A round's model was trained and judged."""
-        ...
-
-    def labels(self, labelled: int, queued: int, quarantined: int, budget: int | None) -> None:
-        """How far labelling is."""
-        ...
-
-
-class Quiet:
-    """Shows nothing."""
-
-    def stage(self, round: int, stage: str, detail: str = "") -> None:
-        """Nothing."""
-
-    def finished(self, row: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def labels(self, labelled: int, queued: int, quarantined: int, budget: int | None) -> None:
-        """Nothing."""
-
-
 class CampaignDisplay:
-    """A live table on terminals, one line for each stage elsewhere."""
+    """A live table on terminals, one line for each stage elsewhere.
+
+    Args:
+        title: of the table.
+        console: where to show it; Console(quiet=True) for nowhere.
+    """
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self.title = title
@@ -67,7 +43,7 @@ class CampaignDisplay:
             self.console.print(self._status, highlight=False)
 
     def finished(self, row: dict[str, Any]) -> None:
-        """A round's model was trained and judged."""
+        """A round's model was judged: on the test set, or on the labels that it asked for."""
         self._rows[row["round"]] = row
         self._show()
 
@@ -83,7 +59,7 @@ class CampaignDisplay:
 
     def _table(self) -> Table:
         table = Table(title=self.title)
-        for name in ("round", "labels", "energy MAE eV/atom", "force MAE eV/A", "force sigma eV/A"):
+        for name in ("round", "labels", "energy MAE eV/atom", "force MAE eV/A", "force std eV/A"):
             table.add_column(name, justify="right")
         for row in self._rows.values():
             numbers = (row.get("energy_mae"), row.get("force_mae"), row.get("force_std"))

@@ -2,37 +2,37 @@
 
 Screening is the part that sees every candidate: chunks go to the executor, and of each only the
 numbers and scores of those that could still be chosen are kept. The final choice looks at the
-structures of these few.
+structures of these few. A gain can only fall as picks are made, so the batch is that of all
+candidates wherever its last gain is above the score of the last one that was kept.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ase import Atoms
-from vesin import NeighborList
 
-from blips.active.acquisition import (
-    Choice,
-    best,
-    greedy_diverse,
-    greedy_information,
-    random_score,
-)
+from blips.active.candidates import Candidate, Candidates
 from blips.active.config import CampaignConfig
 from blips.active.database import CampaignError
 from blips.active.executor import DaskExecutor, InlineExecutor, JobLost
 from blips.active.frames import digest, to_json
-from blips.active.pool import Candidate, Candidates
+from blips.active.rules import (
+    ByForceStd,
+    ByInformation,
+    ByReduction,
+    Choice,
+    best,
+    random_score,
+)
 from blips.active.store import CampaignStore, Pick
-from blips.active.worker import member_deviations, screen
+from blips.active.worker import model_of, rows_of, screen
+from blips.data.structures import read_structures
 
-PRESCREEN = {"information": "force_std_mean"}  # by what candidates of a joint score are kept
-FEATURE_CUTOFF = 5.0  # A
-FEATURE_CENTRES = np.linspace(0.6, FEATURE_CUTOFF, 24)  # A
-FEATURE_WIDTH = 0.2  # A
+TARGETS = 128  # structures that stand for the target distribution
+Row = tuple[int, dict[str, float]]  # number and scores of a candidate
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,14 @@ class Screening:
     """What screening found.
 
     Attributes:
-        rows: (number, scores) of the best, best first.
+        rows: (number, scores) of the best, best first; if those within the limits are too few,
+            also the least uncertain beyond them, with the score "beyond".
         seen: candidates in all.
-        excluded: how many were thrown out, by reason.
-        largest: largest value of every score among those that were not.
+        excluded: how many are beyond a limit or known, by reason.
+        largest: largest value of every score among those that can be chosen.
     """
 
-    rows: list[tuple[int, dict[str, float]]]
+    rows: list[Row]
     seen: int
     excluded: dict[str, int]
     largest: dict[str, float]
@@ -71,26 +72,43 @@ def screen_candidates(
     store: CampaignStore,
     executor: InlineExecutor | DaskExecutor,
     round: int,
+    limits: dict[str, Any] | None = None,
 ) -> Screening:
-    """Score all candidates; finished chunks are in the store and not screened again."""
+    """Score all candidates; finished chunks are in the store and not screened again.
+
+    Args:
+        candidates: all of them.
+        model: of the round.
+        config: of the campaign.
+        store: of the campaign.
+        executor: where chunks are screened.
+        round: number of the round.
+        limits: of the configuration, with numbers for what is "auto" there; else none is.
+    """
     select, top = config.select, _Top(config, round)
     for content in store.chunks(round).values():
         top.add(content)
-    known = store.known_digests()
-    done = set(store.chunks(round))
+    known, done = store.known_digests(), set(store.chunks(round))
     waiting: dict[int, tuple[int, list[int], int]] = {}
+    common = {
+        "samples": select.samples,
+        "method": select.method,
+        "seed": config.seed,
+        "rule": select.rule,
+        "rows": select.rows,
+        "limits": limits or {**config.limits.model_dump(), "force_std": None},
+        "target": str(_target_file(model)),
+    }
+    if select.rule == "expected_reduction":
+        write_target(candidates, model, config)
 
     def jobs() -> Iterator[dict[str, Any]]:
         for place, (chunk, part) in enumerate(candidates.chunks(select.chunk, done)):
             fresh = [(number, atoms) for number, atoms, _ in part if digest(atoms) not in known]
-            waiting[place] = (chunk, [number for number, _ in fresh], len(part))
-            yield model.job(
-                structures=[to_json(atoms) for _, atoms in fresh],
-                samples=select.samples,
-                method=select.method,
-                seed=config.seed,
-                bounds=select.bounds.model_dump(mode="json"),
-            )
+            numbers = [number for number, _ in fresh]
+            waiting[place] = (chunk, numbers, len(part))
+            texts = [to_json(atoms) for _, atoms in fresh]
+            yield model.job(structures=texts, numbers=numbers, **common)
 
     for place, result in executor.run(screen, jobs()):
         if isinstance(result, JobLost):
@@ -106,30 +124,34 @@ class _Top:
     """The best candidates so far; which they are in the end does not depend on the order."""
 
     def __init__(self, config: CampaignConfig, round: int) -> None:
-        self.score = config.select.score
-        self.by = PRESCREEN.get(self.score, self.score)
+        self.rule, self.power = config.select.rule, config.select.cost
         self.count = config.select.keep * config.select.batch
+        self.soft = config.limits.force_std == "auto"
         self.seed, self.round = config.seed, round
-        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.rows: list[Row] = []
         self.excluded: Counter[str] = Counter()
         self.largest: dict[str, float] = {}
         self.seen = 0
 
     def summary(self, numbers: list[int], result: dict[str, Any], seen: int) -> dict[str, Any]:
         """What is worth keeping of a screened chunk, JSON-able."""
-        rows, largest = [], {}
-        for number, row in zip(numbers, result["scores"], strict=True):
-            if row is None:
+        rows: list[Row] = []
+        for number, row, reason in zip(numbers, result["scores"], result["excluded"], strict=True):
+            if row is None or (reason is not None and not (self.soft and reason == "force_std")):
                 continue
-            if self.by == "random":
+            if self.rule == "random":
                 row["random"] = random_score(self.seed, self.round, number)
+            if reason is not None:
+                row["beyond"] = 1.0
             rows.append((number, row))
-            largest = {name: max(value, largest.get(name, value)) for name, value in row.items()}
         excluded = Counter(reason for reason in result["excluded"] if reason is not None)
         excluded["known"] += seen - len(numbers)
+        found = [row for _, row in rows]
         rows.sort(key=self._key)
         worst = self._key(self.rows[-1]) if len(self.rows) >= self.count else None
         rows = [row for row in rows[: self.count] if worst is None or self._key(row) < worst]
+        names = [name for name in (found[0] if found else ()) if name != "beyond"]
+        largest = {name: max(row[name] for row in found) for name in names}
         return {"rows": rows, "excluded": +excluded, "largest": largest, "seen": seen}
 
     def add(self, content: dict[str, Any]) -> None:
@@ -145,8 +167,12 @@ class _Top:
         excluded = dict(sorted(self.excluded.items()))
         return Screening(self.rows, self.seen, excluded, self.largest)
 
-    def _key(self, row: tuple[int, dict[str, float]]) -> tuple[float, int]:
-        return (-row[1][self.by], row[0])
+    def _key(self, row: Row) -> tuple[bool, float, int]:
+        """Within the limits the largest score first, beyond them the least uncertain."""
+        number, scores = row
+        if "beyond" in scores:
+            return True, scores["force_std"], number
+        return False, -scores[self.rule] / scores["atoms"] ** self.power, number
 
 
 def choose(
@@ -158,41 +184,86 @@ def choose(
     count: int,
 ) -> list[Pick]:
     """The batch of a round, each pick with its score and the reason for it."""
-    rows, select = screening.rows, config.select
-    kept = _without_repeats(candidates.fetch([number for number, _ in rows]))
-    rows = [row for row in rows if row[0] in {number for number, _, _ in kept}]
-    if not kept:
-        return []
-    scores = np.array([row[select.score] for _, row in rows if select.score in row])
-    if select.score == "information":
-        job = model.job(
-            structures=[to_json(atoms) for _, atoms, _ in kept],
-            samples=select.samples,
-            seed=config.seed,
-            energy_noise=select.energy_noise,
-            force_noise=select.noise,
-        )
-        chosen = greedy_information(member_deviations(job), count)
-    elif select.diversity and select.score != "random":
-        chosen = greedy_diverse(scores, structure_features([atoms for _, atoms, _ in kept]), count)
-    else:
-        chosen = best(scores, count)
+    scores = dict(screening.rows)
+    kept = _without_repeats(candidates.fetch(list(scores)))
+    within = [candidate for candidate in kept if "beyond" not in scores[candidate[0]]]
+    beyond = [candidate for candidate in kept if "beyond" in scores[candidate[0]]]
+    chosen = _choices(within, [scores[number] for number, _, _ in within], model, config, count)
+    picked = [(within[choice.index], choice) for choice in chosen]
+    for candidate in beyond[: max(0, count - len(picked))]:
+        picked.append((candidate, Choice(-1, 0.0)))
     return [
-        _pick(round, place, choice, kept[choice.index], rows[choice.index][1], config)
-        for place, choice in enumerate(chosen)
+        _pick(round, place, choice, candidate, scores[candidate[0]], config)
+        for place, (candidate, choice) in enumerate(picked)
     ]
+
+
+def _choices(
+    candidates: Sequence[Candidate],
+    scores: Sequence[dict[str, float]],
+    model: Model,
+    config: CampaignConfig,
+    count: int,
+) -> list[Choice]:
+    select = config.select
+    if not candidates:
+        return []
+    by_score = np.array([row[select.rule] for row in scores])
+    cost = np.array([len(atoms) for _, atoms, _ in candidates], dtype=float) ** select.cost
+    posterior = model_of(model.job()).posterior
+    if select.rule in ("energy_std", "random") or posterior is None or posterior.evidence is None:
+        return best(by_score / cost, count)
+    rows = rows_of(_rows_job(model, candidates, config, energies=True))
+    if select.rule == "information":
+        return ByInformation(rows, cost).choose(count)
+    if select.rule == "expected_reduction":
+        return ByReduction(rows, np.load(_target_file(model)), cost).choose(count)
+    return ByForceStd(rows, by_score, cost).choose(count)
+
+
+def _rows_job(
+    model: Model, candidates: Sequence[Candidate], config: CampaignConfig, *, energies: bool
+) -> dict[str, Any]:
+    return model.job(
+        structures=[to_json(atoms) for _, atoms, _ in candidates],
+        numbers=[number for number, _, _ in candidates],
+        rows=config.select.rows,
+        seed=config.seed,
+        energies=energies,
+    )
+
+
+def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -> None:
+    """Write the force rows of structures that matter beside the model, for all workers.
+
+    Divided by the root of the number of force components they stand for, so that the sum of their
+    variances is the mean variance of a component (in units of the noise of labels).
+    """
+    rng = np.random.default_rng([config.seed, 5])
+    if config.select.target is None:
+        numbers = sorted(rng.permutation(candidates.total)[:TARGETS].tolist())
+        target = candidates.fetch(numbers)
+    else:
+        frames = read_structures(config.select.target)
+        numbers = sorted(rng.permutation(len(frames))[:TARGETS].tolist())
+        target = [(number, frames[number], {}) for number in numbers]
+    rows = rows_of(_rows_job(model, target, config, energies=False))  # [S, q, d]
+    components = 3 * sum(len(atoms) for _, atoms, _ in target)
+    path = _target_file(model)
+    with path.open("wb") as file:
+        np.save(file, rows.reshape(-1, rows.shape[-1]) / np.sqrt(components))
+
+
+def _target_file(model: Model) -> Path:
+    return Path(model.path).with_name("target.npy")
 
 
 def _without_repeats(candidates: list[Candidate]) -> list[Candidate]:
     """The first of equal geometries."""
-    seen: set[str] = set()
-    kept: list[Candidate] = []
+    first: dict[str, Candidate] = {}
     for candidate in candidates:
-        name = digest(candidate[1])
-        if name not in seen:
-            kept.append(candidate)
-        seen.add(name)
-    return kept
+        first.setdefault(digest(candidate[1]), candidate)
+    return list(first.values())
 
 
 def _pick(
@@ -206,37 +277,13 @@ def _pick(
     number, atoms, origin = candidate
     plain = atoms.copy()
     plain.calc = None
-    score = config.select.score
+    rule = config.select.rule
     reason = {
-        "score": score,
+        "rule": rule,
         "gain": choice.gain,
-        "rank": choice.index,  # among the candidates by score alone
+        "rank": choice.index,  # among the candidates by score alone; -1 for one beyond the limits
         "candidate": number,
         "origin": origin,
         "scores": scores,
     }
-    return Pick(round, place, plain, scores.get(score, choice.gain), reason)
-
-
-def structure_features(structures: Sequence[Atoms]) -> np.ndarray:
-    """Describe structures by invariant features, [S, pairs of elements x centres].
-
-    They tell whether two candidates are alike. For every pair of elements (a, b): the smeared
-    histogram of distances from atoms a to their neighbours b within a cutoff c, weighted to
-    vanish there, per atom of the structure:
-
-        f_ab(mu) = 1/N sum_{i in a, j in b} exp(-(r_ij - mu)^2 / 2 w^2) (1 + cos(pi r_ij / c)) / 2
-    """
-    elements = sorted({int(z) for atoms in structures for z in atoms.numbers})
-    place = {z: i for i, z in enumerate(elements)}
-    features = np.zeros((len(structures), len(elements) ** 2, len(FEATURE_CENTRES)))
-    for s, atoms in enumerate(structures):
-        first, second, distance = NeighborList(
-            cutoff=FEATURE_CUTOFF, full_list=True, sorted=False
-        ).compute(atoms.positions, atoms.cell.array, atoms.pbc, "ijd")
-        kinds = np.array([place[int(z)] for z in atoms.numbers])  # [N]
-        pair = kinds[first] * len(elements) + kinds[second]  # [E]
-        weight = 0.5 * (1.0 + np.cos(np.pi * distance / FEATURE_CUTOFF)) / len(atoms)  # [E]
-        smeared = np.exp(-0.5 * ((distance[:, None] - FEATURE_CENTRES) / FEATURE_WIDTH) ** 2)
-        np.add.at(features[s], pair, smeared * weight[:, None])
-    return features.reshape(len(structures), -1)
+    return Pick(round, place, plain, scores[rule], reason)

@@ -7,7 +7,7 @@ Labelled structures are rows of `ase.db` (`ase db campaign.db`, `ase.db.connect`
 |---|---|
 | blips_facts | the configuration, the version |
 | blips_stages | a finished stage of a round and its result, JSON |
-| blips_frames | frames of a finished trajectory |
+| blips_walks | a finished trajectory: its frames with their origins, JSON |
 | blips_chunks | a screened chunk of candidates: the best of them, and how many were thrown out |
 | blips_picks | a structure to label: where it is from, score, reason, status |
 | blips_attempts | a failed attempt at a label, with its log |
@@ -18,7 +18,7 @@ status of its pick, so it is either there and never asked for again, or not ther
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,13 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from blips.active.config import CampaignConfig, changed_settings
-from blips.active.database import DATABASE, CampaignDatabase, CampaignError, in_words
+from blips.active.database import (
+    DATABASE,
+    CampaignDatabase,
+    CampaignError,
+    DamagedCampaignError,
+    in_words,
+)
 from blips.active.frames import digest, from_json, to_json
 
 __all__ = ["DATABASE", "CampaignStore", "Pick"]
@@ -86,14 +92,14 @@ class CampaignStore(CampaignDatabase):
     def fact(self, name: str) -> Any:
         """A recorded fact, or None."""
         row = self.row("SELECT value FROM blips_facts WHERE name = ?", name)
-        return None if row is None else json.loads(row[0])
+        return None if row is None else self.parsed(row[0])
 
     def stage(self, round: int, stage: str) -> dict[str, Any] | None:
         """Result of a finished stage, or None."""
         row = self.row(
             "SELECT result FROM blips_stages WHERE round = ? AND stage = ?", round, stage
         )
-        return None if row is None else json.loads(row[0])
+        return None if row is None else self.parsed(row[0])
 
     def finish(self, round: int, stage: str, result: Mapping[str, Any]) -> None:
         """Record that a stage is finished."""
@@ -116,30 +122,21 @@ class CampaignStore(CampaignDatabase):
         self, round: int, walker: int, frames: Sequence[tuple[Atoms, Mapping[str, Any]]]
     ) -> None:
         """Frames of a finished trajectory, each with its origin."""
+        content = [(to_json(atoms), dict(origin)) for atoms, origin in frames]
         with self.transaction() as cursor:
-            cursor.execute("INSERT INTO blips_walkers VALUES (?, ?)", (round, walker))
-            cursor.executemany(
-                "INSERT INTO blips_frames VALUES (?, ?, ?, ?, ?)",
-                [
-                    (round, walker, number, to_json(atoms), json.dumps(origin))
-                    for number, (atoms, origin) in enumerate(frames)
-                ],
+            cursor.execute(
+                "INSERT INTO blips_walks VALUES (?, ?, ?)", (round, walker, json.dumps(content))
             )
 
     def finished_walkers(self, round: int) -> set[int]:
         """Trajectories that are done."""
-        return {r[0] for r in self.rows("SELECT walker FROM blips_walkers WHERE round = ?", round)}
+        return {r[0] for r in self.rows("SELECT walker FROM blips_walks WHERE round = ?", round)}
 
-    def frames(self, round: int) -> Iterator[tuple[Atoms, dict[str, Any]]]:
+    def frames(self, round: int) -> list[tuple[Atoms, dict[str, Any]]]:
         """Frames of a round, in an order that does not depend on who finished first."""
-        with in_words(self.path):
-            rows = self.connection.execute(
-                "SELECT structure, origin FROM blips_frames WHERE round = ? "
-                "ORDER BY walker, number",
-                (round,),
-            )
-            for structure, origin in rows:
-                yield from_json(structure), json.loads(origin)
+        rows = self.rows("SELECT frames FROM blips_walks WHERE round = ? ORDER BY walker", round)
+        found = [frame for row in rows for frame in self.parsed(row[0], list)]
+        return [(from_json(structure), origin) for structure, origin in found]
 
     def add_chunk(self, round: int, chunk: int, best: Mapping[str, Any]) -> None:
         """Result of screening a chunk of candidates."""
@@ -151,7 +148,7 @@ class CampaignStore(CampaignDatabase):
     def chunks(self, round: int) -> dict[int, dict[str, Any]]:
         """Screened chunks by number."""
         rows = self.rows("SELECT chunk, best FROM blips_chunks WHERE round = ?", round)
-        return {chunk: json.loads(best) for chunk, best in rows}
+        return {chunk: self.parsed(best) for chunk, best in rows}
 
     # Picks and labels
 
@@ -184,7 +181,7 @@ class CampaignStore(CampaignDatabase):
             round,
             status,
         )
-        return [Pick(r[0], r[1], from_json(r[2]), r[3], json.loads(r[4]), r[5]) for r in rows]
+        return [Pick(r[0], r[1], from_json(r[2]), r[3], self.parsed(r[4]), r[5]) for r in rows]
 
     def known_digests(self) -> set[str]:
         """Names of all geometries that were ever picked."""
@@ -236,7 +233,12 @@ class CampaignStore(CampaignDatabase):
         )
         with in_words(self.path):
             database = self.ase_rows()
-            return [database.get_atoms(id=row[0]) for row in rows]
+            try:
+                return [database.get_atoms(id=row[0]) for row in rows]
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise DamagedCampaignError(
+                    f"{self.path} is damaged: a label cannot be read ({error}); restore a copy"
+                ) from None
 
     def count(self, status: str) -> int:
         """Picks with a status."""

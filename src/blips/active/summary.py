@@ -17,7 +17,8 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
         config: the configuration, as nested dictionaries.
         curve: one entry for each trained model: round, labels, model (its file), and its errors
             (energy_mae in eV/atom, force_mae, force_rmse and force_std in eV/A,
-            force_rank_correlation).
+            force_rank_correlation) on the test structures; `surprise` has the same of the labels
+            that this model asked for, before anything was trained on them.
         rounds: one entry for each selection: round, chosen, seen, excluded (by reason), largest
             (scores).
         picks: one entry for each chosen structure: name, round, status, score, reason (score,
@@ -34,7 +35,8 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
             train, errors = store.stage(round, "train"), store.stage(round, "evaluate")
             if train is not None and errors is not None:
                 row = {"round": round, "labels": train["labels"], "model": train["model"]}
-                curve.append({**row, **errors})
+                surprise = store.stage(round, "surprise") or {}
+                curve.append({**row, **errors, "surprise": surprise})
             selection = store.stage(round, "select")
             if selection is not None:
                 rounds.append({"round": round, **selection})
@@ -65,18 +67,21 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
         }
 
 
-def labels_to_reach(curve: Sequence[Mapping[str, Any]], target: float) -> float:
-    """Labels at which the force MAE first falls to the target, linear between the points.
+def labels_to_reach(
+    curve: Sequence[Mapping[str, Any]], target: float, error: str = "force_mae"
+) -> float:
+    """Labels at which an error first falls to the target, linear between the points.
 
     Args:
         curve: of a campaign.
-        target: eV/A. A campaign that never reaches it counts with all its labels.
+        target: in the error's unit. A campaign that never reaches it counts with all its labels.
+        error: its name in the curve.
     """
     before = curve[0]
     for point in curve:
-        if point["force_mae"] <= target:
-            drop = before["force_mae"] - point["force_mae"]
-            share = (before["force_mae"] - target) / drop if drop > 0 else 1.0
+        if point[error] <= target:
+            drop = before[error] - point[error]
+            share = (before[error] - target) / drop if drop > 0 else 1.0
             return before["labels"] + share * (point["labels"] - before["labels"])
         before = point
     return float(curve[-1]["labels"])

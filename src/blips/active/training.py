@@ -83,7 +83,7 @@ def evaluate_round(model: Model, config: CampaignConfig) -> dict[str, Any]:
     if config.evaluate.structures is None:
         return {}
     structures = read_structures(config.evaluate.structures)
-    return errors_on(model_of(model.job()), structures, config.evaluate.samples, config.seed)
+    return errors_on(model_of(model.job()), structures, config.select.samples, config.seed)
 
 
 def errors_on(

@@ -15,13 +15,15 @@ from ase.md.langevin import Langevin
 from ase.md.md import MolecularDynamics
 from ase.md.nptberendsen import NPTBerendsen
 
-from blips.active.acquisition import structure_scores
-from blips.active.config import BoundsConfig, ExploreConfig
+from blips import keys
+from blips.active.config import CLOSED_FORM, ExploreConfig, LimitsConfig
 from blips.active.database import CampaignError
+from blips.active.evidence import candidate_rows
 from blips.active.frames import from_json, to_json
+from blips.active.rules import expected_reduction, information
 from blips.errors import InputError
 from blips.inference.monte_carlo import kept_num_threads
-from blips.potential import BayesianPotential
+from blips.potential import BayesianPotential, Member
 from blips.sim.calculator import Calculator
 from blips.sim.dynamics import run_guarded
 from blips.sim.guard import Guard
@@ -29,6 +31,8 @@ from blips.train.checkpoint import load
 
 WATER_COMPRESSIBILITY = 4.6e-5  # 1/bar; how quickly a barostat answers, not where it ends
 GUARD_SAMPLES = 8
+AT_FIRST = 2.0  # times the force std where it begins may a trajectory go, in any case
+SOFT = ("force_std",)  # limits beyond which candidates are only put last
 _models: dict[str, BayesianPotential] = {}  # the last model that this process used
 
 
@@ -52,11 +56,12 @@ def model_of(job: Mapping[str, Any]) -> BayesianPotential:
 
 
 def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Frames of a guarded trajectory.
+    """Frames of a guarded trajectory, which begins again where the guard has ended it.
 
     Args:
         job: model, digest, start (structure), temperature (K), pressure (GPa, None for constant
-            volume), seed (numbers), walker, explore.
+            volume), seed (numbers), walker, explore, limits, soft (whether that of the std is
+            automatic), typical_force (of labels, eV/A).
 
     Returns:
         Structures and their origins.
@@ -65,28 +70,58 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         torch.set_num_threads(1)
         explore = ExploreConfig.model_validate(job["explore"])
         atoms, rng = from_json(job["start"]), np.random.default_rng(job["seed"])
-        frozen = explore.potential == "frozen"
-        atoms.calc = Calculator(
-            model_of(job),
-            method="frozen" if frozen else "map",
-            member=job["walker"],
-            samples=GUARD_SAMPLES,
-        )
-        _set_velocities(atoms, job["temperature"], rng)
+        atoms.calc = _calculator(job, explore, atoms)
+        guard, start, begun = _guard(job, atoms), atoms.copy(), 0
         frames: list[tuple[str, dict[str, Any]]] = []
 
         def keep(step: int) -> None:
-            origin = {"walker": job["walker"], "temperature": job["temperature"], "step": step}
+            origin = {"walker": job["walker"], "temperature": job["temperature"]}
             if job["pressure"] is not None:
                 origin["pressure"] = job["pressure"]
-            frames.append((to_json(atoms), origin))
+            if step > 0 or not frames:
+                frames.append((to_json(atoms), {**origin, "step": begun + step}))
 
-        dynamics = _dynamics(atoms, explore, job["temperature"], job["pressure"], rng)
-        guard = Guard(**explore.guard.model_dump())
-        outcome = run_guarded(dynamics, explore.steps, guard, every=explore.every, progress=keep)
-        if outcome.stopped and frames:
-            frames[-1][1]["guard"] = outcome.reason
+        while begun < explore.steps:
+            atoms.set_cell(start.cell)
+            atoms.positions[:] = start.positions
+            _set_velocities(atoms, job["temperature"], rng)
+            dynamics = _dynamics(atoms, explore, job["temperature"], job["pressure"], rng)
+            left, every = explore.steps - begun, explore.every
+            outcome = run_guarded(dynamics, left, guard, every=every, progress=keep)
+            begun += max(outcome.steps, every)
+            if outcome.stopped:
+                frames[-1][1]["guard"] = outcome.reason
         return frames
+
+
+def _guard(job: Mapping[str, Any], start: Atoms) -> Guard:
+    """Limits of a trajectory; the automatic one of the force std lets every trajectory begin."""
+    limits = {name: value for name, value in job["limits"].items() if name != "force"}
+    if job["soft"] and limits.get("force_std") is not None and start.calc is not None:
+        std = np.linalg.norm(start.calc.get_property(keys.FORCES_UNCERTAINTY, start), axis=1)
+        limits["force_std"] = max(limits["force_std"], AT_FIRST * float(std.max()))
+    return Guard(**limits)
+
+
+def _calculator(job: Mapping[str, Any], explore: ExploreConfig, start: Atoms) -> Calculator:
+    """The plain model, or a member of its posterior.
+
+    Members of a model that has learned little differ from it by more than any force that was ever
+    labelled, and tear a structure apart within a few steps. Such a member is brought nearer to the
+    mean, v -> t v, until its forces on the start differ by no more (root mean square): it is still
+    smooth and conservative, and a draw of a narrower posterior.
+    """
+    model = model_of(job)
+    if explore.potential == "mean":
+        return Calculator(model, method="map", samples=GUARD_SAMPLES)
+    member = model.member(job["walker"])
+    change = member.predict(start).array("forces") - model.predict(start, method="map").array(
+        "forces"
+    )
+    largest, deviation = job["typical_force"], float(np.sqrt((change**2).mean()))
+    if deviation > largest and isinstance(member.noise, torch.Tensor):
+        member = Member(model, member.noise * (largest / deviation))
+    return Calculator(model, method="frozen", member=member, samples=GUARD_SAMPLES)
 
 
 def _set_velocities(atoms: Atoms, temperature: float, rng: np.random.Generator) -> None:
@@ -125,92 +160,101 @@ def screen(job: dict[str, Any]) -> dict[str, Any]:
     """Scores of a chunk of candidates.
 
     Args:
-        job: model, digest, structures, samples, method, seed, bounds.
+        job: model, digest, structures, numbers, samples, method, seed, limits, rule, rows, target
+            (file of the rows of target structures, for expected_reduction).
 
     Returns:
         scores: name -> values, None where thrown out; excluded: reason or None, for each.
     """
     with kept_num_threads():
         torch.set_num_threads(1)
-        bounds = BoundsConfig.model_validate(job["bounds"])
+        limits = LimitsConfig.model_validate(job["limits"])
         structures = [from_json(text) for text in job["structures"]]
-        guard = Guard(closest=bounds.closest, farthest=bounds.farthest)
+        guard = Guard(closest=limits.closest, farthest=limits.farthest)
         excluded: list[str | None] = []
         for atoms in structures:
             findings = guard.check(atoms)
             excluded.append(findings[0].limit if findings else None)
         sound = [i for i, reason in enumerate(excluded) if reason is None]
-        rows: list[dict[str, float] | None] = [None] * len(structures)
-        for i, row in zip(sound, _rows(job, [structures[i] for i in sound]), strict=True):
-            excluded[i] = "not finite" if row is None else _beyond(row, bounds)
-            rows[i] = row if excluded[i] is None else None
-        return {"scores": rows, "excluded": excluded}
+        scores: list[dict[str, float] | None] = [None] * len(structures)
+        rows = _scores(job, [(structures[i], job["numbers"][i]) for i in sound])
+        for i, row in zip(sound, rows, strict=True):
+            excluded[i] = "not finite" if row is None else _beyond(row, limits)
+            scores[i] = row if excluded[i] in (None, *SOFT) else None
+        return {"scores": scores, "excluded": excluded}
 
 
-def _rows(job: Mapping[str, Any], structures: Sequence[Atoms]) -> list[dict[str, float] | None]:
-    """Scores of each structure; None where the model has no numbers for it."""
-    if not structures:
+def _scores(
+    job: Mapping[str, Any], candidates: Sequence[tuple[Atoms, int]]
+) -> list[dict[str, float] | None]:
+    """Scores of each candidate; None where the model has no numbers for it."""
+    if not candidates:
         return []
     try:
-        scores = _scores(job, structures)
+        scores = _scores_of_batch(job, *zip(*candidates, strict=True))
     except InputError:
-        if len(structures) == 1:
+        if len(candidates) == 1:
             return [None]
-        return [row for atoms in structures for row in _rows(job, [atoms])]
-    return [
+        return [row for candidate in candidates for row in _scores(job, [candidate])]
+    rows = [
         {name: float(values[place]) for name, values in scores.items()}
-        for place in range(len(structures))
+        for place in range(len(candidates))
     ]
+    return [row if np.isfinite(list(row.values())).all() else None for row in rows]
 
 
-def _scores(job: Mapping[str, Any], structures: Sequence[Atoms]) -> dict[str, np.ndarray]:
-    prediction = model_of(job).predict(
-        structures, samples=job["samples"], method=job["method"], seed=job["seed"]
+def _scores_of_batch(
+    job: Mapping[str, Any], structures: Sequence[Atoms], numbers: Sequence[int]
+) -> dict[str, np.ndarray]:
+    model = model_of(job)
+    prediction = model.predict(
+        list(structures), samples=job["samples"], method=job["method"], seed=job["seed"]
     )
-    return structure_scores(
-        prediction.n_atoms,
-        prediction.array("energy_total_std"),
-        prediction.array("forces_total_std"),
-        prediction.array("forces"),
-    )
-
-
-def _beyond(row: Mapping[str, float], bounds: BoundsConfig) -> str | None:
-    """Name of a bound that a candidate exceeds."""
-    limits = {
-        "force_std": (row["force_std_max"], bounds.force_std),
-        "energy_std_per_atom": (row["energy_std"], bounds.energy_std_per_atom),
-        "force": (row["force_max"], bounds.force),
+    first = np.concatenate([[0], np.cumsum(prediction.n_atoms)[:-1]]).astype(int)
+    std = np.linalg.norm(prediction.array("forces_total_std"), axis=1)  # [N]
+    force = np.linalg.norm(prediction.array("forces"), axis=1)  # [N]
+    scores = {
+        "energy_std": prediction.array("energy_total_std") / prediction.n_atoms,
+        "force_std": np.maximum.reduceat(std, first),
+        "force": np.maximum.reduceat(force, first),
+        "atoms": prediction.n_atoms,
     }
-    if not all(np.isfinite(value) for value, _ in limits.values()):
-        return "not finite"
-    for name, (value, limit) in limits.items():
-        if limit is not None and value > limit:
+    if job["rule"] in CLOSED_FORM:
+        rows = candidate_rows(
+            model, structures, rows=job["rows"], numbers=numbers, seed=job["seed"]
+        )
+        scores["information"] = information(rows)
+        if job["rule"] == "expected_reduction":
+            scores["expected_reduction"] = expected_reduction(rows, np.load(job["target"]))
+    return scores
+
+
+def _beyond(row: Mapping[str, float], limits: LimitsConfig) -> str | None:
+    """Name of a limit that a candidate exceeds."""
+    allowed = {
+        "force": (row["force"], limits.force),
+        "energy_std_per_atom": (row["energy_std"], limits.energy_std_per_atom),
+        "force_std": (row["force_std"], limits.force_std),
+    }
+    for name, (value, limit) in allowed.items():
+        if isinstance(limit, float) and value > limit:
             return name
     return None
 
 
-def member_deviations(job: dict[str, Any]) -> list[np.ndarray]:
-    """Deviations of frozen members from their mean, in units of the noise of labels.
+def rows_of(job: dict[str, Any]) -> np.ndarray:
+    """Rows of candidates, see `candidate_rows`.
 
     Args:
-        job: model, digest, structures, samples, seed, energy_noise (eV/atom), force_noise (eV/A).
-
-    Returns:
-        Of each structure the energy per atom and all forces, [K, 1 + 3 N].
+        job: model, digest, structures, numbers, rows, seed, energies.
     """
     with kept_num_threads():
         torch.set_num_threads(1)
-        structures = [from_json(text) for text in job["structures"]]
-        members = model_of(job).draw(job["samples"], seed=job["seed"])
-        predictions = [member.predict(structures) for member in members]
-        num_atoms = np.array([len(atoms) for atoms in structures])
-        energies = np.stack([p.array("energy") / num_atoms for p in predictions])  # [K, S]
-        energies = (energies - energies.mean(0)) / job["energy_noise"]
-        forces = np.stack([p.array("forces") for p in predictions])  # [K, N, 3]
-        forces = (forces - forces.mean(0)) / job["force_noise"]
-        parts = np.split(forces, np.cumsum(num_atoms)[:-1], axis=1)
-        return [
-            np.concatenate([energy[:, None], part.reshape(len(members), -1)], axis=1)
-            for energy, part in zip(energies.T, parts, strict=True)
-        ]
+        return candidate_rows(
+            model_of(job),
+            [from_json(text) for text in job["structures"]],
+            rows=job["rows"],
+            numbers=job["numbers"],
+            seed=job["seed"],
+            energies=job["energies"],
+        )

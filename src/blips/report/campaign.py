@@ -29,7 +29,7 @@ def write_campaign(
     Args:
         folder: of the campaign.
         output: file to write.
-        baseline: folder of a campaign to compare with, such as one with `select.score: random`.
+        baseline: folder of a campaign to compare with, such as one with `select.rule: random`.
         shown: structures of each round in the 3D view.
     """
     from blips.active.summary import campaign_summary
@@ -114,7 +114,7 @@ def _judged(curve: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _score(summary: Mapping[str, Any] | None) -> str:
-    return str((summary or {}).get("config", {}).get("select", {}).get("score", "another campaign"))
+    return str((summary or {}).get("config", {}).get("select", {}).get("rule", "another campaign"))
 
 
 def _sentence(summary: Mapping[str, Any]) -> str:

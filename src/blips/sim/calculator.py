@@ -29,7 +29,7 @@ from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.inference.predict import Samples
-from blips.potential import BayesianPotential
+from blips.potential import BayesianPotential, Member
 from blips.prediction import Model, Prediction
 
 METHODS = ("auto", "conditioned", "mc", "onepass", "map", "frozen")
@@ -50,7 +50,7 @@ class Calculator(ASECalculator):
         seed: of all noise; the same seed gives the same numbers.
         every: "map" and "frozen": also work out the uncertainties at every n-th new structure;
             0 for only when they are asked for.
-        member: "frozen": number of the draw.
+        member: "frozen": number of the draw, or the draw.
         skin: A, of the neighbour list that is kept between calls; 0 searches at every call.
         options: of `BayesianPotential.predict`, such as `memory_gb` and `calibrated`.
     """
@@ -72,7 +72,7 @@ class Calculator(ASECalculator):
         samples: Samples = SAMPLES,
         seed: int = 0,
         every: int = 0,
-        member: int = 0,
+        member: int | Member = 0,
         skin: float = SKIN,
         **options: Any,
     ) -> None:
@@ -89,7 +89,8 @@ class Calculator(ASECalculator):
         self.neighbours = NeighbourCache(skin)
         self._member = None
         if method == "frozen" and isinstance(potential, BayesianPotential):
-            self._member = potential.member(member, seed)
+            numbered = isinstance(member, int)
+            self._member = potential.member(member, seed) if numbered else member
 
     def calculate(
         self,

@@ -1,0 +1,71 @@
+"""Candidates of a round by number: trajectories' frames, or a pool.
+
+A pool in an xyz file is never in memory as a whole: it is read frame by frame by its offsets (8
+bytes each). Other formats are read at once.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ase import Atoms
+
+from blips.active.store import CampaignStore
+from blips.data.structures import (
+    XYZ_SUFFIXES,
+    read_structures,
+    read_xyz_frame,
+    xyz_frame_offsets,
+)
+
+Candidate = tuple[int, Atoms, dict[str, Any]]  # number, structure, origin
+
+
+class Candidates:
+    """Numbered candidates.
+
+    Args:
+        total: how many there are.
+        read: structures and origins of some numbers, in their order.
+    """
+
+    def __init__(
+        self, total: int, read: Callable[[Sequence[int]], list[tuple[Atoms, dict[str, Any]]]]
+    ) -> None:
+        self.total, self._read = total, read
+
+    @classmethod
+    def of_round(cls, store: CampaignStore, round: int) -> "Candidates":
+        """Frames of the trajectories of a round."""
+        frames = list(store.frames(round))
+        return cls(len(frames), lambda numbers: [frames[n] for n in numbers])
+
+    @classmethod
+    def of_file(cls, path: str | Path) -> "Candidates":
+        """Structures of a file."""
+        path = Path(path)
+
+        def origin(number: int) -> dict[str, Any]:
+            return {"pool": path.name, "frame": number}
+
+        if path.suffix.lower() not in XYZ_SUFFIXES:
+            structures = read_structures(path)
+            return cls(len(structures), lambda ns: [(structures[n], origin(n)) for n in ns])
+        offsets = xyz_frame_offsets(path)
+
+        def read(numbers: Sequence[int]) -> list[tuple[Atoms, dict[str, Any]]]:
+            with path.open("rb") as file:
+                return [(read_xyz_frame(file, path, n, offsets), origin(n)) for n in numbers]
+
+        return cls(len(offsets) - 1, read)
+
+    def chunks(self, size: int, skip: set[int]) -> Iterator[tuple[int, list[Candidate]]]:
+        """Chunks with their numbers, but for those to skip."""
+        for chunk, first in enumerate(range(0, self.total, size)):
+            if chunk not in skip:
+                yield chunk, self.fetch(range(first, min(first + size, self.total)))
+
+    def fetch(self, numbers: Sequence[int]) -> list[Candidate]:
+        """Candidates with these numbers, in this order."""
+        found = self._read(numbers)
+        return [(n, atoms, origin) for n, (atoms, origin) in zip(numbers, found, strict=True)]

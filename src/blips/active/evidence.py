@@ -1,0 +1,99 @@
+"""Rows of candidates: what their labels would say about the weights; see `blips.active.rules`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from ase import Atoms
+from torch import Tensor
+
+from blips.active.database import CampaignError
+from blips.backbones.base import AtomisticBackbone
+from blips.bayes.condition import GaussianPosterior
+from blips.bayes.random import seeded_generator
+from blips.inference.linearise import Linearised
+from blips.inference.rows import batches_of, components, force_rows, random_sums
+from blips.potential import BayesianPotential
+
+
+def candidate_rows(
+    potential: BayesianPotential,
+    structures: Sequence[Atoms],
+    *,
+    rows: int,
+    numbers: Sequence[int],
+    seed: int = 0,
+    energies: bool = True,
+) -> np.ndarray:
+    """B of structures: one row for the energy, the others for forces, [S, 1 + rows, d].
+
+    Forces are random sums u . F with u = +-1 / sqrt(rows), whose outer products add up to those of
+    all components on average; all components where a structure has at most `rows`, with rows of
+    zeros for those that it lacks.
+
+    Args:
+        potential: conditioned, with its evidence.
+        structures: geometries.
+        rows: force rows of each.
+        numbers: of the structures, which with the seed decide their random sums.
+        seed: of the random sums.
+        energies: whether energies are labelled too; else their rows are left out.
+    """
+    gaussian, backbone = _gaussian(potential), potential.backbone
+    if not isinstance(backbone, AtomisticBackbone):
+        raise CampaignError(f"{type(backbone).__name__} is no potential of atoms")
+    parts: list[np.ndarray] = []
+    for batch in batches_of(structures):
+        first = sum(map(len, parts))
+        generators = [
+            seeded_generator("candidates", seed, number)
+            for number in numbers[first : first + len(batch)]
+        ]
+        found = _rows_of_batch(potential, backbone, batch, rows, generators)  # [S, 1 + rows, d]
+        parts.append(whitened(gaussian, found if energies else found[:, 1:]))
+    return np.concatenate(parts)
+
+
+def _rows_of_batch(
+    potential: BayesianPotential,
+    backbone: AtomisticBackbone,
+    batch: Sequence[Atoms],
+    rows: int,
+    generators: Sequence[torch.Generator],
+) -> Tensor:
+    posterior, graph = potential.conditioned(), backbone.graph(batch)
+    network = potential.coefficients if posterior.coefficients == "network" else None
+    linearised = Linearised(backbone, graph, posterior.maps, coefficients=network, depth="rows")
+    of_energy = linearised.energy_rows()  # [S, d]
+    found = of_energy.new_zeros(len(batch), 1 + rows, of_energy.shape[1])
+    found[:, 0] = of_energy
+    few = torch.tensor([3 * len(atoms) <= rows for atoms in batch])
+    for place, (along, row) in enumerate(force_rows(linearised, components(graph, rows)), 1):
+        found[along.present & few, place] = row[few[along.present]]
+    if not bool(few.all()):
+        sums = force_rows(linearised, random_sums(graph, rows, generators))
+        for place, (_, row) in enumerate(sums, 1):
+            found[~few, place] = row[~few]
+    return found
+
+
+def whitened(gaussian: GaussianPosterior, rows: Tensor) -> np.ndarray:
+    """Rows in units of the noise of labels, white under the posterior, [..., d] float64.
+
+    With Lambda^-1 = tau^2 (I - sum_j u_j u_j^T l_j / (l_j + r)) and s^2 = r tau^2,
+
+        b Lambda^(-1/2) / s = (b - sum_j u_j (u_j . b) (1 - sqrt(r / (l_j + r)))) / sqrt(r)
+    """
+    spectrum, ratio = gaussian.spectrum, gaussian.ratio
+    flat = rows.detach().reshape(-1, rows.shape[-1])
+    return (spectrum.draws(flat, ratio) / ratio**0.5).reshape(rows.shape).cpu().numpy()
+
+
+def _gaussian(potential: BayesianPotential) -> GaussianPosterior:
+    gaussian = potential.conditioned().gaussian
+    if gaussian is None:
+        raise CampaignError(
+            "the rules information and expected_reduction need the posterior itself, not draws "
+            "alone; condition the model on structures, or set select.rule to force_std"
+        )
+    return gaussian

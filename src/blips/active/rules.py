@@ -1,0 +1,183 @@
+r"""Which candidates to label, in closed form on the conditioned posterior. Arrays in, indices out.
+
+A candidate has rows b, the derivatives of its energy and forces by the noise of weights (`rows`).
+In units of the noise of labels, and white under the posterior so far,
+
+    B = rows Lambda^(-1/2) / s,        [q, d]
+
+its label takes Lambda to Lambda + b^T b / s^2 whatever the label will be. So every pick changes
+the rows of all others at once, b -> b (I + B^T B)^(-1/2), before anything is labelled, and a batch
+is chosen one by one, each pick knowing those before it. Candidates that are alike go together.
+
+| rule | a candidate's gain |
+|---|---|
+| information | what its label tells about the weights, 1/2 log det(I + B B^T), nats (BALD) |
+| expected_reduction | what its label takes off the variance of the rows T of target structures, tr[(I + B B^T)^-1 B T^T T B^T] |
+| force_std | its largest atomic force std, times the root of the share of its variance that earlier picks leave |
+| energy_std | its energy std per atom (the paper's rule), eV; picks do not change each other |
+| random | nothing |
+
+Gains of information and force_std can only fall as picks are made (submodular), so a candidate
+whose old gain is below another's new one need not be looked at again: lazy evaluation.
+"""  # noqa: E501 (tables)
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+REFRESHED = 16  # candidates whose gain is worked out again at once
+NEGLIGIBLE = 1e-12  # eigenvalues of B B^T below this share of the largest are rounding
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A member of a batch: which candidate, and the gain that it was chosen by."""
+
+    index: int
+    gain: float
+
+
+def best(scores: np.ndarray, count: int) -> list[Choice]:
+    """The largest scores; of equal ones the first."""
+    order = np.lexsort((np.arange(len(scores)), -scores))[:count]
+    return [Choice(int(i), float(scores[i])) for i in order]
+
+
+def random_score(seed: int, round: int, index: int) -> float:
+    """A number in (0, 1) that only these three decide."""
+    return float(np.random.default_rng([seed, 77, round, index]).random())
+
+
+def information(rows: np.ndarray) -> np.ndarray:
+    """1/2 log det(I + B B^T) of candidates' rows [c, q, d], [c]."""
+    return 0.5 * np.linalg.slogdet(_with_noise(rows))[1]
+
+
+def expected_reduction(rows: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """tr[(I + B B^T)^-1 B T^T T B^T] of candidates' rows [c, q, d] for target rows [t, d], [c]."""
+    along = rows @ target.T  # [c, q, t]
+    explained = along @ along.transpose(0, 2, 1)  # [c, q, q]
+    return np.linalg.solve(_with_noise(rows), explained).trace(axis1=1, axis2=2)
+
+
+def _with_noise(rows: np.ndarray) -> np.ndarray:
+    return np.eye(rows.shape[1]) + rows @ rows.transpose(0, 2, 1)
+
+
+class Greedy(ABC):
+    """Choose a batch one by one.
+
+    Args:
+        rows: B of all candidates, [c, q, d].
+        cost: of each label, [c]; gains are divided by it.
+    """
+
+    lazy = True  # gains can only fall, so that old ones are bounds
+
+    def __init__(self, rows: np.ndarray, cost: np.ndarray | None = None) -> None:
+        self.rows = np.array(rows, dtype=float)
+        self.cost = np.ones(len(rows)) if cost is None else cost
+        self.evaluations = 0  # gains that were worked out
+        self._picks: list[_Pick] = []
+        self._seen = np.zeros(len(rows), dtype=int)  # picks that a candidate's rows know of
+
+    @abstractmethod
+    def gain(self, index: np.ndarray) -> np.ndarray:
+        """Gains of the candidates with these numbers, whose rows know of all picks, [c]."""
+
+    def choose(self, count: int) -> list[Choice]:
+        """The batch; of equal candidates the first, and none twice."""
+        gains = self._evaluate(np.arange(len(self.rows)))
+        chosen: list[Choice] = []
+        for _ in range(min(count, len(self.rows))):
+            k = self._best(gains)
+            chosen.append(Choice(k, float(gains[k] * self.cost[k])))
+            gains[k] = -np.inf
+            self.learn(_Pick.of(self.rows[k]))
+        return chosen
+
+    def learn(self, pick: "_Pick") -> None:
+        """Take a pick into account."""
+        self._picks.append(pick)
+
+    def _best(self, gains: np.ndarray) -> int:
+        while True:
+            k = int(np.argmax(gains))  # the first of equals
+            if self._seen[k] == len(self._picks):
+                return k
+            late = np.flatnonzero((self._seen < len(self._picks)) & (gains > -np.inf))
+            if self.lazy:  # the most promising ones
+                late = late[np.argsort(-gains[late], kind="stable")[:REFRESHED]]
+            gains[late] = self._evaluate(late)
+
+    def _evaluate(self, index: np.ndarray) -> np.ndarray:
+        """Gains over costs of candidates, whose rows get to know of all picks."""
+        for number, pick in enumerate(self._picks):
+            late = index[self._seen[index] <= number]
+            self.rows[late] = pick.seen_by(self.rows[late])
+        self._seen[index] = len(self._picks)
+        self.evaluations += len(index)
+        return self.gain(index) / self.cost[index]
+
+
+class ByInformation(Greedy):
+    """Choose by joint information about the weights."""
+
+    def gain(self, index: np.ndarray) -> np.ndarray:
+        """1/2 log det(I + B B^T), nats."""
+        return information(self.rows[index])
+
+
+class ByReduction(Greedy):
+    """Choose by the expected reduction of the variance of target rows T, [t, d]."""
+
+    lazy = False  # two picks may reduce more than the sum of what each does
+
+    def __init__(
+        self, rows: np.ndarray, target: np.ndarray, cost: np.ndarray | None = None
+    ) -> None:
+        super().__init__(rows, cost)
+        self.target = np.array(target, dtype=float)
+
+    def gain(self, index: np.ndarray) -> np.ndarray:
+        """Sum of the variances of the target rows that a label takes away."""
+        return expected_reduction(self.rows[index], self.target)
+
+    def learn(self, pick: "_Pick") -> None:
+        """Take a pick into account: the target's rows have less variance."""
+        super().learn(pick)
+        self.target = pick.seen_by(self.target)
+
+
+class ByForceStd(Greedy):
+    """Choose by the force std that earlier picks leave, std [c] before them."""
+
+    def __init__(self, rows: np.ndarray, std: np.ndarray, cost: np.ndarray | None = None) -> None:
+        super().__init__(rows, cost)
+        self.std, self.var = std, np.square(self.rows).sum(axis=(1, 2))
+
+    def gain(self, index: np.ndarray) -> np.ndarray:
+        """Std times the root of the share of the variance that is left."""
+        left, whole = np.square(self.rows[index]).sum(axis=(1, 2)), self.var[index]
+        share = np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
+        return self.std[index] * np.sqrt(share)
+
+
+@dataclass(frozen=True)
+class _Pick:
+    """The change of all rows by a pick: (I + B^T B)^(-1/2) = I - sum_j u_j u_j^T shrink_j."""
+
+    vectors: np.ndarray  # u, [m, d]
+    shrink: np.ndarray  # [m]
+
+    @classmethod
+    def of(cls, rows: np.ndarray) -> "_Pick":
+        values, left = np.linalg.eigh(rows @ rows.T)
+        kept = values > NEGLIGIBLE * max(float(values[-1]), np.finfo(float).tiny)
+        values = values[kept]
+        vectors = (left[:, kept] / np.sqrt(values)).T @ rows
+        return cls(vectors, 1.0 - 1.0 / np.sqrt(1.0 + values))
+
+    def seen_by(self, rows: np.ndarray) -> np.ndarray:
+        return rows - ((rows @ self.vectors.T) * self.shrink) @ self.vectors

@@ -1,0 +1,258 @@
+"""Selection in closed form: against determinants, conditioning, plain greedy choice."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+import blips
+from blips.active.evidence import candidate_rows, whitened
+from blips.active.rules import (
+    ByForceStd,
+    ByInformation,
+    ByReduction,
+    best,
+    expected_reduction,
+    information,
+    random_score,
+)
+from blips.backbones import PaiNN
+from blips.bayes.condition import Evidence, GaussianPosterior
+from blips.inference.linearise import Linearised
+from helpers import TINY
+
+SEEDS = st.integers(0, 10_000)
+
+
+def random_rows(seed, candidates=12, rows=3, dimension=7):
+    """Rows of very different sizes, some of them alike."""
+    rng = np.random.default_rng(seed)
+    found = rng.normal(size=(candidates, rows, dimension)) * rng.lognormal(size=(candidates, 1, 1))
+    found[1::4] = found[0::4][: len(found[1::4])] + 1e-3 * found[1::4]
+    return found
+
+
+def posterior_of(rows, ratio, scale):
+    evidence = Evidence(rows.shape[1])
+    evidence.add(torch.as_tensor(rows))
+    return GaussianPosterior(evidence.spectrum(), ratio, scale)
+
+
+def test_best_takes_the_first_of_equals():
+    assert [c.index for c in best(np.array([1.0, 3.0, 3.0, 2.0]), 3)] == [1, 2, 3]
+
+
+def test_random_scores_depend_on_seed_round_and_index_alone():
+    assert random_score(0, 1, 2) == random_score(0, 1, 2)
+    numbers = {random_score(s, r, i) for s in range(3) for r in range(3) for i in range(3)}
+    assert len(numbers) == 27
+
+
+@given(SEEDS, st.sampled_from([1e-3, 0.3, 10.0]), st.sampled_from([0.2, 3.0]))
+def test_information_of_a_linear_model_is_the_drop_of_its_entropy(seed, ratio, scale):
+    """Entropy of weights 1/2 log det Lambda^-1, before and after the labels of a candidate."""
+    rng = np.random.default_rng(seed)
+    known, new = rng.normal(size=(4, 6)), rng.normal(size=(3, 6))
+    noise_var = ratio * scale**2
+    before = np.eye(6) / scale**2 + known.T @ known / noise_var
+    after = before + new.T @ new / noise_var
+    expected = 0.5 * (np.linalg.slogdet(after)[1] - np.linalg.slogdet(before)[1])
+    rows = whitened(posterior_of(known, ratio, scale), torch.as_tensor(new))
+    assert_allclose(information(rows[None]), [expected], rtol=1e-8)
+
+
+@given(SEEDS)
+def test_expected_reduction_is_what_conditioning_takes_off(seed):
+    rng = np.random.default_rng(seed)
+    known, new, target = (rng.normal(size=(n, 6)) for n in (3, 2, 5))
+    ratio, scale = 0.2, 1.7
+    before = posterior_of(known, ratio, scale)
+    after = posterior_of(np.concatenate([known, new]), ratio, scale)
+    expected = (before.var(torch.as_tensor(target)) - after.var(torch.as_tensor(target))).sum()
+    white = [whitened(before, torch.as_tensor(rows)) for rows in (new, target)]
+    found = expected_reduction(white[0][None], white[1]) * ratio * scale**2
+    assert_allclose(found, [float(expected)], rtol=1e-8)
+
+
+@given(SEEDS, st.integers(1, 12))
+def test_gains_add_up_to_the_joint_determinant_and_fall(seed, count):
+    rows = random_rows(seed)
+    chosen = ByInformation(rows).choose(count)
+    joint = np.concatenate([rows[c.index] for c in chosen])
+    expected = 0.5 * np.linalg.slogdet(np.eye(len(joint)) + joint @ joint.T)[1]
+    assert_allclose(sum(c.gain for c in chosen), expected, rtol=1e-8)
+    assert all(a.gain >= b.gain - 1e-9 for a, b in pairwise(chosen))
+
+
+@given(SEEDS)
+def test_information_is_submodular(seed):
+    """A label tells no more to a model that knows more."""
+    rows = random_rows(seed, candidates=5)
+
+    def joint(*numbers):
+        whole = np.concatenate([rows[n] for n in numbers])
+        return information(whole[None])[0]
+
+    less = joint(0, 4) - joint(0)
+    more = joint(0, 1, 2, 4) - joint(0, 1, 2)
+    assert more <= less + 1e-9
+    assert more >= -1e-9
+
+
+@given(SEEDS, st.booleans())
+def test_lazy_choice_is_plain_greedy_choice(seed, with_cost):
+    rows = random_rows(seed, candidates=60)
+    rng = np.random.default_rng(seed)
+    std, cost = rng.lognormal(size=60), rng.uniform(1, 5, size=60) if with_cost else None
+
+    def both(make):
+        lazy, plain = make(), make()
+        plain.lazy = False
+        return lazy, [c.index for c in lazy.choose(8)], [c.index for c in plain.choose(8)]
+
+    for make in (lambda: ByInformation(rows, cost), lambda: ByForceStd(rows, std, cost)):
+        lazy, found, expected = both(make)
+        assert found == expected
+        assert lazy.evaluations <= 60 + 8 * 60
+    assert both(lambda: ByInformation(rows))[0].evaluations < 8 * 60
+
+
+@given(SEEDS)
+def test_each_pick_is_the_best_given_those_before(seed):
+    """By determinants and variances that know nothing of the updates."""
+    rows, target = random_rows(seed), random_rows(seed + 1, candidates=2).reshape(-1, 7)
+    chosen = ByReduction(rows, target).choose(4)
+    picked = np.zeros((0, 7))
+
+    def left(extra):
+        precision = np.eye(7) + picked.T @ picked + extra.T @ extra
+        return np.trace(target @ np.linalg.solve(precision, target.T))
+
+    for choice in chosen:
+        before = left(np.zeros((0, 7)))
+        reductions = np.array([before - left(rows[k]) for k in range(len(rows))])
+        assert_allclose(choice.gain, reductions[choice.index], rtol=1e-6, atol=1e-9)
+        others = [k for k in range(len(rows)) if k not in {c.index for c in chosen}]
+        assert reductions[choice.index] >= reductions[others].max() - 1e-9
+        picked = np.concatenate([picked, rows[choice.index]])
+
+
+@given(SEEDS, st.integers(0, 20))
+def test_batches_have_no_repeats_and_no_nan_and_equals_go_by_index(seed, count):
+    rows = random_rows(seed, candidates=8)
+    rows[3] = rows[6] = rows[0]
+    rows[5] = 0.0
+    target = rows[2]
+    rules = (ByInformation(rows), ByReduction(rows, target), ByForceStd(rows, np.ones(8)))
+    for greedy in rules:
+        chosen = greedy.choose(count)
+        numbers = [c.index for c in chosen]
+        assert len(numbers) == len(set(numbers)) == min(count, 8)
+        assert np.isfinite([c.gain for c in chosen]).all()
+        if count >= 8:
+            assert numbers.index(0) < numbers.index(3) < numbers.index(6)
+
+
+def test_cost_is_weighed_against_information():
+    rows = np.zeros((2, 1, 3))
+    rows[0, 0, 0], rows[1, 0, 1] = 2.0, 1.0
+    assert ByInformation(rows).choose(1)[0].index == 0
+    dear = ByInformation(rows, np.array([64.0, 1.0])).choose(1)[0]
+    assert dear.index == 1
+    assert_allclose(dear.gain, 0.5 * np.log(2.0))  # of the label, not over its cost
+
+
+def test_copies_are_left_by_force_std_too():
+    rows = np.zeros((3, 1, 2))
+    rows[0, 0, 0] = rows[1, 0, 0] = 3.0
+    rows[2, 0, 1] = 3.0
+    chosen = ByForceStd(rows, np.array([1.0, 0.99, 0.5])).choose(3)
+    assert [c.index for c in chosen] == [0, 2, 1]
+    assert_allclose(chosen[2].gain, 0.99 / np.sqrt(10.0))
+
+
+@pytest.fixture(scope="module")
+def conditioned():
+    torch.manual_seed(0)
+    potential = blips.bayesianize(PaiNN(**TINY).double())
+    potential.condition(displaced(3, 0), valid=labelled(displaced(3, 1)))
+    return potential
+
+
+def displaced(count, seed, name="NH3"):
+    rng = np.random.default_rng(seed)
+    found = [molecule(name) for _ in range(count)]
+    for atoms in found:
+        atoms.positions += rng.normal(scale=0.1, size=atoms.positions.shape)
+    return found
+
+
+def labelled(structures):
+    from ase.calculators.emt import EMT
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    for atoms in structures:
+        atoms.calc = EMT()
+        results = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
+        atoms.calc = SinglePointCalculator(atoms, **results)
+    return structures
+
+
+def test_variance_after_picking_is_that_of_the_posterior_conditioned_on_it(conditioned):
+    """All components as rows, so that nothing is random: NH3 has twelve."""
+    pool, target = displaced(6, 2), displaced(2, 3)
+    rows = candidate_rows(conditioned, pool, rows=12, numbers=range(6))
+    wanted = candidate_rows(conditioned, target, rows=12, numbers=range(2), energies=False)
+    greedy = ByReduction(rows, wanted.reshape(-1, wanted.shape[-1]))
+    picks = greedy.choose(2)
+    posterior = conditioned.posterior
+    try:
+        before = force_var(conditioned, target)
+        conditioned.condition([pool[c.index] for c in picks])
+        after = force_var(conditioned, target)
+    finally:
+        conditioned.posterior = posterior
+    noise_var = posterior.scale.ratio * posterior.scale.scale**2
+    assert_allclose(sum(c.gain for c in picks) * noise_var, before - after, rtol=1e-5)
+    assert after < before
+
+
+def force_var(potential, structures):
+    """Sum of the variances of all force components."""
+    posterior, graph = potential.posterior, potential.backbone.graph(structures)
+    linearised = Linearised(potential.backbone, graph, posterior.maps, depth="rows")
+    total = 0.0
+    for k in range(3 * graph.num_nodes):
+        u = torch.zeros(3 * graph.num_nodes, dtype=torch.float64)
+        u[k] = 1.0
+        (row,) = linearised.rows_along("forces", [u.view(-1, 3)])
+        total += float(posterior.gaussian.var(row.sum(0, keepdim=True)).sum())
+    return total
+
+
+def test_random_sums_stand_for_all_components(conditioned):
+    atoms = displaced(1, 4)
+    whole = candidate_rows(conditioned, atoms, rows=12, numbers=[0])[0, 1:]
+    sums = [candidate_rows(conditioned, atoms, rows=4, numbers=[k])[0, 1:] for k in range(600)]
+    found = np.mean([rows.T @ rows for rows in sums], axis=0)
+    expected = whole.T @ whole
+    assert np.linalg.norm(found - expected) < 0.15 * np.linalg.norm(expected)
+
+
+@settings(max_examples=5)
+@given(SEEDS)
+def test_rows_depend_on_the_number_and_seed_not_on_the_batch(conditioned, seed):
+    pool = [*displaced(3, seed), *displaced(2, seed, "CH3CH2OH"), *displaced(1, seed, "OH")]
+    together = candidate_rows(conditioned, pool, rows=8, numbers=range(6), seed=seed)
+    for k, atoms in enumerate(pool):
+        alone = candidate_rows(conditioned, [atoms], rows=8, numbers=[k], seed=seed)
+        assert_allclose(together[k], alone[0], rtol=1e-6, atol=1e-6 * np.abs(alone).max())
+    assert not together[5, 7:].any()  # OH has six components
+    other = candidate_rows(conditioned, pool, rows=8, numbers=range(1, 7), seed=seed)
+    assert_allclose(other[:, 0], together[:, 0])
+    assert not np.allclose(other[0, 1:], together[0, 1:])
