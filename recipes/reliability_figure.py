@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from blips.uq.plots import COLOURS, DASHES, GUIDE, TEXT_SIZE, add_legend, dress, new_figure
+from blips.uq.figures import COLOURS, DASHES, GUIDE, TEXT_SIZE, add_legend, dress, new_figure
 from studies.errorbars.run import LEVELS
 from studies.errorbars.study import METHODS
 

@@ -29,7 +29,7 @@ def plot_curves(
         x_label: of all panels.
         logarithmic: x axis, with a tick at every x.
     """
-    from blips.uq.plots import COLOURS, DASHES, TEXT_SIZE, dress, new_figure
+    from blips.uq.figures import COLOURS, DASHES, TEXT_SIZE, dress, new_figure
 
     count = len(panels)
     rows = -(-count // COLUMNS)

@@ -90,7 +90,7 @@ def imported_modules(path: Path) -> set[str]:
 
 
 # These modules of uq take arrays, and import each other but nothing that knows a potential.
-ARRAY_MODULES = ("checks", "ranking", "metrics", "bootstrap", "calibrate")
+ARRAY_MODULES = ("checks", "metrics", "bootstrap", "calibrate")
 ARRAYS = {"numpy", "scipy", "blips.errors"} | {f"blips.uq.{name}" for name in ARRAY_MODULES}
 
 

@@ -74,12 +74,17 @@ def test_calibrate_then_evaluate(folder):
         "calibrate", folder / "model.safetensors", folder / "data.extxyz",
         "-o", calibrated, "--samples", 64,
     )  # fmt: skip
-    assert "'kind': 'scale'" in text
+    assert "every std is multiplied by" in text
     assert set(blips.load(calibrated).calibration) == {"energy", "forces"}
-    run(
+    arguments = [
         "evaluate", calibrated, folder / "data.extxyz",
         "--folder", folder / "evaluation", "--bootstrap", 20, "--samples", 64,
-    )  # fmt: skip
+    ]  # fmt: skip
+    text = run(*arguments)
+    assert len(text.splitlines()) <= 30
+    assert "Forces are off by" in text
+    assert "Energies are off by" in text
+    assert "nll_component" in run(*arguments, "--all")
     metrics = json.loads((folder / "evaluation" / "metrics.json").read_text())
     # The data, the samples and the seed are those of the calibration: exactly one by construction.
     assert metrics["calibrated"]["forces"]["zms"]["value"] == pytest.approx(1.0, abs=1e-6)

@@ -15,7 +15,7 @@ from ase import Atoms
 from blips.data.labels import Labels
 from blips.data.structures import check_structures, read_structures
 from blips.prediction import Calibrator, Model
-from blips.uq.assess import References, assess, recalibrate
+from blips.uq.assess import References, assess, recalibrate, stress_too
 from blips.uq.evaluate import Evaluation
 
 Structures = str | Path | Sequence[Atoms]
@@ -40,6 +40,7 @@ def evaluate(
     """
     found = _structures(structures)
     references = References.of(found, labels)
+    options = stress_too(found, references) | options
     return assess(potential.predict(found, **options), references, n_bootstrap=n_bootstrap)
 
 

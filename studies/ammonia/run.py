@@ -211,18 +211,18 @@ def measure(prediction: Prediction, references: References, bootstrap: int) -> M
 
 
 def _draw(run: Run, as_predicted: dict[str, np.ndarray], calibrated: dict[str, np.ndarray]) -> None:
-    """Errors against sigma, and reliability before and after calibration; also their numbers."""
-    from blips.uq.plots import plot_reliability, plot_std_error
+    """Errors against std, and reliability before and after calibration; also their numbers."""
+    from blips.uq.plots import reliability, std_error
 
     np.savez(run.folder / "test.npz", **as_predicted)  # type: ignore[arg-type]
     models = {
         label: (found["forces"], found["forces_std"], found["forces_ref"])
         for label, found in (("as predicted", as_predicted), ("calibrated", calibrated))
     }
-    figures = {
-        "sigma_error": plot_std_error(*models["as predicted"], unit="kcal/mol/Å"),
-        "reliability": plot_reliability(models),
+    plots = {
+        "std_error": std_error(*models["as predicted"], unit="kcal/mol/Å"),
+        "reliability": reliability(models),
     }
     run.figures.mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.items():
-        figure.savefig(run.figures / f"{run.spec.id}-{name}.png")
+    for name, plot in plots.items():
+        plot.figure().savefig(run.figures / f"{run.spec.id}-{name}.png")

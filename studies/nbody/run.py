@@ -208,16 +208,14 @@ def measure(prediction: Prediction, target: np.ndarray, bootstrap: int) -> Metri
 
 
 def draw(run: Run, prediction: Prediction, target: np.ndarray) -> None:
-    """Error against sigma, and reliability, as PNG."""
-    from blips.uq.plots import plot_reliability, plot_std_error
+    """Error against std, and reliability, as PNG."""
+    from blips.uq.plots import reliability, std_error
 
     run.figures.mkdir(parents=True, exist_ok=True)
     mean, std = prediction.array(POSITIONS), prediction.array(f"{POSITIONS}_std")
-    figures = {
-        "sigma_error": plot_std_error(
-            mean, std, target, quantity="position component", unit="box units"
-        ),
-        "reliability": plot_reliability({run.spec.name: (mean, std, target)}),
+    plots = {
+        "std_error": std_error(mean, std, target, quantity="position components", unit="box units"),
+        "reliability": reliability({run.spec.name: (mean, std, target)}),
     }
-    for name, figure in figures.items():
-        figure.savefig(run.figures / f"{run.spec.id}-{name}.png")
+    for name, plot in plots.items():
+        plot.figure().savefig(run.figures / f"{run.spec.id}-{name}.png")

@@ -72,7 +72,7 @@ def test_a_trained_model_and_its_frozen_committee(tmp_path: Path):
         assert frozen["metrics"][name] == mc["metrics"][name]
     assert frozen["metrics"]["forces_ece"] != mc["metrics"]["forces_ece"]
     assert {path.name for path in layout.figures.iterdir()} == {
-        f"{name}-{figure}.png" for name in ids for figure in ("sigma_error", "reliability")
+        f"{name}-{figure}.png" for name in ids for figure in ("std_error", "reliability")
     }
     text = (layout.results / "table.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith("| shipped | BLIP, local (p"))

@@ -71,7 +71,7 @@ def test_two_runs_from_the_command_line(tmp_path: Path):
     ]
     assert sorted(path.name for path in layout.figures.iterdir()) == [
         "egnn-blip_local-seed0-reliability.png",
-        "egnn-blip_local-seed0-sigma_error.png",
+        "egnn-blip_local-seed0-std_error.png",
     ]
     result = json.loads((layout.results / "egnn-blip_local-seed0.json").read_text())
     assert result["metrics"].keys() >= {"mse", "nll", "crps", "crps_sum", "ece", "mse_map"}

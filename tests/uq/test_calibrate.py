@@ -24,16 +24,11 @@ positive = st.floats(1e-3, 1e3, allow_subnormal=False)
 def test_json_round_trip(cls, synthetic):
     calibrator = cls.fit(*synthetic(n=300))
     saved = json.loads(json.dumps(calibrator.to_dict(), allow_nan=False))
-    assert cls.from_dict(saved) == calibrator
     assert calibrator_from_dict(saved) == calibrator
-    for other in CALIBRATORS:
-        if other is not cls:
-            with pytest.raises(InputError, match="kind"):
-                other.from_dict(saved)
     with pytest.raises(InputError, match="damaged"):
-        cls.from_dict({"kind": cls.kind})
+        calibrator_from_dict({"kind": cls.kind})
     with pytest.raises(InputError, match="damaged"):
-        cls.from_dict(saved | {"Factor": 2.0})
+        calibrator_from_dict(saved | {"Factor": 2.0})
 
 
 def test_damaged_calibrators_are_refused():

@@ -1,6 +1,7 @@
-"""Figures: what they draw, that they render, and that they leave no global state."""
+"""Plots: what they hold, that figures render, and that these leave no global state."""
 
 import io
+import json
 
 import matplotlib
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from blips.errors import InputError
-from blips.uq import Interval, metrics, plots, rejection_curve
+from blips.prediction import Prediction
+from blips.uq import Interval, figures, metrics, plots, rejection_curve
+from blips.uq.assess import References
 
 
 def data(n=300, seed=0):
@@ -22,114 +25,158 @@ def ranked(seed=0):
     return std, np.abs(target - mean)
 
 
-FIGURES = {
-    "parity": lambda: plots.plot_parity(*data()),
-    "parity without std": lambda: plots.plot_parity(data()[0], None, data()[2]),
-    "reliability": lambda: plots.plot_reliability({"a": data(), "b": data(seed=1)}),
-    "std": lambda: plots.plot_std_error(*data()),
-    "rejection": lambda: plots.plot_rejection({"a": ranked(), "b": ranked(1)}),
-    "elements": lambda: plots.plot_elements({"a": {"H": 1.0, "O": Interval(2.0, 1.5, 2.5)}}),
+def curve(series):
+    return np.array([series["x"], series["y"]], dtype=float)
+
+
+PLOTS = {
+    "parity": lambda: plots.parity(*data()),
+    "parity without std": lambda: plots.parity(data()[0], None, data()[2]),
+    "reliability": lambda: plots.reliability({"a": data(), "b": data(seed=1)}),
+    "std": lambda: plots.std_error(*data()),
+    "rejection": lambda: plots.rejection({"a": ranked(), "b": ranked(1)}),
+    "training": lambda: plots.training_plot([{"epoch": e, "valid_loss": 1 / e} for e in (1, 2)]),
 }
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_figures_render_with_labelled_axes_and_leave_settings_alone(name):
+@pytest.mark.parametrize("name", PLOTS)
+def test_plots_go_through_json_and_render_and_leave_settings_alone(name):
     before = dict(matplotlib.rcParams)
-    figure = FIGURES[name]()
+    plot = PLOTS[name]()
+    saved = json.loads(json.dumps(plot.to_dict(), allow_nan=False))
+    assert saved["series"] == plot.series
+    figure = plot.figure()
     assert isinstance(figure, Figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     assert buffer.getvalue().startswith(b"\x89PNG")
     assert dict(matplotlib.rcParams) == before
-    assert all(axes.get_ylabel() for axes in figure.axes)
-    assert figure.axes[-1].get_xlabel()
-
-
-def test_units_are_on_the_axes():
-    figure = plots.plot_parity(*data(), quantity="energy", unit="meV")
-    top, bottom = figure.axes
-    assert top.get_ylabel() == "predicted energy (meV)"
-    assert bottom.get_xlabel() == "reference energy (meV)"
-    assert bottom.get_ylabel() == "error (meV)"
-    (axes,) = plots.plot_elements({"a": {"H": 1.0}}, quantity="ZMS", unit="").axes
-    assert axes.get_ylabel() == "ZMS"
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == plot.x["label"]
+    assert axes.get_ylabel() == plot.y["label"]
+    names = {text.get_text() for text in axes.get_legend().get_texts()}
+    assert names >= {series["name"] for series in plot.series}
 
 
 def test_parity_thins_points_but_not_numbers():
     mean, std, target = data()
-    (top, _) = plots.plot_parity(mean, std, target, max_points=50).axes
-    (points,) = [c for c in top.collections if hasattr(c, "get_sizes") and len(c.get_sizes())]
-    assert len(points.get_offsets()) == 50
-    assert f"MAE {metrics.mae(mean, target):.3g}" in top.texts[0].get_text()
-    assert "n = 300" in top.texts[0].get_text()
+    plot = plots.parity(mean, std, target, quantity="energies at 300 K", unit="meV", max_points=50)
+    (points,) = plot.series
+    assert len(points["x"]) == len(points["y"]) == len(points["std"]) == 50
+    assert points["x"][-1] == pytest.approx(target[-1], rel=1e-4)
+    assert points["y"][-1] == pytest.approx(mean[-1], rel=1e-4)
+    assert points["std"][0] == pytest.approx(std[0], rel=1e-4)
+    assert plot.note == f"MAE {metrics.mae(mean, target):.4g} meV. 50 of 300 are drawn."
+    assert plot.summary.startswith("Energies at 300 K: ")
+    assert plot.y["label"] == "predicted (meV)"
 
 
-def test_reliability_draws_the_curve_and_its_ece():
+def test_reliability_has_the_curve_and_its_ece():
     models = {"one": data(), "two": data(seed=1)}
-    (axes,) = plots.plot_reliability(models).axes
-    lines = {line.get_label(): line for line in axes.get_lines()}
-    for label, arrays in models.items():
-        line = lines[f"{label} (ECE {metrics.ece(*arrays):.3f})"]
-        np.testing.assert_allclose(line.get_xydata().T, metrics.reliability_curve(*arrays))
-    colours = {line.get_color() for line in axes.get_lines()}
-    assert len(colours) == 3
+    plot = plots.reliability(models)
+    for (label, arrays), series in zip(models.items(), plot.series, strict=True):
+        assert series["name"] == f"{label} (ECE {metrics.ece(*arrays):.3f})"
+        np.testing.assert_allclose(curve(series), metrics.reliability_curve(*arrays), rtol=1e-4)
+    (axes,) = plot.figure().axes
+    assert len({line.get_color() for line in axes.get_lines()}) == 3
 
 
-def test_std_figure_draws_bins_and_the_ideal_line():
+def test_std_plot_has_bins_on_logarithmic_axes():
     arrays = data()
-    (axes,) = plots.plot_std_error(*arrays, n_bins=7).axes
-    ideal, binned = axes.get_lines()
-    np.testing.assert_allclose(binned.get_xydata().T, metrics.binned_errors(*arrays, n_bins=7))
-    np.testing.assert_allclose(*ideal.get_xydata().T)
+    plot = plots.std_error(*arrays, n_bins=7)
+    np.testing.assert_allclose(
+        curve(plot.series[0]), metrics.binned_errors(*arrays, n_bins=7), rtol=1e-4
+    )
+    (axes,) = plot.figure().axes
     assert axes.get_xscale() == axes.get_yscale() == "log"
+    ideal = axes.get_lines()[-1]
+    np.testing.assert_allclose(*ideal.get_xydata().T)
+    assert [len(plots.std_error(*data(n)).series[0]["x"]) for n in (1, 30, 100, 900)] == [
+        1,
+        2,
+        5,
+        12,
+    ]
 
 
-def test_rejection_draws_model_random_and_oracle():
+def test_rejection_has_model_oracle_and_random():
     std, error = ranked()
-    (axes,) = plots.plot_rejection({"model": (std, error)}).axes
-    curve = rejection_curve(std, error)
-    model, random, oracle = axes.get_lines()[:3]
-    n = len(model.get_xdata())
-    assert n == np.count_nonzero(curve.fraction <= 0.99)
-    np.testing.assert_allclose(model.get_xdata(), 100 * curve.fraction[:n])
-    np.testing.assert_allclose(model.get_ydata(), curve.error[:n])
-    np.testing.assert_allclose(oracle.get_ydata(), curve.oracle[:n])
-    np.testing.assert_allclose(random.get_ydata(), curve.random)
-    assert model.get_label() == f"model (area {curve.auc_normalised:.2f})"
+    expected = rejection_curve(std, error)
+    model, oracle, random = plots.rejection({"model": (std, error)}).series
+    assert max(model["x"]) <= 99.0
+    for series, values in ((model, expected.error), (oracle, expected.oracle)):
+        wanted = np.interp(series["x"], 100 * expected.fraction, values)
+        np.testing.assert_allclose(series["y"], wanted, rtol=2e-3)
+    assert random["y"] == pytest.approx([expected.random] * 2, rel=1e-4)
+    assert len(plots.rejection({"a": (std, error), "b": (std, error)}).series) == 2
+
+
+def test_points_know_their_structure_where_labels_are_missing():
+    rng = np.random.default_rng(0)
+    n_atoms = np.array([2, 1, 3])
+    forces = rng.normal(size=(6, 3))
+    target = forces + 0.1
+    target[2] = np.nan  # structure 1 has no forces
+    references = References(n_atoms, np.ones(6, int), np.array([1.0, 2.0, np.nan]), target)
+    std = np.full((6, 3), 0.1)
+    energy = np.array([1.5, 2.0, 3.0])
+    prediction = Prediction(n_atoms, "mc", 8, energy=energy, forces=forces, forces_std=std)
+    found = plots.prediction_plots(prediction, references)
+    (points,) = found["parity_forces"].series
+    assert points["structure"] == [0] * 6 + [2] * 9
+    assert points["atom"] == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3 + [2] * 3
+    assert points["component"] == [0, 1, 2] * 5
+    assert found["parity_energy"].series[0]["structure"] == [0, 1]
+    assert found["parity_energy"].series[0]["x"] == [-0.5, 0.5]  # from the mean label
+    assert set(found) == {
+        "parity_forces", "parity_energy", "reliability", "rejection", "std_error",
+    }  # fmt: skip
+    unlabelled = References(n_atoms, np.ones(6, int), None, None)
+    (alone,) = plots.prediction_plots(prediction, unlabelled).values()
+    assert alone.kind == "std_force"
+    assert alone.series[0]["atom"] == [0, 1, 0, 0, 1, 2]
+    assert alone.series[0]["y"] == pytest.approx([0.1 * 3**0.5] * 6, rel=1e-4)
 
 
 def test_elements_draw_intervals_and_skip_missing_ones():
-    models = {"a": {"H": Interval(2.0, 1.5, 3.0), "O": 1.0}, "b": {"O": 4.0}}
-    (axes,) = plots.plot_elements(models, ideal=1.0).axes
+    models = {
+        "a": {"H": Interval(2.0, 1.5, 3.0), "O": Interval(1.0)},
+        "b": {"O": Interval(4.0, 3.0, 4.5)},
+    }
+    (axes,) = figures.draw_elements(models).axes
     assert [patch.get_height() for patch in axes.patches] == [2.0, 1.0, 4.0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["H", "O"]
-    whiskers = axes.collections[0].get_segments()[0]
-    np.testing.assert_allclose(whiskers[:, 1], [1.5, 3.0])
+    whiskers = axes.collections[0].get_segments()
+    np.testing.assert_allclose(whiskers[0][:, 1], [1.5, 3.0])
+    np.testing.assert_allclose(whiskers[1][:, 1], [1.0, 1.0])
 
 
 @pytest.mark.parametrize(
-    "figure",
+    "plot",
     [
-        lambda: plots.plot_parity([1.0], [1.0], [1.0]),
-        lambda: plots.plot_reliability({"a": ([1.0], [1.0], [2.0])}),
-        lambda: plots.plot_std_error([1.0], [1.0], [2.0], n_bins=1),
-        lambda: plots.plot_rejection({"a": ([1.0], [1.0])}),
+        lambda: plots.parity([1.0], [1.0], [1.0]),
+        lambda: plots.reliability({"a": ([1.0], [1.0], [2.0])}),
+        lambda: plots.std_error([1.0], [1.0], [2.0], n_bins=1),
+        lambda: plots.rejection({"a": ([1.0], [1.0])}),
     ],
 )
-def test_single_points_can_be_drawn(figure):
-    figure().savefig(io.BytesIO(), format="png")
+def test_single_points_can_be_drawn(plot):
+    plot().figure().savefig(io.BytesIO(), format="png")
+
+
+def test_numbers_that_json_cannot_say_are_none():
+    assert plots.numbers([1.23456789, np.nan, np.inf]) == [1.2346, None, None]
+    assert plots.training_plot([{"epoch": 1.0, "valid_loss": 1.0}]) is None
 
 
 def test_bad_input_is_refused():
     with pytest.raises(InputError, match="non-empty mapping"):
-        plots.plot_reliability({})
+        plots.reliability({})
     with pytest.raises(InputError, match="at most 6"):
-        plots.plot_rejection({str(i): ranked() for i in range(7)})
+        plots.rejection({str(i): ranked() for i in range(7)})
     with pytest.raises(InputError, match="zero or negative"):
-        plots.plot_parity([1.0], [0.0], [1.0])
+        plots.parity([1.0], [0.0], [1.0])
     with pytest.raises(InputError, match="shapes differ"):
-        plots.plot_parity([1.0, 2.0], [1.0], [1.0, 2.0])
+        plots.parity([1.0, 2.0], [1.0], [1.0, 2.0])
     with pytest.raises(InputError, match="all errors are zero"):
-        plots.plot_std_error([1.0], [1.0], [1.0], n_bins=1)
-    with pytest.raises(InputError, match="no element"):
-        plots.plot_elements({"a": {}})
+        plots.std_error([1.0], [1.0], [1.0], n_bins=1)

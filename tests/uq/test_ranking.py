@@ -11,7 +11,7 @@ from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.functional.regression import spearman_corrcoef
 
 from blips.errors import InputError
-from blips.uq import ranking
+from blips.uq import metrics
 
 
 @st.composite
@@ -25,8 +25,8 @@ def test_spearman_matches_torchmetrics_and_ignores_the_square():
     rng = np.random.default_rng(3)
     std, error = rng.uniform(size=(2, 40))
     expected = spearman_corrcoef(torch.tensor(std), torch.tensor(error)).item()
-    assert ranking.spearman(std, error) == pytest.approx(expected, abs=1e-6)
-    assert ranking.spearman(std**2, error**2) == pytest.approx(expected, abs=1e-6)
+    assert metrics.spearman(std, error) == pytest.approx(expected, abs=1e-6)
+    assert metrics.spearman(std**2, error**2) == pytest.approx(expected, abs=1e-6)
 
 
 def scipy_spearman(a, b):
@@ -35,15 +35,15 @@ def scipy_spearman(a, b):
 
 @given(rankings())
 def test_spearman_matches_scipy_with_ties(data):
-    assert ranking.spearman(*data) == pytest.approx(scipy_spearman(*data), abs=1e-12)
+    assert metrics.spearman(*data) == pytest.approx(scipy_spearman(*data), abs=1e-12)
 
 
 @given(rankings(), st.integers(0, 2**31))
 def test_ranks_of_the_whole_serve_every_resample(data, seed):
     rows = np.random.default_rng(seed).integers(len(data[0]), size=len(data[0]))
-    ranks = [ranking.dense_ranks(array)[rows] for array in data]
+    ranks = [metrics.dense_ranks(array)[rows] for array in data]
     expected = scipy_spearman(*(array[rows] for array in data))
-    assert ranking.rank_correlation(*ranks) == pytest.approx(expected, abs=1e-12)
+    assert metrics.rank_correlation(*ranks) == pytest.approx(expected, abs=1e-12)
 
 
 def test_partial_correlation_is_that_of_residuals():
@@ -54,31 +54,31 @@ def test_partial_correlation_is_that_of_residuals():
     ranks = [stats.rankdata(values) for values in (x, y, z)]
     left = [rank - np.polyval(np.polyfit(ranks[2], rank, 1), ranks[2]) for rank in ranks[:2]]
     expected = np.corrcoef(*left)[0, 1]
-    assert ranking.spearman(x, y, given=z) == pytest.approx(expected, abs=1e-12)
+    assert metrics.spearman(x, y, given=z) == pytest.approx(expected, abs=1e-12)
 
 
 def test_what_a_std_adds_to_the_size_of_the_force():
     rng = np.random.default_rng(1)
     force, own = rng.uniform(1.0, 2.0, size=(2, 20_000))
     error = force * own
-    assert ranking.spearman(force**2, error, given=force) == 0.0  # the std is the force: nothing
+    assert metrics.spearman(force**2, error, given=force) == 0.0  # the std is the force: nothing
     # The std knows the other factor alone: it explains what the force leaves.
-    assert ranking.spearman(own, error, given=force) > 0.9
+    assert metrics.spearman(own, error, given=force) > 0.9
     # A std that is noise beside the force adds nothing: four standard errors.
     noise = rng.uniform(size=20_000)
-    assert abs(ranking.spearman(force + noise, error, given=force)) < 4 / np.sqrt(20_000)
+    assert abs(metrics.spearman(force + noise, error, given=force)) < 4 / np.sqrt(20_000)
     # Closed form: rho(x, y) = 1/2 and x, y independent of z leaves 1/2.
-    assert ranking.partial_correlation(0.5, 0.0, 0.0) == 0.5
-    assert ranking.partial_correlation(0.5, 0.5, 0.5) == pytest.approx(1 / 3)
+    assert metrics.partial_correlation(0.5, 0.0, 0.0) == 0.5
+    assert metrics.partial_correlation(0.5, 0.5, 0.5) == pytest.approx(1 / 3)
 
 
 def test_spearman_without_ties_matches_scipy_and_stays_within_one():
     rng = np.random.default_rng(5)
     variance, squared_error = rng.lognormal(size=(2, 3001))
     expected = stats.spearmanr(variance, squared_error)[0]
-    assert ranking.spearman(variance, squared_error) == pytest.approx(expected, abs=1e-12)
-    assert ranking.spearman(variance, variance**2) == 1.0
-    assert ranking.spearman(variance, 1.0 / variance) == -1.0
+    assert metrics.spearman(variance, squared_error) == pytest.approx(expected, abs=1e-12)
+    assert metrics.spearman(variance, variance**2) == 1.0
+    assert metrics.spearman(variance, 1.0 / variance) == -1.0
 
 
 @given(rankings(), st.integers(0, 8))
@@ -89,7 +89,7 @@ def test_auroc_matches_counting_of_pairs(data, threshold):
     if len(above) and len(below):
         pairs = above[:, None] - below
         expected = np.mean((pairs > 0) + 0.5 * (pairs == 0))
-    assert ranking.auroc(score, error, threshold) == pytest.approx(expected)
+    assert metrics.auroc(score, error, threshold) == pytest.approx(expected)
 
 
 def test_auroc_matches_torchmetrics():
@@ -97,11 +97,11 @@ def test_auroc_matches_torchmetrics():
     score, error = rng.uniform(size=(2, 60))
     event = torch.tensor((error > 0.8).astype(int))
     expected = binary_auroc(torch.tensor(score), event).item()
-    assert ranking.auroc(score, error, 0.8) == pytest.approx(expected, abs=1e-6)
+    assert metrics.auroc(score, error, 0.8) == pytest.approx(expected, abs=1e-6)
 
 
 def test_rejection_curve_by_hand():
-    curve = ranking.rejection_curve([1.0, 3.0, 2.0], [1.0, 2.0, 6.0])
+    curve = metrics.rejection_curve([1.0, 3.0, 2.0], [1.0, 2.0, 6.0])
     np.testing.assert_allclose(curve.fraction, [0, 1 / 3, 2 / 3])
     np.testing.assert_allclose(curve.error, [3.0, 3.5, 1.0])
     np.testing.assert_allclose(curve.oracle, [3.0, 1.5, 1.0])
@@ -113,14 +113,14 @@ def test_rejection_curve_by_hand():
 @given(rankings())
 def test_rejection_bounds(data):
     score, error = data
-    curve = ranking.rejection_curve(score, error)
+    curve = metrics.rejection_curve(score, error)
     assert np.all(curve.oracle <= curve.error + 1e-9)
-    constant = ranking.rejection_curve(np.ones_like(score), error)
+    constant = metrics.rejection_curve(np.ones_like(score), error)
     np.testing.assert_allclose(constant.error, error.mean())
     assert constant.auc_normalised == pytest.approx(1.0)
-    perfect = ranking.rejection_curve(error, error).auc_normalised
+    perfect = metrics.rejection_curve(error, error).auc_normalised
     assert perfect == pytest.approx(0.0 if np.ptp(error) > 0 else 1.0, abs=1e-9)
-    worst = ranking.rejection_curve(error.max() - error, error).auc_normalised
+    worst = metrics.rejection_curve(error.max() - error, error).auc_normalised
     assert worst >= 1.0 - 1e-9
 
 
@@ -129,14 +129,14 @@ def test_ranking_ignores_scale_and_order(data, scale, random):
     order = list(range(len(data[0])))
     random.shuffle(order)
     other = scale * data[0][order], data[1][order]
-    assert ranking.spearman(*other) == pytest.approx(ranking.spearman(*data), abs=1e-9)
-    assert ranking.auroc(*other, 4.0) == pytest.approx(ranking.auroc(*data, 4.0))
-    same = ranking.rejection_curve(*data).auc_normalised
-    assert ranking.rejection_curve(*other).auc_normalised == pytest.approx(same, abs=1e-9)
+    assert metrics.spearman(*other) == pytest.approx(metrics.spearman(*data), abs=1e-9)
+    assert metrics.auroc(*other, 4.0) == pytest.approx(metrics.auroc(*data, 4.0))
+    same = metrics.rejection_curve(*data).auc_normalised
+    assert metrics.rejection_curve(*other).auc_normalised == pytest.approx(same, abs=1e-9)
 
 
 @pytest.mark.parametrize(
-    "metric", [ranking.spearman, ranking.rejection_curve, lambda a, b: ranking.auroc(a, b, 0.5)]
+    "metric", [metrics.spearman, metrics.rejection_curve, lambda a, b: metrics.auroc(a, b, 0.5)]
 )
 def test_bad_rankings_are_refused(metric):
     with pytest.raises(InputError, match="one value per item"):
@@ -151,6 +151,6 @@ def test_bad_rankings_are_refused(metric):
 
 def test_more_bad_input_is_refused():
     with pytest.raises(InputError, match="at least two"):
-        ranking.spearman([1.0], [1.0])
+        metrics.spearman([1.0], [1.0])
     with pytest.raises(InputError, match="threshold"):
-        ranking.auroc([1.0, 2.0], [1.0, 2.0], np.nan)
+        metrics.auroc([1.0, 2.0], [1.0, 2.0], np.nan)

@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ase import Atoms
-from scipy.stats import spearmanr
 
 from blips.active.config import CampaignConfig
 from blips.active.database import CampaignError
@@ -18,7 +16,7 @@ from blips.potential import BayesianPotential
 from blips.train.checkpoint import load, save
 from blips.train.command import build_model
 from blips.train.fit import fit
-from blips.uq.assess import References
+from blips.uq.assess import References, assess
 
 
 def round_folder(store: CampaignStore, round: int) -> Path:
@@ -89,20 +87,15 @@ def evaluate_round(model: Model, config: CampaignConfig) -> dict[str, Any]:
 def errors_on(
     potential: BayesianPotential, structures: list[Atoms], samples: int, seed: int
 ) -> dict[str, Any]:
-    """MAE of energies (per atom) and force components, sigma, and the rank correlation of both."""
-    references = References.of(structures)
+    """MAE of energies (per atom) and force components, std, and the rank correlation of both."""
     found = potential.predict(structures, samples=samples, seed=seed)
-    result: dict[str, Any] = {"structures": len(structures)}
-    if references.energy is not None:
-        error = np.abs(found.array("energy") - references.energy)
-        result["energy_mae"] = float((error / references.n_atoms).mean())
-    if references.forces is not None:
-        error = found.array("forces") - references.forces  # [N, 3]
-        std = found.array("forces_total_std")
-        result["force_mae"] = float(np.abs(error).mean())
-        result["force_rmse"] = float(np.sqrt((error**2).mean()))
-        result["force_std"] = float(np.sqrt((std**2).mean()))
-        found_rank: Any = spearmanr((std**2).sum(1), (error**2).sum(1))
-        rank = found_rank.statistic
-        result["force_rank_correlation"] = float(rank) if np.isfinite(rank) else None
-    return result
+    judged = assess(found, References.of(structures), n_bootstrap=0)
+    wanted = {
+        "energy_mae": judged.energy_per_atom.get("mae"),
+        "force_mae": judged.forces.get("mae"),
+        "force_rmse": judged.forces.get("rmse"),
+        "force_std": judged.forces.get("rms_std"),
+        "force_rank_correlation": judged.forces_per_atom.get("spearman"),
+    }
+    errors = {name: found.value for name, found in wanted.items() if found is not None}
+    return {"structures": len(structures), **errors}

@@ -142,9 +142,10 @@ def evaluate(
     samples: Samples = SAMPLES,
     seed: Seed = 0,
     bootstrap: Annotated[int, typer.Option(help="resamples for the intervals")] = 1000,
+    everything: Annotated[bool, typer.Option("--all", help="print every metric")] = False,
     json: Json = False,
 ) -> None:
-    """Compare predictions with labels: a table, metrics.json and figures.
+    """Compare predictions with labels: a verdict in words, metrics.json and figures.
 
     Example: blips evaluate model.safetensors test.extxyz --folder evaluation
     """
@@ -154,6 +155,8 @@ def evaluate(
         References,
         assess,
         evaluation_table,
+        stress_too,
+        verdict,
         write_evaluation,
         write_figures,
     )
@@ -161,16 +164,20 @@ def evaluate(
     potential = load_model(model)
     atoms = read_known(structures, potential)
     references = References.of(atoms)
-    prediction = potential.predict(atoms, samples=samples, seed=seed)
+    options = stress_too(atoms, references)
+    prediction = potential.predict(atoms, samples=samples, seed=seed, **options)
     result = assess(prediction, references, n_bootstrap=bootstrap)
     if not json:
+        typer.echo(verdict(result))
+    if everything and not json:
         Console().print(evaluation_table({model.stem: result}))
     path = write_evaluation(folder / "metrics.json", {model.stem: result})
     write_figures(folder / "figures", {model.stem: prediction}, references)
     if json:
         print_json({"file": str(path), **result.to_dict()})
         return
-    typer.echo(f"metrics in {path}, figures in {folder / 'figures'}")
+    more = "" if everything else "; --all prints every metric"
+    typer.echo(f"metrics in {path}, figures in {folder / 'figures'}{more}")
 
 
 @app.command()
@@ -214,12 +221,11 @@ def calibrate(
             seed=seed,
             epochs=epochs,
             align=align,
+            say=None if json else typer.echo,
         )
         save(potential, output)
     if json:
         found = {name: one.to_dict() for name, one in potential.calibration.items()}
         print_json({"output": str(output), "calibration": found})
         return
-    for quantity, calibrator in potential.calibration.items():
-        typer.echo(f"{quantity}: {calibrator.to_dict()}")
-    typer.echo(f"calibrated model in {output}")
+    typer.echo(f"calibrated model in {output}; its error bars use the calibration from now on")

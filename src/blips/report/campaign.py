@@ -10,7 +10,7 @@ import numpy as np
 
 from blips.files import write_atomically
 from blips.report.document import details, document, figures, table, viewer
-from blips.report.plots import Plot, numbers
+from blips.uq.plots import Plot, line
 
 CAMPAIGN = "campaign.db"
 CURVE, RANKS = "curve-plot", "scores-plot"
@@ -63,7 +63,7 @@ def render_campaign(
     """
     curve, picks = summary["curve"], summary["picks"]
     plots = {CURVE: _curve(curve, baseline), RANKS: _scores(picks)}
-    drawn = {key: plot for key, plot in plots.items() if plot is not None}
+    drawn = {key: plot.to_dict() for key, plot in plots.items() if plot is not None}
     titles = {CURVE: "Errors over labels", RANKS: "Scores of the picks"}
     first = "".join(
         f"<p>{escape(text)}</p>"
@@ -85,7 +85,7 @@ def render_campaign(
 def _in_3d(sets: Sequence[Mapping[str, Any]]) -> str:
     view = viewer(sets)
     note = (
-        "Coloured by the sigma of the model that picked the structure; errors are that model's, "
+        "Coloured by the std of the model that picked the structure; errors are that model's, "
         "against the label that it asked for."
     )
     return f'<p class="soft">{note}</p>{view}' if view else ""
@@ -133,9 +133,9 @@ def _sentence(summary: Mapping[str, Any]) -> str:
 ERRORS = {
     "force_mae": "force MAE (eV/Å)",
     "force_rmse": "force RMSE (eV/Å)",
-    "force_std": "force sigma (eV/Å)",
+    "force_std": "force std (eV/Å)",
     "energy_mae": "energy MAE (eV/atom)",
-    "force_rank_correlation": "rank correlation of sigma and error",
+    "force_rank_correlation": "rank correlation of std and error",
 }
 
 
@@ -151,44 +151,33 @@ def _curve(
     if other:
         series.append(_line(f"baseline ({_score(baseline)}): force MAE (eV/Å)", other, "force_mae"))
         note += " The baseline is another campaign."
-    return {
-        "kind": "curve",
-        "note": note,
-        "summary": f"Errors of {len(curve)} models against their number of labels.",
-        "x": {"label": "labels"},
-        "y": {"label": "eV/Å", "log": True},
-        "series": series,
-    }
+    return Plot(
+        "curve",
+        note,
+        f"Errors of {len(curve)} models against their number of labels.",
+        {"label": "labels"},
+        {"label": "eV/Å", "log": True},
+        series,
+    )
 
 
 def _line(title: str, curve: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    return {
-        "name": title,
-        "kind": "line",
-        "x": numbers([entry["labels"] for entry in curve]),
-        "y": numbers([entry.get(name, np.nan) for entry in curve]),
-    }
+    values = [entry.get(name, np.nan) for entry in curve]
+    return line(title, [entry["labels"] for entry in curve], values)
 
 
 def _scores(picks: Sequence[Mapping[str, Any]]) -> Plot | None:
-    scored = [pick for pick in picks if pick["score"] is not None]
-    if not scored:
+    scores = [pick["score"] for pick in picks if pick["score"] is not None]
+    if not scores:
         return None
-    return {
-        "kind": "scores",
-        "note": "The score by which each structure was chosen, in order.",
-        "summary": f"Scores of {len(scored)} picks in the order in which they were chosen.",
-        "x": {"label": "pick"},
-        "y": {"label": "score"},
-        "series": [
-            {
-                "name": "picks",
-                "kind": "points",
-                "x": list(range(1, len(scored) + 1)),
-                "y": numbers([pick["score"] for pick in scored]),
-            }
-        ],
-    }
+    return Plot(
+        "scores",
+        "The score by which each structure was chosen, in order.",
+        f"Scores of {len(scores)} picks in the order in which they were chosen.",
+        {"label": "pick"},
+        {"label": "score"},
+        [line("picks", range(1, len(scores) + 1), scores, "points")],
+    )
 
 
 def _curve_table(curve: Sequence[Mapping[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from blips.uq.assess import verdict
 from blips.uq.bootstrap import Interval
 from blips.uq.evaluate import Evaluation
 
@@ -24,35 +25,34 @@ CREDIT = (
     "The 3D view is 3Dmol.js (BSD-3-Clause, University of Pittsburgh and contributors); its "
     "licence is a comment in this file."
 )
+SMALL, ONE = "smaller is better", "up to 1"
 HEADLINES = (
-    ("Energy MAE", "energy", "mae", "eV", "smaller is better"),
-    ("Energy MAE per atom", "energy_per_atom", "mae", "eV", "smaller is better"),
-    ("Force MAE", "forces", "mae", "eV/Å", "smaller is better"),
-    ("Force RMSE", "forces", "rmse", "eV/Å", "smaller is better"),
-    ("RMS sigma of forces", "forces", "rms_std", "eV/Å", "the RMSE, if calibrated"),
-    ("Mean squared z of forces", "forces", "zms", "", "1, if calibrated"),
-    ("ECE of forces", "forces", "ece", "", "0, if calibrated"),
-    ("CRPS of forces", "forces", "crps", "eV/Å", "smaller is better"),
-    ("Forces within the 68 % interval", "forces", "coverage_68", "", "0.68, if calibrated"),
-    ("Forces within the 90 % interval", "forces", "coverage_90", "", "0.90, if calibrated"),
-    ("Forces within the 95 % interval", "forces", "coverage_95", "", "0.95, if calibrated"),
-    ("Spearman, std and error of structures", "forces_per_structure", "spearman", "", "up to 1"),
+    ("Energy MAE (eV)", "energy", "mae", SMALL),
+    ("Energy MAE per atom (eV)", "energy_per_atom", "mae", SMALL),
+    ("Energies within the 90 % interval", "energy", "coverage_90", "0.90, if calibrated"),
+    ("Force MAE (eV/Å)", "forces", "mae", SMALL),
+    ("Force RMSE (eV/Å)", "forces", "rmse", SMALL),
+    ("RMS std of forces (eV/Å)", "forces", "rms_std", "the RMSE, if calibrated"),
+    ("Mean squared z of forces", "forces", "zms", "1, if calibrated"),
+    ("ECE of forces", "forces", "ece", "0, if calibrated"),
+    ("CRPS of forces (eV/Å)", "forces", "crps", SMALL),
+    ("Forces within the 68 % interval", "forces", "coverage_68", "0.68, if calibrated"),
+    ("Forces within the 90 % interval", "forces", "coverage_90", "0.90, if calibrated"),
+    ("Forces within the 95 % interval", "forces", "coverage_95", "0.95, if calibrated"),
+    ("Spearman, std and error of structures", "forces_per_structure", "spearman", ONE),
     (
         "Spearman, predicted force and error of structures",
         "forces_per_structure",
         "spearman_force",
-        "",
         "a baseline without error bars",
     ),
     (
         "Partial Spearman, std and error given the force",
         "forces_per_structure",
         "spearman_given_force",
-        "",
         "above 0: the std adds to the baseline",
     ),
 )
-
 
 Section = tuple[str, str, str]
 """Identifier, title and body (HTML) of a section."""
@@ -159,30 +159,24 @@ def _json(data: Any) -> str:
 def _summary(evaluations: Mapping[str, Evaluation], notes: Sequence[str]) -> str:
     parts = [f'<p class="soft">{escape(note)}</p>' for note in notes]
     if evaluations:
-        parts = [f"<p>{escape(sentence(n, e))}</p>" for n, e in evaluations.items()] + parts
+        parts = [_said(name, evaluation) for name, evaluation in evaluations.items()] + parts
         parts += [_headline_table(evaluations), _full_table(evaluations)]
     return "\n".join(parts)
 
 
-def sentence(name: str, evaluation: Evaluation) -> str:
-    """What a reader should know first."""
-    text = f"{name.capitalize()} ({evaluation.n_structures} structures)"
-    mae, coverage = evaluation.forces.get("mae"), evaluation.forces.get("coverage_90")
-    if mae is not None:
-        text += f": force components are off by {mae.value:.3g} eV/Å on average"
-    if coverage is not None:
-        text += f", and {100 * coverage.value:.0f} % of them lie within their 90 % interval"
-    return text + "."
+def _said(name: str, evaluation: Evaluation) -> str:
+    """The verdict on one set, a line for each quantity."""
+    lines = "<br>".join(escape(line) for line in verdict(evaluation).splitlines())
+    return f"<p><strong>{escape(name)}</strong>: {lines}</p>"
 
 
 def _headline_table(evaluations: Mapping[str, Evaluation]) -> str:
     rows = []
-    for label, level, metric, unit, ideal in HEADLINES:
+    for label, level, metric, ideal in HEADLINES:
         found = [getattr(evaluation, level).get(metric) for evaluation in evaluations.values()]
         if any(interval is not None for interval in found):
-            name = f"{label} ({unit})" if unit else label
             cells = "".join(_cell(interval) for interval in found)
-            head = f'{name} <span class="ideal">{ideal}</span>'
+            head = f'{label} <span class="ideal">{ideal}</span>'
             rows.append(f'<tr><th scope="row">{head}</th>{cells}</tr>')
     one = next(iter(evaluations.values()))
     caption = f"With {100 * one.level:g} % bootstrap intervals over structures"
@@ -228,8 +222,9 @@ PLOTS = {
     "parity_energy": "Energies",
     "parity_forces": "Forces",
     "reliability": "Are error bars the right size?",
-    "sigma_error": "Do errors grow with sigma?",
-    "rejection": "Does sigma find the errors?",
+    "std_error": "Do errors grow with std?",
+    "rejection": "Does std find the errors?",
+    "std_force": "How large are the error bars?",
 }
 
 
@@ -266,7 +261,7 @@ def _choice(sets: Sequence[Mapping[str, Any]], name: str) -> str:
 
 
 def viewer(sets: Sequence[Mapping[str, Any]]) -> str:
-    """Structures in 3D, with their atoms' sigmas."""
+    """Structures in 3D, with the std of their atoms."""
     if not any(one["structures"] for one in sets):
         return ""
     return Template(resource("page/viewer.html")).substitute(choice=_choice(sets, "set3d"))

@@ -1,12 +1,16 @@
-"""What a report is about: the model, its training run, and labelled structures.
+"""What a report is about: a model, its training run, and structures, labelled or not.
 
-A folder of `blips train` has them in its configuration: the validation structures, unless others
-are given. Any other folder can say what is where in a file `report.json`,
+| given | model | structures, unless others are given |
+|---|---|---|
+| a folder of `blips train` | the calibrated, conditioned or best one | those it validated on |
+| a model file | itself | those of the run that it lies in, if any |
+| a file that `blips predict` wrote | none: the predictions are in the file | its own |
+| a folder with `report.json` | the one named there | the ones named there |
+
+The file `report.json`, which `blips demo` writes, has paths relative to its folder:
 
     {"title": "...", "model": "model.safetensors", "run": "training",
      "labelled": {"test": "test.extxyz"}}
-
-with paths relative to the folder; `blips demo` writes one.
 """
 
 import csv
@@ -16,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ase import Atoms
 
 from blips.config import RunConfig, load_config
@@ -24,9 +29,11 @@ from blips.data.splits import Split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import InputError
 from blips.files import write_atomically
+from blips.prediction import Prediction
 from blips.train.run import RunFolder
 
 MANIFEST = "report.json"
+MODELS = ("calibrated.safetensors", "conditioned.safetensors", "best.safetensors")
 
 
 @dataclass(frozen=True)
@@ -35,9 +42,10 @@ class Sources:
 
     Attributes:
         title: of the report.
-        model: file of the model.
-        labelled: structures by the name of their set; may be empty.
+        model: file of the model; None where predictions are read.
+        structures: by the name of their set; may be empty.
         labels: names and units of their labels.
+        predictions: by the name of the set, where there is no model.
         config: text of the run's config.yaml, empty where there is none.
         environment: versions, platform and command of the run.
         history: one row per epoch.
@@ -45,9 +53,10 @@ class Sources:
     """
 
     title: str
-    model: Path
-    labelled: dict[str, list[Atoms]]
+    model: Path | None
+    structures: dict[str, list[Atoms]]
     labels: Labels = field(default_factory=Labels)
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)
     config: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
     history: Sequence[Mapping[str, float]] = ()
@@ -64,44 +73,117 @@ def write_manifest(
     return path
 
 
-def find_sources(folder: str | Path, structures: Sequence[str | Path] = ()) -> Sources:
-    """Everything that a report on a folder needs.
+def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> Sources:
+    """Find everything that a report needs.
 
     Args:
-        folder: of a training run, or one with a `report.json`.
-        structures: files of labelled structures, instead of those that the folder names.
+        target: folder of a run, file of a model, or file that `blips predict` wrote.
+        structures: files of structures, instead of those that the target names.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; give the folder of a run, such as runs/blips")
-    named = _manifest(folder) if (folder / MANIFEST).is_file() else None
-    run = RunFolder(folder / named["run"] if named else folder)
-    config = load_config(run.config_file) if run.config_file.is_file() else None
-    model = folder / named["model"] if named else run.best
-    if not model.is_file():
+    target = Path(target)
+    given = {Path(path).stem: _read(Path(path)) for path in structures}
+    if not target.exists():
         raise InputError(
-            f"{folder} has neither {MANIFEST} nor {model.name}; is it the folder of a blips run, "
-            "and has the run finished an epoch?"
+            f"{target} is not there; give a run's folder (runs/blips), a model (best.safetensors) "
+            "or a file that blips predict wrote (predicted.extxyz)"
         )
-    labels = Labels() if config is None else Labels(**config.data.labels.model_dump())
+    if target.is_file() and target.suffix != ".safetensors":
+        return _of_predictions(target, given)
+    named = _manifest(target) if (target / MANIFEST).is_file() else None
+    if named is not None:
+        return _of_manifest(target, named, given)
+    run = RunFolder(target if target.is_dir() else target.parent)
+    config = load_config(run.config_file) if run.config_file.is_file() else None
     notes: tuple[str, ...] = ()
-    if structures:
-        labelled = {Path(path).stem: _read(Path(path)) for path in structures}
-    elif named:
-        labelled = {name: _read(folder / path) for name, path in named["labelled"].items()}
-        labels = Labels()
-    else:
-        labelled, notes = _validation(run, config)
+    if not given:
+        given, notes = _validation(run, config)
+    model = target if target.is_file() else _model_in(target)
+    name = run.path.resolve().name if config is not None or target.is_dir() else ""
     return Sources(
-        title=named["title"] if named else f"Run {folder.resolve().name}",
+        title=f"Run {name}" if target.is_dir() else f"Model {target.name}",
         model=model,
-        labelled=labelled,
-        labels=labels,
-        config=run.config_file.read_text() if config is not None else "",
-        environment=_json(run.path / "environment.json"),
-        history=_history(run.path / "metrics.csv"),
+        structures=given,
+        labels=Labels() if config is None else Labels(**config.data.labels.model_dump()),
         notes=notes,
+        **_run(run),
     )
+
+
+def _model_in(folder: Path) -> Path:
+    for name in MODELS:
+        if (folder / name).is_file():
+            return folder / name
+    raise InputError(
+        f"{folder} has neither {MANIFEST} nor {MODELS[-1]}; is it the folder of a blips run, "
+        "and has the run finished an epoch?"
+    )
+
+
+def _run(run: RunFolder) -> dict[str, Any]:
+    """Read what a run has recorded."""
+    return {
+        "config": run.config_file.read_text() if run.config_file.is_file() else "",
+        "environment": _json(run.path / "environment.json"),
+        "history": _history(run.path / "metrics.csv"),
+    }
+
+
+def _of_manifest(folder: Path, named: Mapping[str, Any], given: dict[str, list[Atoms]]) -> Sources:
+    labelled = {name: _read(folder / path) for name, path in named["labelled"].items()}
+    run = RunFolder(folder / named["run"])
+    return Sources(named["title"], folder / named["model"], given or labelled, **_run(run))
+
+
+def _of_predictions(file: Path, given: dict[str, list[Atoms]]) -> Sources:
+    """Take predictions from a file, and labels from it or from another with the same structures."""
+    frames = _read(file)
+    if not any("forces_uncertainty" in atoms.arrays for atoms in frames):
+        raise InputError(
+            f"{file} has no forces_uncertainty; give a model (best.safetensors), a run's folder, "
+            "or a file that blips predict wrote"
+        )
+    labelled = next(iter(given.values())) if given else [_labels_alone(atoms) for atoms in frames]
+    if [a.numbers.tolist() for a in labelled] != [a.numbers.tolist() for a in frames]:
+        raise InputError(f"the labelled structures are not those of {file}, in this order")
+    return Sources(
+        title=f"Predictions {file.name}",
+        model=None,
+        structures={file.stem: labelled},
+        predictions={file.stem: _prediction(frames)},
+    )
+
+
+def _prediction(frames: Sequence[Atoms]) -> Prediction:
+    """Read a prediction: `predicted_forces` beside labels, else `forces`, and their std."""
+    energies, forces = [], []
+    for atoms in frames:
+        results = getattr(atoms.calc, "results", {})
+        energies.append(atoms.info.get("predicted_energy", results.get("energy", np.nan)))
+        forces.append(atoms.arrays.get("predicted_forces", results.get("forces")))
+    try:
+        return Prediction(
+            n_atoms=np.array([len(atoms) for atoms in frames]),
+            method="read",
+            samples=0,
+            energy=np.array(energies, dtype=float),
+            energy_std=np.array([atoms.info["energy_uncertainty"] for atoms in frames]),
+            forces=np.concatenate(forces),
+            forces_std=np.concatenate([a.arrays["forces_uncertainty"] for a in frames]),
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise InputError(
+            f"not all structures have energy, forces and their error bars ({error})"
+        ) from None
+
+
+def _labels_alone(atoms: Atoms) -> Atoms:
+    """Copy a predicted structure with its labels, which lie beside `predicted_*`, if any."""
+    copy = atoms.copy()
+    results = getattr(atoms.calc, "results", {})
+    for name, place in (("energy", atoms.info), ("forces", atoms.arrays)):
+        if f"predicted_{name}" in place and name in results:
+            (copy.info if name == "energy" else copy.arrays)[name] = results[name]
+    return copy
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -121,10 +203,10 @@ def _manifest(folder: Path) -> dict[str, Any]:
 def _validation(
     run: RunFolder, config: RunConfig | None
 ) -> tuple[dict[str, list[Atoms]], tuple[str, ...]]:
-    """The structures that the run validated on, where its configuration says which."""
+    """Give the structures that the run validated on, where its configuration says which."""
     missing = (
-        "The run was not given files, so its validation structures are not known; "
-        "blips report RUN --structures test.extxyz adds predictions.",
+        "There is no run that says which structures to predict; --structures test.extxyz adds "
+        "predictions.",
     )
     if config is None or config.data.train is None:
         return {}, missing

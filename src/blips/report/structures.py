@@ -10,9 +10,9 @@ from ase import Atoms
 from blips.errors import BlipsError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
-from blips.report.plots import Plot, numbers
 from blips.train.checkpoint import load
 from blips.uq.assess import References
+from blips.uq.plots import Plot, numbers
 
 MAX_ATOMS = 2000
 MAX_ROUNDS = 30
@@ -21,35 +21,35 @@ MAX_ROUNDS = 30
 def uncertain_structures(
     structures: Sequence[Atoms], prediction: Prediction, references: References, count: int
 ) -> list[dict[str, Any]]:
-    """Those with the largest atomic force sigma (root of the summed component variances)."""
+    """Those with the largest atomic force std (root of the summed component variances)."""
     if prediction.forces_total_std is None:
         return []
-    sigma = np.linalg.norm(prediction.forces_total_std, axis=1)  # [N]
+    std = np.linalg.norm(prediction.forces_total_std, axis=1)  # [N]
     error = None
     if references.forces is not None:
         error = np.linalg.norm(prediction.array("forces") - references.forces, axis=1)  # [N]
     ends = np.cumsum(references.n_atoms)
     atoms_of = [slice(end - n, end) for end, n in zip(ends, references.n_atoms, strict=True)]
-    largest = np.array([sigma[atoms].max() for atoms in atoms_of])  # [S]
+    largest = np.array([std[atoms].max() for atoms in atoms_of])  # [S]
     order = [k for k in np.argsort(-largest, kind="stable") if len(structures[k]) <= MAX_ATOMS]
     return [
         _entry(
-            int(k), structures[k], sigma[atoms_of[k]], None if error is None else error[atoms_of[k]]
+            int(k), structures[k], std[atoms_of[k]], None if error is None else error[atoms_of[k]]
         )
         for k in order[:count]
     ]
 
 
-def _entry(index: int, atoms: Atoms, sigma: np.ndarray, error: np.ndarray | None) -> dict[str, Any]:
+def _entry(index: int, atoms: Atoms, std: np.ndarray, error: np.ndarray | None) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "index": index,
         "formula": atoms.get_chemical_formula(),
         "symbols": list(atoms.symbols),
         "positions": [numbers(row) for row in atoms.positions],
-        "sigma": numbers(sigma, 4),
-        "sigma_max": numbers(sigma.max(), 4)[0],
+        "std": numbers(std, 4),
+        "std_max": numbers(std.max(), 4)[0],
     }
-    if error is not None:
+    if error is not None and not np.isnan(error).any():
         entry["error"] = numbers(error, 4)
     if atoms.pbc.any():
         entry["cell"] = [numbers(row) for row in atoms.cell.array]
@@ -60,12 +60,17 @@ def viewed_set(
     name: str, entries: list[dict[str, Any]], plots: Mapping[str, Plot]
 ) -> dict[str, Any]:
     """One set of structures for the page: its name, plots, and structures on one colour scale."""
-    sigma_max = max((entry["sigma_max"] for entry in entries), default=0.0)
-    return {"name": name, "plots": plots, "structures": entries, "sigma_max": sigma_max}
+    std_max = max((entry["std_max"] for entry in entries), default=0.0)
+    return {
+        "name": name,
+        "plots": {key: plot.to_dict() for key, plot in plots.items()},
+        "structures": entries,
+        "std_max": std_max,
+    }
 
 
 def picked_sets(folder: str | Path, summary: Mapping[str, Any], shown: int) -> list[dict[str, Any]]:
-    """The labelled picks of every round, latest first: sigma when picked, and the error afterwards.
+    """The labelled picks of every round, latest first: std when picked, and the error afterwards.
 
     Args:
         folder: of the campaign, where its models are. Rounds whose model is gone are left out.

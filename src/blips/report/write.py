@@ -1,4 +1,4 @@
-"""From a run's folder to its report."""
+"""From a run, a model or predictions to a report."""
 
 import json
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from blips.potential import BayesianPotential
 from blips.prediction import Model, Prediction
 from blips.report.campaign import CAMPAIGN, write_campaign
 from blips.report.document import TRAINING, render
-from blips.report.plots import prediction_plots, training_plot
 from blips.report.sources import Sources, find_sources
 from blips.report.structures import uncertain_structures, viewed_set
 from blips.train.checkpoint import Saveable, describe, load
 from blips.train.run import environment
 from blips.uq.assess import References, assess
 from blips.uq.evaluate import Evaluation
+from blips.uq.plots import prediction_plots, training_plot
 
 
 def write_report(
-    folder: str | Path,
+    target: str | Path,
     output: str | Path,
     *,
     structures: Sequence[str | Path] = (),
@@ -36,41 +36,48 @@ def write_report(
     shown: int = 12,
     baseline: str | Path | None = None,
 ) -> Path:
-    """Write a run as one HTML file.
+    """Write a report as one HTML file.
 
     Args:
-        folder: of a training run or of the demo, see `blips.report.sources`, or of a campaign of
-            active learning, for which only `output`, `shown` and `baseline` count.
+        target: folder of a training run or of the demo, a model, or a file of predictions, see
+            `blips.report.sources`; or folder of a campaign of active learning, for which only
+            `output`, `shown` and `baseline` count.
         output: file to write.
-        structures: files of labelled structures to predict; default: those that the folder names.
+        structures: files of structures to predict; default: those that the target names.
         samples: posterior samples.
         seed: of the samples and the bootstrap.
         bootstrap: resamples for the intervals.
         shown: structures of each set in the 3D view.
         baseline: of a campaign: folder of another one to compare with.
     """
-    if (Path(folder) / CAMPAIGN).is_file():
-        return write_campaign(folder, output, baseline=baseline, shown=shown)
+    if (Path(target) / CAMPAIGN).is_file():
+        return write_campaign(target, output, baseline=baseline, shown=shown)
     if baseline is not None:
-        raise InputError(f"{folder} is no campaign; a baseline is for campaigns of active learning")
-    sources = find_sources(folder, structures)
-    model = load(sources.model)
+        raise InputError(f"{target} is no campaign; a baseline is for campaigns of active learning")
+    sources = find_sources(target, structures)
+    model = None if sources.model is None else load(sources.model)
     evaluations: dict[str, Evaluation] = {}
     sets: list[dict[str, Any]] = []
-    for name, labelled in sources.labelled.items():
-        references = References.of(labelled, sources.labels)
-        prediction = _predict(model, labelled, samples, seed)
-        evaluations[name] = assess(prediction, references, n_bootstrap=bootstrap, seed=seed)
-        entries = uncertain_structures(labelled, prediction, references, shown)
-        sets.append(viewed_set(name, entries, prediction_plots(prediction, references)))
+    notes = list(sources.notes)
+    for name, atoms in sources.structures.items():
+        predicted = sources.predictions.get(name)
+        if predicted is None:
+            predicted = _predict(model, atoms, samples, seed)
+        references = References.of(atoms, sources.labels, required=False)
+        if references.energy is None and references.forces is None:
+            notes.append(f"No structure of {name} has labels: its errors are not known.")
+        else:
+            evaluations[name] = assess(predicted, references, n_bootstrap=bootstrap, seed=seed)
+        entries = uncertain_structures(atoms, predicted, references, shown)
+        sets.append(viewed_set(name, entries, prediction_plots(predicted, references)))
     loss = training_plot(sources.history)
     page = render(
         title=sources.title,
-        lead=_lead(model, samples),
+        lead="Predictions that were read." if model is None else _lead(model, samples),
         evaluations=evaluations,
-        data={"sets": sets, "figures": {} if loss is None else {TRAINING: loss}},
-        notes=sources.notes,
-        settings=_settings(model, sources),
+        data={"sets": sets, "figures": {} if loss is None else {TRAINING: loss.to_dict()}},
+        notes=notes,
+        settings={} if model is None else _settings(model, sources),
         provenance=_provenance(sources),
     )
     output = Path(output)
@@ -78,7 +85,9 @@ def write_report(
     return output
 
 
-def _predict(model: Saveable, structures: list[Atoms], samples: int, seed: int) -> Prediction:
+def _predict(
+    model: Saveable | None, structures: list[Atoms], samples: int, seed: int
+) -> Prediction:
     if isinstance(model, Backbone):
         return predict_plain(model, structures)
     if not isinstance(model, Model):
@@ -92,11 +101,13 @@ def _lead(model: Saveable, samples: int) -> str:
     backbone = type(model.backbone).__name__
     known = ", ".join(model.calibration)
     calibrated = f"calibrated for {known}" if known else "not calibrated"
-    if isinstance(model, BayesianPotential):
-        if model.posterior is not None:
-            return f"{backbone}, {model.posterior}. Means of the plain model; {samples} draws."
-        return f"A Bayesian {backbone}, {calibrated}; means and sigmas of {samples} samples."
-    return f"A {type(model).__name__} of {backbone}, {calibrated}."
+    if not isinstance(model, BayesianPotential):
+        return f"A {type(model).__name__} of {backbone}, {calibrated}."
+    if model.posterior is None:
+        return f"A Bayesian {backbone}, {calibrated}; mean and std of {samples} samples."
+    return (
+        f"{backbone}, {model.posterior}. Means of the plain model; {samples} draws, {calibrated}."
+    )
 
 
 def _settings(model: Saveable, sources: Sources) -> dict[str, str]:
@@ -110,7 +121,7 @@ def _settings(model: Saveable, sources: Sources) -> dict[str, str]:
 
 def _provenance(sources: Sources) -> dict[str, str]:
     here = environment()
-    rows = {"Model file": sources.model.name}
+    rows = {} if sources.model is None else {"Model file": sources.model.name}
     for name, content in (("Run", sources.environment), ("Report", here)):
         versions = content.get("versions", {})
         if versions:
@@ -122,6 +133,6 @@ def _provenance(sources: Sources) -> dict[str, str]:
         command = content.get("command")
         if isinstance(command, list):
             rows[f"{name}: command"] = " ".join(map(str, command))
-    for name, structures in sources.labelled.items():
+    for name, structures in sources.structures.items():
         rows[f"Structures: {name}"] = str(len(structures))
     return rows

@@ -6,7 +6,7 @@ posterior means as weights stay those of the model, to the bit.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def uncertainty_for(
     seed: int = 0,
     folder: str | Path | None = None,
     display: bool = False,
+    say: Callable[[str], object] | None = None,
     **training: Any,
 ) -> BayesianPotential:
     """Give a trained model error bars, from a few labelled structures and without training it.
@@ -72,12 +73,15 @@ def uncertainty_for(
         seed: of the split, the inference network and its training.
         folder: keep the run of the inference network here.
         display: show progress.
+        say: see `blips.uq.assess.recalibrate`.
         training: settings of the configuration's `training` in place of these here.
     """
     if len(structures) < 3:
         raise InputError(f"{len(structures)} structures cannot be split; label at least three")
     has = References.of(structures, labels)
-    quantities = [name for name in ("energy", "forces") if getattr(has, name) is not None]
+    quantities = [name for name in ("energy", "forces") if has.having(name).all()]
+    if not quantities:
+        raise InputError("no label is there for all structures; drop those without")
     if isinstance(model, Backbone):
         model.pretrained = True
         model = bayesianize(model, seed=seed)
@@ -95,5 +99,5 @@ def uncertainty_for(
     with tempfile.TemporaryDirectory() as temporary:
         where = folder or temporary
         fit(model, fitted, valid=rest, config=config, folder=where, display=display)
-    recalibrate(model, rest, kind=kind, samples=samples, seed=seed)
+    recalibrate(model, rest, kind=kind, samples=samples, seed=seed, say=say)
     return model

@@ -1,7 +1,6 @@
 """Judge and recalibrate standard deviations: metrics, intervals, calibrators, evaluation.
 
-Figures are in ``blips.uq.plots``, which needs matplotlib and is therefore not imported here; what
-reads labelled structures is in ``blips.uq.assess``.
+Plots are in ``blips.uq.plots``; what reads labelled structures is in ``blips.uq.assess``.
 """
 
 from blips.uq.bootstrap import Bootstrap, Interval
@@ -14,24 +13,22 @@ from blips.uq.calibrate import (
 )
 from blips.uq.evaluate import Evaluation, evaluate
 from blips.uq.metrics import (
+    ForceItems,
+    RejectionCurve,
+    auroc,
     binned_errors,
     coverage,
     crps_gaussian,
     ece,
     ence,
+    force_items,
     gaussian_nll,
     mae,
     mse,
-    reliability_curve,
-    zms,
-)
-from blips.uq.ranking import (
-    ForceItems,
-    RejectionCurve,
-    auroc,
-    force_items,
     rejection_curve,
+    reliability_curve,
     spearman,
+    zms,
 )
 
 __all__ = [

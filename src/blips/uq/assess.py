@@ -1,78 +1,159 @@
-"""Assess and recalibrate predictions on labelled structures, and write metrics and figures."""
+"""Judge and recalibrate predictions on labelled structures; say it in words, tables and figures."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from ase import Atoms
+from ase.stress import full_3x3_to_voigt_6_stress
 
-from blips.data.labels import Labels, available, extract
+from blips.data.labels import QUANTITIES, Labels, available, extract
 from blips.errors import InputError
 from blips.files import replacing
 from blips.prediction import Model, Prediction
-from blips.uq.bootstrap import Interval
-from blips.uq.calibrate import CALIBRATORS
-from blips.uq.evaluate import Evaluation, evaluate
+from blips.uq.bootstrap import Bootstrap, Interval
+from blips.uq.calibrate import CALIBRATORS, Calibrator
+from blips.uq.checks import checked_quantity
+from blips.uq.evaluate import Evaluation, Tables
+from blips.uq.metrics import coverage
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.table import Table
 
-QUANTITIES = ("energy", "forces")
 STD_FLOOR = 1e-6  # eV, eV/A: symmetry can make a std zero, by which no metric can divide
+ONE_SIDED = 0.15  # ECE that a wrong size alone does not give where coverage is right
+WORDS = {"energy": "energies", "forces": "forces", "stress": "stresses"}
+
+
+class Matched(NamedTuple):
+    """Predictions and labels of the structures that have a label."""
+
+    mean: np.ndarray  # [S'] energies, [N', 3] forces, [S', 6] stresses
+    std: np.ndarray | None  # same shape, at least STD_FLOOR
+    target: np.ndarray  # same shape
+    chosen: np.ndarray  # [S] whether a structure has the label
 
 
 @dataclass(frozen=True)
 class References:
-    """Hold the labels of S structures with N atoms in all."""
+    """Hold the labels of S structures with N atoms in all; NaN where a structure has none."""
 
     n_atoms: np.ndarray  # [S]
     numbers: np.ndarray  # [N]
     energy: np.ndarray | None  # [S] eV
     forces: np.ndarray | None  # [N, 3] eV/A
+    stress: np.ndarray | None = None  # [S, 6] eV/A^3, ASE's order
 
     @classmethod
-    def of(cls, structures: Sequence[Atoms], labels: Labels | None = None) -> References:
-        """Read energies and forces of labelled structures; a quantity that one lacks is None."""
+    def of(
+        cls, structures: Sequence[Atoms], labels: Labels | None = None, *, required: bool = True
+    ) -> References:
+        """Read the labels of structures; a quantity that none of them has is None.
+
+        Args:
+            structures: at least one.
+            labels: names and units of the labels.
+            required: refuse structures without energies and forces.
+        """
         if not structures:
             raise InputError("no structures to evaluate on; the list is empty")
-        has = set(QUANTITIES).intersection(*(available(atoms, labels) for atoms in structures))
-        if not has:
+        found: dict[str, list[np.ndarray]] = {name: [] for name in QUANTITIES}
+        missing = {"energy": lambda n: (), "forces": lambda n: (n, 3), "stress": lambda n: (3, 3)}
+        for atoms in structures:
+            values = extract(atoms, available(atoms, labels), labels)
+            for name, shape in missing.items():
+                found[name].append(values.get(name, np.full(shape(len(atoms)), np.nan)))
+        arrays = {
+            "energy": np.array(found["energy"]),
+            "forces": np.concatenate(found["forces"]),
+            "stress": full_3x3_to_voigt_6_stress(np.array(found["stress"])),
+        }
+        known = {name: None if np.isnan(a).all() else a for name, a in arrays.items()}
+        if required and known["energy"] is None and known["forces"] is None:
             raise InputError(
-                "the structures have neither energies nor forces in common; evaluation needs "
-                "labels (say under which keys with data.labels)"
+                "no structure has an energy or forces; evaluation needs labels (say under which "
+                "keys with data.labels)"
             )
-        values = [extract(atoms, sorted(has), labels) for atoms in structures]
         return cls(
             n_atoms=np.array([len(atoms) for atoms in structures]),
             numbers=np.concatenate([atoms.numbers for atoms in structures]),
-            energy=np.array([v["energy"] for v in values]) if "energy" in has else None,
-            forces=np.concatenate([v["forces"] for v in values]) if "forces" in has else None,
+            **known,
         )
+
+    def having(self, quantity: str) -> np.ndarray:
+        """Say which structures have a label, [S]."""
+        values = getattr(self, quantity)
+        if values is None:
+            return np.zeros(len(self.n_atoms), dtype=bool)
+        if quantity == "forces":
+            values = values[np.cumsum(self.n_atoms) - self.n_atoms]  # of each first atom
+        return ~np.isnan(values.reshape(len(self.n_atoms), -1)).any(axis=1)
+
+    def match(self, prediction: Prediction, quantity: str) -> Matched | None:
+        """Pair predictions with labels; None where there are no labels or no predictions."""
+        target, mean = getattr(self, quantity), getattr(prediction, quantity)
+        if target is None or mean is None:
+            return None
+        std = getattr(prediction, f"{quantity}_total_std", getattr(prediction, f"{quantity}_std"))
+        if quantity == "stress":
+            mean = full_3x3_to_voigt_6_stress(mean)
+            std = None if std is None else full_3x3_to_voigt_6_stress(std)
+        chosen = self.having(quantity)
+        rows = np.repeat(chosen, self.n_atoms) if quantity == "forces" else chosen
+        floored = None if std is None else np.maximum(std[rows], STD_FLOOR)
+        return Matched(mean[rows], floored, target[rows], chosen)
+
+
+def stress_too(structures: Sequence[Atoms], references: References) -> dict[str, bool]:
+    """Ask `predict` for the stress where labels and periodic cells allow it."""
+    periodic = all(atoms.pbc.all() for atoms in structures)
+    return {"stress": True} if references.stress is not None and periodic else {}
 
 
 def assess(
     prediction: Prediction, references: References, *, n_bootstrap: int = 1000, seed: int = 0
 ) -> Evaluation:
-    """Compute every metric of a prediction, with bootstrap intervals; stds are floored at 1e-6."""
-    energy = prediction.energy if references.energy is not None else None
-    forces = prediction.forces if references.forces is not None else None
-    return evaluate(
-        energy,
-        _floored(prediction.energy_total_std) if energy is not None else None,
-        references.energy,
-        forces,
-        _floored(prediction.forces_total_std) if forces is not None else None,
-        references.forces,
-        references.n_atoms,
-        references.numbers,
-        n_bootstrap=n_bootstrap,
+    """Compute every metric of a prediction, with bootstrap intervals; stds are floored at 1e-6.
+
+    Each quantity is judged on the structures that have its label.
+    """
+    tables: dict[str, Any] = {}
+    labelled: dict[str, int] = {}
+    omitted: list[str] = []
+    resampled = 0
+    for quantity in QUANTITIES:
+        matched = references.match(prediction, quantity)
+        if matched is None:
+            continue
+        shape = 1 if quantity == "energy" else 2
+        mean, std, target = checked_quantity(
+            quantity, matched.mean, matched.std, matched.target, shape
+        )
+        counts = references.n_atoms[matched.chosen]
+        labelled[quantity] = len(counts)
+        bootstrap = Bootstrap(len(counts), n_bootstrap, seed=seed)
+        builder = Tables(bootstrap, omitted)
+        if quantity == "energy":
+            tables |= builder.energies(mean, std, target, counts)
+        elif quantity == "forces":
+            numbers = references.numbers[np.repeat(matched.chosen, references.n_atoms)]
+            tables |= builder.forces(mean, std, target, counts, numbers)
+        else:
+            tables["stress"] = builder.components(target - mean, std, np.arange(len(counts)))
+        resampled = max(resampled, n_bootstrap if bootstrap.active else 0)
+    return Evaluation(
+        n_structures=len(references.n_atoms),
+        n_atoms=int(references.n_atoms.sum()),
+        labelled=labelled,
+        n_bootstrap=resampled,
         seed=seed,
+        omitted=tuple(omitted),
+        **tables,
     )
 
 
@@ -82,6 +163,7 @@ def recalibrate(
     *,
     kind: str = "scale",
     labels: Labels | None = None,
+    say: Callable[[str], object] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Fit a calibration on held-out structures and store it with the potential.
@@ -91,6 +173,7 @@ def recalibrate(
         structures: labelled, neither trained on nor tested on.
         kind: "scale" (one factor, NLL-optimal), "isotonic" or "conformal".
         labels: names and units of the labels.
+        say: told, a sentence for each quantity, what was done and what it gained.
         options: of `potential.predict` (samples, method, seed, ...).
 
     Returns:
@@ -100,75 +183,93 @@ def recalibrate(
         raise InputError(f"unknown calibration {kind!r}; use one of {', '.join(CALIBRATORS)}")
     references = References.of(structures, labels)
     prediction = potential.predict(structures, calibrated=False, **options)
-    fitted = {}
-    for quantity in QUANTITIES:
-        target = getattr(references, quantity)
-        if target is not None:
-            mean = getattr(prediction, quantity)
-            std = prediction.array(f"{quantity}_total_std")
-            uncertain = std > STD_FLOOR  # what symmetry makes certain says nothing about scale
-            fitted[quantity] = CALIBRATORS[kind].fit(
-                mean[uncertain], std[uncertain], target[uncertain]
-            )
+    fitted: dict[str, Any] = {}
+    for quantity in ("energy", "forces"):
+        matched = references.match(prediction, quantity)
+        if matched is not None:
+            if matched.std is None:
+                raise InputError(f"the model has no std of {WORDS[quantity]} to calibrate")
+            uncertain = matched.std > STD_FLOOR  # what symmetry makes certain tells no scale
+            mean, std = matched.mean[uncertain], matched.std[uncertain]
+            target = matched.target[uncertain]
+            fitted[quantity] = CALIBRATORS[kind].fit(mean, std, target)
+            if say is not None:
+                gain = _gain(fitted[quantity], mean, std, target)
+                say(f"{WORDS[quantity].capitalize()} of {matched.chosen.sum()} structures: {gain}")
     potential.calibration = dict(fitted)
     return fitted
 
 
-def write_figures(
-    folder: str | Path, predictions: Mapping[str, Prediction], references: References
-) -> list[Path]:
-    """Draw parity, reliability, error against std, rejection and errors by element as PNG.
-
-    Args:
-        folder: where they go.
-        predictions: by label; the first is the one that single-model figures show.
-        references: the labels.
-    """
-    figures = _energy_figures(predictions, references) | _force_figures(predictions, references)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png" for name in figures]
-    for path, figure in zip(paths, figures.values(), strict=True):
-        figure.savefig(path)
-    return paths
+def _gain(calibrator: Calibrator, mean: np.ndarray, std: np.ndarray, target: np.ndarray) -> str:
+    """Say what a calibration does, and how many labels lie within 90 % intervals by it."""
+    before, after = (
+        100 * coverage(mean, one, target, [0.9])[0] for one in (std, calibrator.apply(std))
+    )
+    return (
+        f"{calibrator.describe()}. Within their 90 % interval lay {before:.0f} % of these labels "
+        f"before, {after:.0f} % do now."
+    )
 
 
-def _energy_figures(
-    predictions: Mapping[str, Prediction], references: References
-) -> dict[str, Figure]:
-    from blips.uq import plots
+# ---------------------------------------------------------------------------------- words and files
+def verdict(evaluation: Evaluation) -> str:
+    """Say first what matters: how large errors are, whether error bars are right, if they rank."""
+    sentences = [_labels(evaluation)]
+    forces, energy = evaluation.forces, evaluation.energy_per_atom
+    if forces:
+        unit = evaluation.force_unit.replace("/A", "/Å")
+        sentences.append(
+            f"Forces are off by {forces['mae'].value:.3g} {unit} on average (RMSE "
+            f"{forces['rmse'].value:.3g}){_right(forces)}{_ranks(evaluation.forces_per_structure)}."
+        )
+    if energy:
+        unit, total = evaluation.energy_unit, evaluation.energy["mae"].value
+        sentences.append(
+            f"Energies are off by {energy['mae'].value:.3g} {unit}/atom on average ({total:.3g} "
+            f"{unit} a structure){_right(evaluation.energy)}{_ranks(evaluation.energy)}."
+        )
+    if evaluation.stress:
+        stress = evaluation.stress
+        mae = f"{stress['mae'].value:.3g} eV/Å³"
+        sentences.append(f"Stresses are off by {mae} on average{_right(stress)}.")
+    return "\n".join(sentences)
 
-    if references.energy is None:
-        return {}
-    first = next(iter(predictions.values()))
-    mean, std = first.array("energy"), _floored(first.energy_total_std)
-    parity = plots.plot_parity(mean, std, references.energy, quantity="energy", unit="eV")
-    return {"parity_energy": parity}
+
+def _labels(evaluation: Evaluation) -> str:
+    """Say how many structures have which label."""
+    count = evaluation.n_structures
+    structures = "1 structure" if count == 1 else f"{count} structures"
+    if all(evaluation.labelled.get(name) == count for name in ("energy", "forces")):
+        return f"{structures}, all with energies and forces."
+    having = [f"{evaluation.labelled.get(name, 0)} have {WORDS[name]}" for name in WORDS]
+    return f"Of {structures}, {', '.join(having)}; each is judged on those that have it."
 
 
-def _force_figures(
-    predictions: Mapping[str, Prediction], references: References
-) -> dict[str, Figure]:
-    from blips.uq import plots
+def _right(table: Mapping[str, Interval]) -> str:
+    """Say whether the error bars have the right size, by the coverage of 90 % intervals."""
+    if "coverage_90" not in table:
+        return "; there are no error bars"
+    inside, low, high = (getattr(table["coverage_90"], end) for end in ("value", "low", "high"))
+    low, high = (inside if end is None else end for end in (low, high))
+    if low - 0.03 <= 0.9 <= high + 0.03:
+        judged = "their error bars are about right"
+        if table["ece"].value > ONE_SIDED:
+            judged += ", but most errors have one sign"
+    elif inside < 0.9:
+        judged = f"their error bars are too small (RMS error {table['zms'].value ** 0.5:.2g} std)"
+    else:
+        judged = f"their error bars are too large (RMS error {table['zms'].value ** 0.5:.2g} std)"
+    return f"; {judged}: {100 * inside:.0f} % lie within their 90 % interval"
 
-    if references.forces is None:
-        return {}
-    target = references.forces
-    arrays = {k: (p.array("forces"), _floored(p.forces_total_std)) for k, p in predictions.items()}
-    mean, std = next(iter(arrays.values()))
-    figures = {"parity_forces": plots.plot_parity(mean, std, target)}
-    with_std = {k: (m, s, target) for k, (m, s) in arrays.items() if s is not None}
-    if std is not None:
-        figures["std_error"] = plots.plot_std_error(mean, std, target)
-    if with_std:
-        figures["reliability"] = plots.plot_reliability(with_std)
-        norms = {
-            k: (np.linalg.norm(s, axis=-1), np.linalg.norm(m - target, axis=-1))
-            for k, (m, s, _) in with_std.items()
-        }
-        figures["rejection"] = plots.plot_rejection(norms)
-    by_element = {k: _element_mae(p, references) for k, p in predictions.items()}
-    return figures | {"elements": plots.plot_elements(by_element)}
+
+def _ranks(table: Mapping[str, Interval]) -> str:
+    """Say whether larger error bars mean larger errors, beside ranking by the force alone."""
+    if "spearman" not in table:
+        return ""
+    text = f"; their std ranks structures by error with rho = {table['spearman'].value:.2f}"
+    if "spearman_force" in table:
+        text += f" (the size of the predicted force alone: {table['spearman_force'].value:.2f})"
+    return text
 
 
 def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) -> Path:
@@ -187,7 +288,7 @@ def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
 
     table = Table(title="metrics, 95 % bootstrap intervals over structures")
     for header in ("level", "metric", "unit", *evaluations):
-        table.add_column(header)
+        table.add_column(header, overflow="fold")
     rows: dict[tuple[str, str, str], dict[str, str]] = {}
     for label, evaluation in evaluations.items():
         for row in evaluation.rows():
@@ -199,10 +300,34 @@ def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
     return table
 
 
-def _floored(std: np.ndarray | None) -> np.ndarray | None:
-    return None if std is None else np.maximum(std, STD_FLOOR)
+def write_figures(
+    folder: str | Path, predictions: Mapping[str, Prediction], references: References
+) -> list[Path]:
+    """Draw parity, reliability, error against std, rejection and errors by element as PNG.
 
+    Args:
+        folder: where they go.
+        predictions: by label; the first is the one that single-model figures show.
+        references: the labels.
+    """
+    from blips.uq.figures import draw_elements
+    from blips.uq.plots import prediction_plots
 
-def _element_mae(prediction: Prediction, references: References) -> dict[str, Interval]:
-    tables = assess(prediction, references, n_bootstrap=200).per_element
-    return {symbol: table["mae"] for symbol, table in tables.items()}
+    first = next(iter(predictions.values()))
+    figures = {
+        name: plot.figure()
+        for name, plot in prediction_plots(first, references, predictions).items()
+    }
+    if references.forces is not None:
+        by_element = {k: assess(p, references, n_bootstrap=200) for k, p in predictions.items()}
+        errors = {
+            label: {symbol: table["mae"] for symbol, table in evaluation.per_element.items()}
+            for label, evaluation in by_element.items()
+        }
+        figures["elements"] = draw_elements(errors)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png" for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        figure.savefig(path)
+    return paths

@@ -9,12 +9,12 @@ Three calibrators with the same verbs, in the order of how much they correct:
 | ConformalCalibrator | quantiles of abs(error)/std | finite-sample coverage of intervals |
 
 The class method ``fit(mean, std, target)`` returns a fitted, immutable calibrator, ``apply(std)``
-gives the recalibrated standard deviations in the same unit and shape, ``to_dict`` and ``from_dict``
-go through JSON. Fit on data that neither trained the model nor tests it, and fit energies and
-forces separately; arrays of any shape are taken as one pool of scalars. A std of zero, where
-symmetry makes a model certain, stays zero in ``apply``; ``fit`` needs stds above zero. No promise
-survives a change of distribution: what was fitted in-distribution says nothing certain about
-structures of a new kind.
+gives the recalibrated standard deviations in the same unit and shape, ``to_dict`` and
+``calibrator_from_dict`` go through JSON. Fit on data that neither trained the model nor tests it,
+and fit energies and forces separately; arrays of any shape are taken as one pool of scalars. A std
+of zero, where symmetry makes a model certain, stays zero in ``apply``; ``fit`` needs stds above
+zero. No promise survives a change of distribution: what was fitted in-distribution says nothing
+certain about structures of a new kind.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from blips.uq.checks import (
     same_shape,
     standardised_error,
 )
-from blips.uq.ranking import tie_averaged
+from blips.uq.metrics import equal_bins, tie_averaged
 
 ONE_STD = math.erf(math.sqrt(0.5))
 """Probability of a Gaussian within one standard deviation, 0.6827."""
@@ -52,6 +52,10 @@ class Calibrator:
         """Return the recalibrated standard deviations, in the unit and shape of ``std``."""
         raise NotImplementedError
 
+    def describe(self) -> str:
+        """Say in words what happens to a std."""
+        raise NotImplementedError
+
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able description."""
         saved = asdict(self)  # pyright: ignore[reportArgumentType]  (subclasses are dataclasses)
@@ -59,26 +63,6 @@ class Calibrator:
             name: list(value) if isinstance(value, tuple) else value
             for name, value in saved.items()
         }
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
-        """Restore what to_dict returned."""
-        if saved.get("kind") != cls.kind:
-            raise InputError(
-                f"the saved calibrator is of kind {saved.get('kind')!r}; expected {cls.kind!r}. "
-                "Load it with calibrator_from_dict, which chooses the class."
-            )
-        names = {field.name for field in fields(cls)}  # pyright: ignore[reportArgumentType]
-        if set(saved) != names | {"kind"}:
-            raise InputError(
-                f"the saved {cls.kind} calibrator has {', '.join(saved)}; expected kind, "
-                f"{', '.join(sorted(names))}. It is damaged: fit it again."
-            )
-        values = {
-            name: tuple(map(float, saved[name])) if isinstance(saved[name], list) else saved[name]
-            for name in names
-        }
-        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -113,12 +97,16 @@ class ScaleCalibrator(Calibrator):
         """Return s * std."""
         return self.factor * non_negative_array("std", std)
 
+    def describe(self) -> str:
+        """Name the factor."""
+        return f"every std is multiplied by {self.factor:.3g}"
+
 
 @dataclass(frozen=True)
 class IsotonicCalibrator(Calibrator):
     """Replace std by a monotone function of itself that matches the observed error size.
 
-    Held-out points are ordered by std^2 and averaged in bins of equal count, at least ``min_count``
+    Held-out points are ordered by std and averaged in bins of equal count, at least ``min_count``
     points and at most 100 bins; a non-decreasing least-squares fit (pool adjacent violators) of
     the mean squared error on the mean variance gives knots. Between knots the logarithm of the new
     std is linear in that of the old; beyond them the last ratio is kept. The map is therefore
@@ -166,27 +154,21 @@ class IsotonicCalibrator(Calibrator):
         order = np.argsort(std, axis=None, kind="stable")
         var = std.ravel()[order] ** 2
         squared_error = tie_averaged(var, z.ravel()[order] ** 2 * var)
-        n_bins = min(std.size // min_count, cls.max_bins)
-        starts = np.arange(n_bins) * std.size // n_bins
-        counts = np.diff(starts, append=std.size).astype(np.float64)
-        var_in = np.add.reduceat(var, starts) / counts
-        var_out = np.add.reduceat(squared_error, starts) / counts
-        return cls._pooled(*_pool(_steps(var_in), var_in, var_out, counts))
-
-    @classmethod
-    def _pooled(cls, var_in: FloatArray, var_out: FloatArray, counts: FloatArray) -> Self:
-        """Pool neighbours until the error grows with std; a first block without error joins on."""
-        blocks = _steps(isotonic_regression(var_out, weights=counts).x)
-        var_in, var_out, counts = _pool(blocks, var_in, var_out, counts)
-        if var_out[-1] <= 0.0:
+        starts, counts = equal_bins(std.size, min(std.size // min_count, cls.max_bins))
+        sums = np.stack([var, squared_error, np.ones_like(var)])  # [3, n]
+        sums = _pool(sums, starts)
+        sums = _pool(sums, _steps(sums[0] / counts))  # bins of one std
+        fitted = isotonic_regression(sums[1] / sums[2], weights=sums[2]).x
+        sums = _pool(sums, _steps(fitted))
+        if sums[1, -1] <= 0.0:
             raise InputError(
                 "all held-out errors are zero; expected errors to calibrate against. Use data "
                 "that the model was not fitted to."
             )
-        if var_out[0] <= 0.0:
-            keep = np.delete(np.arange(len(counts)), 1)
-            var_in, var_out, _ = _pool(keep, var_in, var_out, counts)
-        return cls(tuple(np.sqrt(var_in).tolist()), tuple(np.sqrt(var_out).tolist()))
+        if sums[1, 0] <= 0.0:  # a first knot without error joins the next
+            sums = _pool(sums, np.delete(np.arange(sums.shape[1]), 1))
+        knots = np.sqrt(sums[:2] / sums[2])
+        return cls(tuple(knots[0].tolist()), tuple(knots[1].tolist()))
 
     def apply(self, std: npt.ArrayLike) -> FloatArray:
         """Return the recalibrated standard deviations."""
@@ -197,19 +179,23 @@ class IsotonicCalibrator(Calibrator):
         log_std = np.log(np.maximum(std, self.std_in[0]))
         return std * np.exp(np.interp(log_std, knots, log_ratio))
 
+    def describe(self) -> str:
+        """Name the range of factors."""
+        factors = np.divide(self.std_out, self.std_in)
+        return (
+            f"a monotone map of {len(factors)} knots multiplies std by {factors.min():.3g} to "
+            f"{factors.max():.3g}"
+        )
+
 
 def _steps(ascending: FloatArray) -> npt.NDArray[np.intp]:
     """Find where each run of values equal to rounding begins."""
     return np.flatnonzero(np.diff(ascending, prepend=-np.inf) > 1e-12 * ascending)
 
 
-def _pool(
-    starts: npt.NDArray[np.intp], x: FloatArray, y: FloatArray, counts: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Average x and y [n], weighted by counts [n], over blocks that begin at ``starts``."""
-    total = np.add.reduceat(counts, starts)
-    x, y = (np.add.reduceat(counts * values, starts) / total for values in (x, y))
-    return x, y, total
+def _pool(sums: FloatArray, starts: npt.NDArray[np.intp]) -> FloatArray:
+    """Add up columns of [3, n] in blocks that begin at ``starts``."""
+    return np.add.reduceat(sums, starts, axis=1)
 
 
 @dataclass(frozen=True)
@@ -223,21 +209,16 @@ class ConformalCalibrator(Calibrator):
         c <= P(target inside) <= c + 1/(n + 1)      (the upper bound without ties)
 
     whatever the model and the error distribution. The probability is marginal, over held-out sets
-    and new points; it does not hold at each std or for each element separately.
-
-    Components of one structure are correlated, so pooled force components are not exchangeable one
-    by one: coverage is then approximate, as good as the number of STRUCTURES allows. For an exact
-    statement pass ``groups``: the score of a structure is its largest one, n counts structures, and
-    the interval covers ALL components of a new structure at once with probability c (wider).
+    and new points; it does not hold at each std or for each element separately. Components of one
+    structure are correlated, so that coverage of force components is approximate, as good as the
+    number of STRUCTURES allows.
 
     Attributes:
         scores: held-out scores in ascending order, [n], without unit.
-        simultaneous: whether scores are maxima over groups.
     """
 
     kind: ClassVar[str] = "conformal"
     scores: tuple[float, ...]
-    simultaneous: bool = False
 
     def __post_init__(self) -> None:
         scores = finite_array("scores", self.scores)
@@ -248,34 +229,10 @@ class ConformalCalibrator(Calibrator):
             )
 
     @classmethod
-    def fit(
-        cls,
-        mean: npt.ArrayLike,
-        std: npt.ArrayLike,
-        target: npt.ArrayLike,
-        groups: npt.ArrayLike | None = None,
-    ) -> Self:
-        """Collect the scores of held-out data.
-
-        Args:
-            mean: predictions.
-            std: standard deviations, same shape.
-            target: references, same shape.
-            groups: structure of every row (first axis), for simultaneous coverage; None pools.
-        """
+    def fit(cls, mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> Self:
+        """Collect the scores of held-out data."""
         score = np.abs(standardised_error(mean, std, target)[0])
-        if groups is None:
-            return cls(scores=tuple(np.sort(score, axis=None).tolist()))
-        labels = np.asarray(groups)
-        if score.ndim == 0 or labels.shape != score.shape[:1]:
-            raise InputError(
-                f"groups have shape {labels.shape} for data of shape {score.shape}; expected one "
-                "label per row, e.g. np.repeat(np.arange(len(n_atoms)), n_atoms)."
-            )
-        unique, index = np.unique(labels, return_inverse=True)
-        largest = np.zeros(len(unique))
-        np.maximum.at(largest, index.reshape(-1), score.reshape(len(score), -1).max(axis=1))
-        return cls(scores=tuple(np.sort(largest).tolist()), simultaneous=True)
+        return cls(scores=tuple(np.sort(score, axis=None).tolist()))
 
     def quantile(self, level: float = 0.9) -> float:
         """Return q(level), the multiple of std that covers with probability ``level``."""
@@ -291,15 +248,6 @@ class ConformalCalibrator(Calibrator):
             )
         return self.scores[max(number, 1) - 1]
 
-    def interval(
-        self, mean: npt.ArrayLike, std: npt.ArrayLike, level: float = 0.9
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return the lower and upper ends of the prediction interval, mean -+ q(level) * std."""
-        mean, std = finite_array("mean", mean), non_negative_array("std", std)
-        same_shape(mean=mean, std=std)
-        half_width = self.quantile(level) * std
-        return mean - half_width, mean + half_width
-
     def apply(self, std: npt.ArrayLike, level: float = ONE_STD) -> FloatArray:
         """Return q(level) * std; by default the half width that covers with probability 0.6827."""
         scale = self.quantile(level)
@@ -309,6 +257,13 @@ class ConformalCalibrator(Calibrator):
                 "held-out errors is zero; expected data that the model was not fitted to."
             )
         return scale * non_negative_array("std", std)
+
+    def describe(self) -> str:
+        """Name the factor, and what it covers."""
+        return (
+            f"every std is multiplied by {self.quantile(ONE_STD):.3g}, so that one std covers 68 % "
+            "of values like these"
+        )
 
 
 CALIBRATORS: dict[str, type[ScaleCalibrator | IsotonicCalibrator | ConformalCalibrator]] = {
@@ -323,4 +278,15 @@ def calibrator_from_dict(saved: Mapping[str, Any]) -> Calibrator:
             f"unknown kind of calibrator {saved.get('kind')!r}; expected one of "
             f"{', '.join(CALIBRATORS)}. Save calibrators with their to_dict."
         )
-    return CALIBRATORS[saved["kind"]].from_dict(saved)
+    cls = CALIBRATORS[saved["kind"]]
+    names = {field.name for field in fields(cls)}
+    if set(saved) != names | {"kind"}:
+        raise InputError(
+            f"the saved {cls.kind} calibrator has {', '.join(saved)}; expected kind, "
+            f"{', '.join(sorted(names))}. It is damaged: fit it again."
+        )
+    values: dict[str, Any] = {
+        name: tuple(map(float, saved[name])) if isinstance(saved[name], list) else saved[name]
+        for name in names
+    }
+    return cls(**values)

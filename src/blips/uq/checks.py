@@ -13,6 +13,7 @@ from blips.errors import InputError
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+HEAVIEST = 118  # atomic number
 
 
 def finite_array(name: str, values: npt.ArrayLike) -> FloatArray:
@@ -104,16 +105,28 @@ def checked_ranking(score: npt.ArrayLike, error: npt.ArrayLike) -> tuple[FloatAr
     return score, error
 
 
-def checked_vectors(
-    forces: npt.ArrayLike, forces_std: npt.ArrayLike, forces_ref: npt.ArrayLike
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Validate predicted forces, their standard deviations and references, each [N, 3]."""
-    forces, forces_ref = finite_array("forces", forces), finite_array("forces_ref", forces_ref)
-    forces_std = positive_array("forces_std", forces_std)
-    same_shape(forces=forces, forces_std=forces_std, forces_ref=forces_ref)
-    if forces.ndim != 2:
-        raise InputError(f"forces have shape {forces.shape}; expected [N, 3], one row per atom.")
-    return forces, forces_std, forces_ref
+def checked_quantity(
+    name: str,
+    mean: npt.ArrayLike | None,
+    std: npt.ArrayLike | None,
+    reference: npt.ArrayLike | None,
+    n_dimensions: int,
+) -> tuple[FloatArray, FloatArray | None, FloatArray]:
+    """Validate predicted energies [S] or vectors [N, 3] with their references."""
+    if mean is None or reference is None:
+        missing = name if mean is None else f"{name}_ref"
+        raise InputError(
+            f"{missing} is missing; expected {name} and {name}_ref together. Pass both or neither."
+        )
+    arrays = {name: finite_array(name, mean)}
+    arrays[f"{name}_ref"] = finite_array(f"{name}_ref", reference)
+    if std is not None:
+        arrays[f"{name}_std"] = positive_array(f"{name}_std", std)
+    same_shape(**arrays)
+    if arrays[name].ndim != n_dimensions:
+        expected = "[S], one per structure" if n_dimensions == 1 else "[N, 3], one row per atom"
+        raise InputError(f"{name} has shape {arrays[name].shape}; expected {expected}. Reshape it.")
+    return arrays[name], arrays.get(f"{name}_std"), arrays[f"{name}_ref"]
 
 
 def checked_counts(n_atoms: npt.ArrayLike, n_rows: int | None = None) -> IntArray:
@@ -130,3 +143,15 @@ def checked_counts(n_atoms: npt.ArrayLike, n_rows: int | None = None) -> IntArra
             "expected one row per atom, structures one after the other. Check their order."
         )
     return counts.astype(np.int64)
+
+
+def checked_numbers(numbers: npt.ArrayLike, n_atoms: int) -> IntArray:
+    """Validate atomic numbers [N] of so many atoms; 0 is a dummy atom."""
+    array = finite_array("numbers", numbers)
+    whole = np.all(array == np.round(array)) and array.min() >= 0
+    if array.shape != (n_atoms,) or not whole or array.max() > HEAVIEST:
+        raise InputError(
+            f"numbers have shape {array.shape} for {n_atoms} atoms; expected one atomic number "
+            f"between 0 and {HEAVIEST} per atom, e.g. atoms.numbers concatenated."
+        )
+    return array.astype(np.int64)

@@ -1,6 +1,6 @@
 """Compute all metrics of one model on one labelled set, with bootstrap intervals, in one call.
 
-Five levels are reported, each a table of metrics:
+Each level is a table of metrics:
 
 | level | item | metrics |
 |---|---|---|
@@ -8,14 +8,17 @@ Five levels are reported, each a table of metrics:
 | energy_per_atom | structure, energies divided by N, eV/atom | the same |
 | forces | force component (the headline level), eV/A | errors, scores, calibration |
 | forces_per_atom | atom: error norm against root of summed variances | ranking |
-| forces_per_structure | mean force norm, see ranking.ForceItems | errors, ECE, ranking |
+| forces_per_structure | mean force norm, see metrics.ForceItems | errors, ECE, ranking |
+| stress | one of six stress components, eV/A^3 | errors, scores |
 
-Names: ``nll`` sums the three components of a force and ``nll_component`` averages them; ``crps``
+Names: ``nll`` sums the components of a force or stress, ``nll_component`` averages them; ``crps``
 averages components and ``crps_sum`` adds them; ``rms_std`` is the root-mean-square std (sharpness);
 ``auroc`` asks for the tenth of the items with the largest errors. Large forces have large errors,
 so ranking by the norm of the predicted force is a baseline that needs no error bars:
 ``spearman_force`` is its rank correlation with the error, and ``spearman_given_force`` the partial
 rank correlation of std and error given that norm, which is what the std adds.
+
+Letters in shape comments: N atoms, S structures, n any number of predictions.
 """
 
 from __future__ import annotations
@@ -26,18 +29,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from ase.data import chemical_symbols
+from scipy.special import ndtri
 
 from blips.errors import InputError
-from blips.uq.bootstrap import Bootstrap
-from blips.uq.checks import (
-    FloatArray,
-    IntArray,
-    checked_counts,
-    finite_array,
-    positive_array,
-    same_shape,
-)
-from blips.uq.levels import MetricTable, Tables
+from blips.uq import metrics
+from blips.uq.bootstrap import Bootstrap, Interval
+from blips.uq.checks import FloatArray, IntArray, checked_counts, checked_numbers, checked_quantity
+
+MetricTable = dict[str, Interval]
+
+ENCE_BINS = 10
+AUROC_QUANTILE = 0.9
+RANKING = ("spearman", "auroc", "rejection_auc", "rejection_auc_normalised")
+BEYOND_FORCE = ("spearman_force", "spearman_given_force")
+DIMENSIONAL = {"mae", "rmse", "crps", "crps_sum", "rms_std", "rejection_auc"}
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,10 @@ class Evaluation:
         forces: per component, in force_unit.
         forces_per_atom: ranking of atoms by the std of their forces.
         forces_per_structure: mean force norm and ranking of structures.
+        stress: per component, in eV/A^3.
         per_element: component-level force metrics by chemical symbol.
         element_counts: number of atoms of each element.
+        labelled: number of structures that have each label; a metric uses those that do.
         level: confidence level of the intervals.
         n_bootstrap: number of resamples of structures, 0 for no intervals.
         seed: seed of the resampling.
@@ -69,8 +76,10 @@ class Evaluation:
     forces: MetricTable = field(default_factory=dict)
     forces_per_atom: MetricTable = field(default_factory=dict)
     forces_per_structure: MetricTable = field(default_factory=dict)
+    stress: MetricTable = field(default_factory=dict)
     per_element: dict[str, MetricTable] = field(default_factory=dict)
     element_counts: dict[str, int] = field(default_factory=dict)
+    labelled: dict[str, int] = field(default_factory=dict)
     level: float = 0.95
     n_bootstrap: int = 0
     seed: int = 0
@@ -87,15 +96,12 @@ class Evaluation:
         units = {
             "energy": self.energy_unit,
             "energy_per_atom": f"{self.energy_unit}/atom",
-            "forces": self.force_unit,
-            "forces_per_atom": self.force_unit,
-            "forces_per_structure": self.force_unit,
+            **dict.fromkeys(("forces", "forces_per_atom", "forces_per_structure"), self.force_unit),
+            "stress": "eV/A^3",
         }
         tables = [(name, getattr(self, name), unit) for name, unit in units.items()]
-        tables += [
-            (f"forces[{symbol}]", table, self.force_unit)
-            for symbol, table in self.per_element.items()
-        ]
+        for symbol, table in self.per_element.items():
+            tables.append((f"forces[{symbol}]", table, self.force_unit))
         return [
             {"level": name, "metric": metric, **asdict(interval), "unit": _unit(metric, unit)}
             for name, table, unit in tables
@@ -109,8 +115,7 @@ def _unit(metric: str, base: str) -> str:
         return f"({base})^2"
     if metric.startswith("nll"):
         return "nats"
-    dimensional = {"mae", "rmse", "crps", "crps_sum", "rms_std", "rejection_auc"}
-    return base if metric in dimensional else ""
+    return base if metric in DIMENSIONAL else ""
 
 
 def evaluate(
@@ -150,8 +155,11 @@ def evaluate(
         An Evaluation. Metrics that the data are too few for are named in its ``omitted``; a single
         structure cannot be resampled and has values without intervals.
     """
-    energies = _checked("energy", energy, energy_std, energy_ref, 1)
-    vectors = _checked("forces", forces, forces_std, forces_ref, 2)
+    energies = vectors = None
+    if any(array is not None for array in (energy, energy_std, energy_ref)):
+        energies = checked_quantity("energy", energy, energy_std, energy_ref, 1)
+    if any(array is not None for array in (forces, forces_std, forces_ref)):
+        vectors = checked_quantity("forces", forces, forces_std, forces_ref, 2)
     if energies is None and vectors is None:
         raise InputError("nothing to evaluate; pass energies, forces, or both with references.")
     counts = checked_counts(n_atoms, None if vectors is None else len(vectors[0]))
@@ -160,10 +168,10 @@ def evaluate(
             f"there are {len(energies[0])} energies but n_atoms has {len(counts)} structures; "
             "expected one entry per structure in both."
         )
-    elements = None if numbers is None else _checked_numbers(numbers, int(counts.sum()))
-    bootstrap = Bootstrap(len(counts), n_bootstrap, level, seed)
-    tables = Tables(bootstrap)
+    elements = None if numbers is None else checked_numbers(numbers, int(counts.sum()))
+    tables = Tables(Bootstrap(len(counts), n_bootstrap, level, seed))
     found: dict[str, Any] = {}
+    given = {"energy": energies, "forces": vectors}
     if energies is not None:
         found |= tables.energies(*energies, counts)
     if vectors is not None:
@@ -171,8 +179,9 @@ def evaluate(
     return Evaluation(
         n_structures=len(counts),
         n_atoms=int(counts.sum()),
+        labelled={name: len(counts) for name, arrays in given.items() if arrays is not None},
         level=level,
-        n_bootstrap=n_bootstrap if bootstrap.active else 0,
+        n_bootstrap=n_bootstrap if tables.bootstrap.active else 0,
         seed=seed,
         energy_unit=energy_unit,
         force_unit=force_unit,
@@ -181,38 +190,178 @@ def evaluate(
     )
 
 
-def _checked(
-    name: str,
-    mean: npt.ArrayLike | None,
-    std: npt.ArrayLike | None,
-    reference: npt.ArrayLike | None,
-    n_dimensions: int,
-) -> tuple[FloatArray, FloatArray | None, FloatArray] | None:
-    """Validate one predicted quantity; None if nothing of it is given."""
-    if mean is None and reference is None and std is None:
-        return None
-    if mean is None or reference is None:
-        missing = name if mean is None else f"{name}_ref"
-        raise InputError(
-            f"{missing} is missing; expected {name} and {name}_ref together. Pass both or neither."
-        )
-    arrays = {name: finite_array(name, mean)}
-    arrays[f"{name}_ref"] = finite_array(f"{name}_ref", reference)
-    if std is not None:
-        arrays[f"{name}_std"] = positive_array(f"{name}_std", std)
-    same_shape(**arrays)
-    if arrays[name].ndim != n_dimensions:
-        expected = "[S], one per structure" if n_dimensions == 1 else "[N, 3], one row per atom"
-        raise InputError(f"{name} has shape {arrays[name].shape}; expected {expected}. Reshape it.")
-    return arrays[name], arrays.get(f"{name}_std"), arrays[f"{name}_ref"]
+@dataclass(frozen=True)
+class Tables:
+    """Compute tables over one set of structures; notes what the data are too few for."""
 
+    bootstrap: Bootstrap
+    omitted: list[str] = field(default_factory=list)
 
-def _checked_numbers(numbers: npt.ArrayLike, n_atoms: int) -> IntArray:
-    array = finite_array("numbers", numbers)
-    whole = np.all(array == np.round(array)) and array.min() >= 0
-    if array.shape != (n_atoms,) or not whole or array.max() >= len(chemical_symbols):
-        raise InputError(
-            f"numbers have shape {array.shape} for {n_atoms} atoms; expected one atomic number "
-            f"between 0 and {len(chemical_symbols) - 1} per atom, e.g. atoms.numbers concatenated."
+    def energies(
+        self, energy: FloatArray, std: FloatArray | None, reference: FloatArray, counts: IntArray
+    ) -> dict[str, MetricTable]:
+        """Evaluate energies [S] of structures with so many atoms [S], as such and per atom."""
+        error = reference - energy
+        std_per_atom = None if std is None else std / counts
+        return {
+            "energy": self._scalars("energy", error, std),
+            "energy_per_atom": self._scalars("energy_per_atom", error / counts, std_per_atom),
+        }
+
+    def forces(
+        self,
+        forces: FloatArray,
+        std: FloatArray | None,
+        reference: FloatArray,
+        counts: IntArray,
+        numbers: IntArray | None,
+    ) -> dict[str, Any]:
+        """Evaluate forces [N, 3] per component, atom and structure, and by element if given."""
+        error = reference - forces
+        groups = np.repeat(np.arange(len(counts)), counts)  # [N] structure of every atom
+        tables: dict[str, Any] = {"forces": self.components(error, std, groups)}
+        if std is not None:
+            tables["forces"] |= self._ence(
+                "forces", error.ravel(), std.ravel(), groups.repeat(error.shape[1])
+            )
+            atoms = metrics.force_items(forces, std, reference)
+            tables["forces_per_atom"] = self._ranking(
+                "forces_per_atom", atoms.std, atoms.error, groups, atoms.norm
+            )
+            structures = metrics.force_items(forces, std, reference, counts)
+            tables["forces_per_structure"] = self._structures(structures)
+        if numbers is not None:
+            present = {chemical_symbols[number]: numbers == number for number in np.unique(numbers)}
+            tables["per_element"] = {
+                symbol: self.components(
+                    error[chosen], None if std is None else std[chosen], groups[chosen]
+                )
+                for symbol, chosen in present.items()
+            }
+            tables["element_counts"] = {key: int(chosen.sum()) for key, chosen in present.items()}
+        return tables
+
+    def _scalars(self, name: str, error: FloatArray, std: FloatArray | None) -> MetricTable:
+        """Compute every metric of one scalar per structure, [S]."""
+        groups = np.arange(len(error))
+        table = self._errors(error, groups)
+        if std is not None:
+            table |= self._scores(error, std, groups, n_components=1)
+            table |= self._ence(name, error, std, groups)
+            table |= self._ranking(name, std, np.abs(error), groups)
+        return table
+
+    def components(
+        self, error: FloatArray, std: FloatArray | None, groups: IntArray
+    ) -> MetricTable:
+        """Compute errors, scores and calibration of components [n, C] whose rows are in groups."""
+        groups = np.repeat(groups, error.shape[1])
+        table = self._errors(error.ravel(), groups)
+        if std is not None:
+            table |= self._scores(error.ravel(), std.ravel(), groups, error.shape[1])
+        return table
+
+    def _structures(self, items: metrics.ForceItems) -> MetricTable:
+        """Compute errors and ECE of the mean force norm, and the ranking of structures, [S]."""
+        groups = np.arange(len(items.norm))
+        error = items.norm_ref - items.norm
+        table = self._errors(error, groups)
+        table["ece"] = self._ece(error / items.std, groups)
+        ranked = self._ranking("forces_per_structure", items.std, items.error, groups, items.norm)
+        return table | ranked
+
+    def _errors(self, error: FloatArray, groups: IntArray) -> MetricTable:
+        """Compute MAE, RMSE and MSE of errors [n]."""
+
+        def transform(means: FloatArray) -> FloatArray:  # [..., 2] -> [..., 3]
+            return np.stack([means[..., 0], np.sqrt(means[..., 1]), means[..., 1]], axis=-1)
+
+        scores = np.stack([np.abs(error), error**2], axis=1)
+        intervals = self.bootstrap.of_means(scores, groups, transform)
+        return dict(zip(("mae", "rmse", "mse"), intervals, strict=True))
+
+    def _scores(
+        self, error: FloatArray, std: FloatArray, groups: IntArray, n_components: int
+    ) -> MetricTable:
+        """Compute proper scores and calibration of errors [n] with standard deviations [n]."""
+        z = error / std
+        columns = {
+            "nll": metrics.gaussian_nll_scores(z, std) * n_components,
+            "crps": metrics.crps_gaussian_scores(z, std),
+            "zms": z**2,
+            "rms_std": std**2,
+        }
+        if n_components > 1:
+            columns["nll_component"] = columns["nll"] / n_components
+            columns["crps_sum"] = columns["crps"] * n_components
+        for level in metrics.COVERAGE_LEVELS:
+            inside = np.abs(z) <= ndtri(0.5 * (1.0 + level))
+            columns[f"coverage_{round(100 * level)}"] = inside.astype(np.float64)
+        is_rms = np.array([name == "rms_std" for name in columns])
+
+        def transform(means: FloatArray) -> FloatArray:
+            return np.sqrt(means, where=is_rms, out=means.copy())
+
+        scores = np.stack(list(columns.values()), axis=1)
+        intervals = self.bootstrap.of_means(scores, groups, transform)
+        return dict(zip(columns, intervals, strict=True)) | {"ece": self._ece(z, groups)}
+
+    def _ece(self, z: FloatArray, groups: IntArray) -> Interval:
+        """Compute the ECE of standardised errors [n]."""
+        n_groups = self.bootstrap.n_groups
+        return self.bootstrap.of_sums(
+            metrics.reliability_counts(z, groups, n_groups),
+            np.bincount(groups, minlength=n_groups).astype(np.float64),
+            lambda p_obs: metrics.ece_of_curve(p_obs)[..., None],
+        )[0]
+
+    def _ence(self, name: str, error: FloatArray, std: FloatArray, groups: IntArray) -> MetricTable:
+        """Compute the ENCE of errors [n] with standard deviations [n], if there are enough."""
+        if len(error) < 2 * ENCE_BINS:
+            self.omitted.append(f"{name}: ence needs {2 * ENCE_BINS} values, got {len(error)}")
+            return {}
+
+        def function(error: FloatArray, std: FloatArray) -> float:
+            # A resample can hold fewer rows than bins when structures differ much in size.
+            usable = len(error) >= ENCE_BINS
+            return metrics.ence(np.zeros_like(error), std, error, ENCE_BINS) if usable else np.nan
+
+        order = np.argsort(std, kind="stable")  # a presorted resample is cheap to sort
+        intervals = self.bootstrap.of(function, error[order], std[order], groups=groups[order])
+        return {"ence": intervals[0]}
+
+    def _ranking(
+        self,
+        name: str,
+        std: FloatArray,
+        error: FloatArray,
+        groups: IntArray,
+        force: FloatArray | None = None,
+    ) -> MetricTable:
+        """Rank errors [n] by standard deviations [n], and by predicted force norms [n] if given."""
+        if len(error) < 3:
+            self.omitted.append(f"{name}: ranking metrics need 3 items, got {len(error)}")
+            return {}
+        threshold = float(np.quantile(error, AUROC_QUANTILE))
+        names = RANKING if force is None else RANKING + BEYOND_FORCE
+
+        def function(std: FloatArray, error: FloatArray, *ranks: IntArray) -> FloatArray:
+            if len(error) < 2:
+                return np.full(len(names), np.nan)
+            curve = metrics.rejection_curve(std, error)
+            rho = metrics.rank_correlation(ranks[0], ranks[1])
+            auroc = metrics.auroc(std, error, threshold)
+            values = [rho, auroc, curve.auc, curve.auc_normalised]
+            if force is not None:
+                std_force = metrics.rank_correlation(ranks[0], ranks[2])
+                error_force = metrics.rank_correlation(ranks[1], ranks[2])
+                values += [error_force, metrics.partial_correlation(rho, std_force, error_force)]
+            return np.array(values)
+
+        columns = [std, error] if force is None else [std, error, force]
+        arrays = [std, error, *map(metrics.dense_ranks, columns)]
+        order = np.argsort(std, kind="stable")
+        intervals = self.bootstrap.of(
+            function, *(array[order] for array in arrays), groups=groups[order]
         )
-    return array.astype(np.int64)
+        return dict(zip(names, intervals, strict=True))

@@ -1,4 +1,4 @@
-"""Compute errors, proper scores and calibration on numpy arrays, each defined where it is computed.
+"""Compute errors, scores, calibration and ranking of arrays, each defined where it is computed.
 
 Throughout, ``mean`` and ``std`` describe a Gaussian prediction N(mean, std^2) of ``target``:
 
@@ -8,6 +8,10 @@ Arrays share one shape. In arrays of two or more dimensions the last axis holds 
 vector (forces: [N, 3]); one-dimensional arrays hold scalars (energies: [S]). Any consistent unit
 works; in this package energies are in eV and forces in eV/A.
 
+Ranking metrics look at the order of the standard deviations alone, so no recalibration by an
+increasing map changes them. They take one non-negative score and one non-negative error per item,
+[n], and treat equal scores as if their order were random.
+
 Letters in shape comments: N atoms, S structures, P levels of probability, n any number of
 predictions.
 """
@@ -15,21 +19,26 @@ predictions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr, ndtri
+from scipy.stats import rankdata
 
 from blips.errors import InputError
 from blips.uq.checks import (
     FloatArray,
     IntArray,
+    checked_counts,
     checked_pair,
+    checked_quantity,
+    checked_ranking,
     finite_array,
+    positive_array,
     standardised_error,
 )
-from blips.uq.ranking import tie_averaged
 
 Components = Literal["sum", "mean"]
 
@@ -190,10 +199,15 @@ def binned_errors(
     order = np.argsort(std, axis=None, kind="stable")
     sorted_std = std.ravel()[order]
     squared_error = tie_averaged(sorted_std, (z.ravel()[order] * sorted_std) ** 2)
-    starts = np.arange(n_bins) * std.size // n_bins
-    counts = np.diff(starts, append=std.size)
+    starts, counts = equal_bins(std.size, n_bins)
     rms_std = np.sqrt(np.add.reduceat(sorted_std**2, starts) / counts)
     return rms_std, np.sqrt(np.add.reduceat(squared_error, starts) / counts)
+
+
+def equal_bins(n: int, n_bins: int) -> tuple[IntArray, IntArray]:
+    """Divide n ordered items into bins of equal count: where each begins, and its count."""
+    starts = np.arange(n_bins) * n // n_bins
+    return starts, np.diff(starts, append=n)
 
 
 def ence(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike, n_bins: int = 10) -> float:
@@ -205,3 +219,177 @@ def ence(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike, n_bins:
     """
     rms_std, rmse = binned_errors(mean, std, target, n_bins)
     return float(np.mean(np.abs(rms_std - rmse) / rms_std))
+
+
+# --------------------------------------------------------------------------------------- ranking
+class ForceItems(NamedTuple):
+    """Forces reduced to one row per item (atom or structure), each [n].
+
+    Over a structure, norms and squares are averaged over its atoms. (The mean force VECTOR is the
+    net force, zero for every conservative model whatever its quality.) There ``std`` has the scale
+    of one atom's force error: it ranks structures, but exceeds the standard deviation of an average
+    over many atoms with independent errors, so even an ideal model has an ECE above 0.
+    """
+
+    norm: FloatArray
+    """Predicted force norm, eV/A."""
+    norm_ref: FloatArray
+    """Reference force norm, eV/A."""
+    std: FloatArray
+    """Root of the summed variances of the components, eV/A."""
+    error: FloatArray
+    """Root of the squared norm of the force error, eV/A."""
+
+
+def force_items(
+    forces: npt.ArrayLike,
+    forces_std: npt.ArrayLike,
+    forces_ref: npt.ArrayLike,
+    n_atoms: npt.ArrayLike | None = None,
+) -> ForceItems:
+    """Reduce force components [N, 3] to items per atom [N], or per structure [S] with n_atoms."""
+    std = positive_array("forces_std", forces_std)
+    forces, _, reference = checked_quantity("forces", forces, std, forces_ref, 2)
+    counts = np.ones(len(forces)) if n_atoms is None else checked_counts(n_atoms, len(forces))
+    starts = (np.cumsum(counts) - counts).astype(np.int64)
+
+    def atom_mean(per_atom: FloatArray) -> FloatArray:  # [N] -> [n]
+        return np.add.reduceat(per_atom, starts) / counts
+
+    return ForceItems(
+        norm=atom_mean(np.linalg.norm(forces, axis=1)),
+        norm_ref=atom_mean(np.linalg.norm(reference, axis=1)),
+        std=np.sqrt(atom_mean(np.sum(std**2, axis=1))),
+        error=np.sqrt(atom_mean(np.sum((reference - forces) ** 2, axis=1))),
+    )
+
+
+def tie_averaged(sorted_key: FloatArray, values: FloatArray) -> FloatArray:
+    """Replace values by their mean over equal keys: the expectation over random tie-breaking."""
+    starts = np.flatnonzero(np.diff(sorted_key, prepend=-np.inf) > 0.0)
+    if len(starts) == len(sorted_key):
+        return values
+    counts = np.diff(starts, append=len(sorted_key))
+    return np.repeat(np.add.reduceat(values, starts) / counts, counts)
+
+
+def dense_ranks(values: FloatArray) -> IntArray:
+    """Number the distinct values in ascending order, 0, 1, ...; equal values share a number."""
+    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def rank_correlation(first: IntArray, second: IntArray) -> float:
+    """Compute Spearman's rho of items given by dense ranks, [n] each, without sorting.
+
+    Pearson's correlation of mid-ranks, where equal items share the mean of their positions. Any
+    selection of rows of dense_ranks will do, with gaps and repeats, so that a bootstrap sorts once
+    and every resample costs O(n). 0 if either array is constant, where rho is undefined.
+    """
+    a, b = _centred_midranks(first), _centred_midranks(second)
+    scale = np.sqrt((a @ a) * (b @ b))
+    return float(np.clip(a @ b / scale, -1.0, 1.0)) if scale > 0.0 else 0.0
+
+
+def _centred_midranks(dense: IntArray) -> FloatArray:
+    """Give the mean position (from 1) among equal items, minus the mean of all, (n + 1)/2."""
+    counts = np.bincount(dense)
+    return (np.cumsum(counts) - 0.5 * (counts - 1))[dense] - 0.5 * (len(dense) + 1)
+
+
+def partial_correlation(rho_xy: float, rho_xz: float, rho_yz: float) -> float:
+    """Correlate x and y after removing what z explains of each.
+
+        rho(x, y | z) = (rho_xy - rho_xz rho_yz) / sqrt((1 - rho_xz^2)(1 - rho_yz^2))
+
+    0 where z explains x or y wholly and nothing is left to correlate.
+    """
+    rest = (1.0 - rho_xz**2) * (1.0 - rho_yz**2)
+    if rest <= 1e-12:
+        return 0.0
+    return float(np.clip((rho_xy - rho_xz * rho_yz) / np.sqrt(rest), -1.0, 1.0))
+
+
+def spearman(std: npt.ArrayLike, error: npt.ArrayLike, given: npt.ArrayLike | None = None) -> float:
+    """Compute Spearman's rank correlation of std and error, [n] each, ties sharing ranks.
+
+    Ranks do not change under the square, so variances and squared errors give the same number.
+
+    Args:
+        std: standard deviations, or any other score.
+        error: absolute errors.
+        given: a third quantity [n]; the result is then the partial rank correlation, which says
+            what ``std`` adds to ranking by ``given``, for example the predicted force norm.
+
+    Returns:
+        rho; 0 where it is undefined because an array is constant.
+    """
+    std, error = checked_ranking(std, error)
+    if len(std) < 2:
+        raise InputError("a rank correlation got one item; expected at least two. Add data.")
+    ranks = dense_ranks(std), dense_ranks(error)
+    rho = rank_correlation(*ranks)
+    if given is None:
+        return rho
+    third = dense_ranks(checked_ranking(given, error)[0])
+    return partial_correlation(rho, *(rank_correlation(rank, third) for rank in ranks))
+
+
+def auroc(std: npt.ArrayLike, error: npt.ArrayLike, threshold: float) -> float:
+    """Compute the area under the ROC curve for detecting large errors by standard deviation.
+
+    The probability that a random item with error > threshold has a larger std than a random item
+    with error <= threshold; equal stds count one half (Mann-Whitney U). Returns 0.5, the value of
+    guessing, if either class is empty.
+    """
+    std, error = checked_ranking(std, error)
+    if not np.isfinite(threshold):
+        raise InputError(f"threshold is {threshold}; expected a finite error in the data's unit.")
+    event = error > threshold
+    n_event, n_rest = int(event.sum()), int((~event).sum())
+    if n_event == 0 or n_rest == 0:
+        return 0.5
+    rank_sum = rankdata(std)[event].sum()
+    return float((rank_sum - 0.5 * n_event * (n_event + 1)) / (n_event * n_rest))
+
+
+@dataclass(frozen=True)
+class RejectionCurve:
+    """Hold the error that remains after the items of largest std are dropped.
+
+    With n items, R(k/n) is the mean error of the n - k items of least std, k = 0..n-1.
+
+    Attributes:
+        fraction: dropped fraction k/n, [n].
+        error: R, the mean error that remains, [n].
+        oracle: the same when the items of largest error are dropped first, [n].
+        random: expected R when dropping at random, at every fraction: the mean error.
+        auc: mean of ``error`` over k; the expected area under random dropping is ``random``.
+        auc_normalised: (auc - oracle auc) / (random - oracle auc): 0 oracle, 1 random, above 1
+            worse than random. It is 1 if all errors are equal, when no order helps.
+    """
+
+    fraction: FloatArray
+    error: FloatArray
+    oracle: FloatArray
+    random: float
+    auc: float
+    auc_normalised: float
+
+
+def rejection_curve(std: npt.ArrayLike, error: npt.ArrayLike) -> RejectionCurve:
+    """Compute the error-rejection curve of non-negative errors [n] by standard deviations [n].
+
+    Equal stds are dropped in random order (their expected error is used), so a constant std gives
+    exactly the random curve.
+    """
+    std, error = checked_ranking(std, error)
+    n = len(error)
+    order = np.argsort(std, kind="stable")
+    kept = np.arange(1, n + 1)  # [n] items kept, from the least std to all
+    by_std = np.cumsum(tie_averaged(std[order], error[order])) / kept
+    by_error = np.cumsum(np.sort(error)) / kept
+    random = float(error.mean())
+    auc, oracle_auc = float(by_std.mean()), float(by_error.mean())
+    range_ = random - oracle_auc
+    normalised = (auc - oracle_auc) / range_ if np.ptp(error) > 0.0 and range_ > 0.0 else 1.0
+    return RejectionCurve(np.arange(n) / n, by_std[::-1], by_error[::-1], random, auc, normalised)

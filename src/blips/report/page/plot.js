@@ -103,9 +103,9 @@ const Plot = (() => {
         Number.isFinite(series.x[i]) && Number.isFinite(series.y[i]) &&
         (!data.x.log || series.x[i] > 0) && (!data.y.log || series.y[i] > 0));
       if (series.kind === "points") {
-        if (series.bars && shown.length <= 400)
+        if (series.std && shown.length <= 400)
           for (const i of shown)
-            make("path", { class: "bar", d: `M${px(series.x[i])},${py(series.y[i] - series.sigma[i])}V${py(series.y[i] + series.sigma[i])}` }, inside);
+            make("path", { class: "bar", d: `M${px(series.x[i])},${py(series.y[i] - series.std[i])}V${py(series.y[i] + series.std[i])}` }, inside);
         for (const i of shown)
           make("circle", { class: "dot", cx: px(series.x[i]).toFixed(1), cy: py(series.y[i]).toFixed(1), r: shown.length > 400 ? 2.4 : 3.6 }, inside);
       } else {

@@ -20,7 +20,7 @@
     theme(root.dataset.theme !== "dark");
   });
 
-  // Structures in 3D, atoms coloured by sigma.
+  // Structures in 3D, atoms coloured by std.
   const Viewer = (() => {
     const STOPS = [[70, 100, 180], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
     let viewer = null, set = null, shown = -1;
@@ -51,7 +51,7 @@
     const labels = (structure) => {
       viewer.removeAllLabels();
       if (!find("#labels").checked) return;
-      structure.symbols.forEach((symbol, i) => viewer.addLabel(`${symbol} ${say(structure.sigma[i])}`, {
+      structure.symbols.forEach((symbol, i) => viewer.addLabel(`${symbol} ${say(structure.std[i])}`, {
         position: { x: structure.positions[i][0], y: structure.positions[i][1], z: structure.positions[i][2] },
         fontSize: 12, fontColor: "white", backgroundColor: "black", backgroundOpacity: 0.75, inFront: true,
       }));
@@ -69,8 +69,8 @@
       viewer.removeAllShapes();
       const rows = structure.symbols.map((s, i) => `${s} ${structure.positions[i].join(" ")}`);
       viewer.addModel(`${rows.length}\n\n${rows.join("\n")}\n`, "xyz");
-      structure.sigma.forEach((sigma, i) => {
-        const color = colour(sigma / set.sigma_max);
+      structure.std.forEach((std, i) => {
+        const color = colour(std / set.std_max);
         viewer.setStyle({ index: i }, { sphere: { scale: 0.28, color }, stick: { radius: 0.11, color } });
       });
       cell(structure);
@@ -84,11 +84,11 @@
     const table = (structure) => {
       const body = find("#atoms tbody");
       body.replaceChildren();
-      const order = structure.sigma.map((_, i) => i).sort((i, j) => structure.sigma[j] - structure.sigma[i]);
+      const order = structure.std.map((_, i) => i).sort((i, j) => structure.std[j] - structure.std[i]);
       for (const i of order.slice(0, 100)) {
         const row = body.insertRow();
         const error = structure.error ? say(structure.error[i]) : "-";
-        [`${structure.symbols[i]} ${i}`, say(structure.sigma[i]), error].forEach((text) => {
+        [`${structure.symbols[i]} ${i}`, say(structure.std[i]), error].forEach((text) => {
           row.insertCell().textContent = text;
         });
       }
@@ -97,9 +97,9 @@
       shown = k;
       const structure = set.structures[k];
       find("#which").value = String(k);
-      const worst = structure.sigma.indexOf(Math.max(...structure.sigma));
-      const text = `Structure ${structure.index}, ${structure.formula}: the largest force sigma is ` +
-        `${say(structure.sigma[worst])} eV/Å, on atom ${worst} (${structure.symbols[worst]}).`;
+      const worst = structure.std.indexOf(Math.max(...structure.std));
+      const text = `Structure ${structure.index}, ${structure.formula}: the largest std of a force is ` +
+        `${say(structure.std[worst])} eV/Å, on atom ${worst} (${structure.symbols[worst]}).`;
       find("#said").textContent = text;
       find("#viewer").setAttribute("aria-label", "3D view. " + text);
       table(structure);
@@ -109,8 +109,8 @@
       set = chosen;
       const select = find("#which");
       select.replaceChildren();
-      set.structures.forEach((s, k) => select.append(new Option(`${s.index}: ${s.formula}, σ ${say(s.sigma_max)} eV/Å`, k)));
-      find("#most").textContent = say(set.sigma_max);
+      set.structures.forEach((s, k) => select.append(new Option(`${s.index}: ${s.formula}, std ${say(s.std_max)} eV/Å`, k)));
+      find("#most").textContent = say(set.std_max);
       if (set.structures.length) show(0);
     };
     const has = (index) => set.structures.findIndex((s) => s.index === index);
@@ -130,9 +130,9 @@
     return `Structure ${series.structure[i]}${atom}${part}. `;
   };
   const describe = (plot) => (series, i) => {
-    const sigma = series.sigma === undefined || plot.kind !== "parity" ? "" : ` ± ${say(series.sigma[i])}`;
+    const std = series.std === undefined || plot.kind !== "parity" ? "" : ` ± ${say(series.std[i])}`;
     return `${where(series, i) || series.name + ". "}${plot.x.label}: ${say(series.x[i])}; ` +
-      `${plot.y.label}: ${say(series.y[i])}${sigma}.`;
+      `${plot.y.label}: ${say(series.y[i])}${std}.`;
   };
   const choose = (series, i) => {
     if (series.structure === undefined || !find("#which")) return;
