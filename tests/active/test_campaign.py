@@ -86,10 +86,10 @@ def test_the_report_shows_what_was_picked_in_3d(finished, tmp_path):
     shown = data["sets"][1]["structures"]
     picks = {pick["name"]: pick for pick in summary["picks"] if pick["round"] == 1}
     assert {entry["index"] for entry in shown} == picks.keys()
-    for entry in shown:  # the sigma that it was picked for, and the error that its label showed
+    for entry in shown:  # the std that it was picked for, and the error that its label showed
         score = picks[entry["index"]]["score"]
-        assert entry["sigma_max"] == pytest.approx(score, rel=1e-3)
-    worst = max(shown, key=lambda entry: entry["sigma_max"])
+        assert entry["std_max"] == pytest.approx(score, rel=1e-3)
+    worst = max(shown, key=lambda entry: entry["std_max"])
     path = f"{config['folder']}/{summary['curve'][0]['model']}"
     model = model_of({"model": path, "digest": file_digest(path)})
     atoms = picks[worst["index"]]["atoms"]
