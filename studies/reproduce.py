@@ -23,6 +23,7 @@ STUDIES = {
     "silica": "studies.silica.study",
     "matpes": "studies.matpes.study",
     "errorbars": "studies.errorbars.study",
+    "accuracy": "studies.accuracy.study",
 }
 NAMED = ("model", "data")  # options that give results a folder of their own
 

@@ -55,7 +55,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows and columns, the headers of the leading columns, and what a reader has to know."""
+    """Rows and columns, the headers of the leading columns, and what a reader has to know.
+
+    Rows without a result of ours or of the paper's are left out.
+    """
 
     headers: tuple[str, ...]
     columns: Sequence[Column]
@@ -66,7 +69,7 @@ class Table:
     def markdown(self) -> str:
         """Pipe table."""
         lines = [self._titles(), ["---"] * len(self._titles())]
-        lines += [self._cells(row, _plain) for row in self.rows]
+        lines += [self._cells(row, _plain) for row in self._known_rows()]
         pipes = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return "\n\n".join(part for part in (self.title, pipes, self.note) if part) + "\n"
 
@@ -76,12 +79,15 @@ class Table:
         alignment = "l" * leading + "r" * (len(self._titles()) - leading)
         lines = [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
         lines += [_tex_line([_tex(title) for title in self._titles()]), r"\midrule"]
-        for row in self.rows:
+        for row in self._known_rows():
             cells = self._cells(row, _math)
             lines.append(_tex_line([_tex(c) for c in cells[:leading]] + cells[leading:]))
         lines += [r"\bottomrule", r"\end{tabular}"]
         comments = [f"% {line}" for part in (self.title, self.note) for line in part.splitlines()]
         return "\n".join(comments + lines) + "\n"
+
+    def _known_rows(self) -> list[Row]:
+        return [row for row in self.rows if row.results or row.paper]
 
     def _titles(self) -> list[str]:
         titles = [*self.headers, "seeds"]

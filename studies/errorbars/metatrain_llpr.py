@@ -1,6 +1,6 @@
 """Measure the error bars of metatrain's LLPR on acetylacetone, with the metrics of `blips.uq`.
 
-    python studies/errorbars/metatrain_llpr.py --seeds 0 1 2 --output FILE
+    python -m studies.errorbars.metatrain_llpr --seeds 0 1 2 --output FILE
 
 Metatrain is no dependency: it runs in an environment of its own, made once by
 
@@ -19,8 +19,8 @@ the test sets. The validation set also picks the best epoch. The data are in $BL
 |---|---|
 | train | the first 100 of train_300K.xyz |
 | validation | the last 50 of train_300K.xyz |
-| 300 K, near | all 650 of test_MD_300K.xyz |
-| 600 K, far | all 650 of test_MD_600K.xyz |
+| 300 K, near | 300 of test_MD_300K.xyz, those of the study errorbars |
+| 600 K, far | 300 of test_MD_600K.xyz, likewise |
 
 Sigma of an energy is the output `energy_uncertainty` of a whole structure: a standard deviation of
 the total energy, in eV. The package has none for forces: theirs is the spread of the forces of its
@@ -258,8 +258,21 @@ def measure(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     for label, file in SETS.items():
         found = predictions(arguments, folder, file)
         result["versions"] = json.loads(str(found["versions"]))
-        result[label] = scores(read(arguments.data / "acac" / file), found)
+        result[label] = scores(*tested(read(arguments.data / "acac" / file), found))
     return result
+
+
+def tested(frames: list[Atoms], found: dict[str, Any]) -> tuple[list[Atoms], dict[str, Any]]:
+    """The frames of a trajectory that the study errorbars tests on, and their predictions."""
+    from studies.errorbars.data import TESTED
+
+    places = np.linspace(0, len(frames) - 1, TESTED).round().astype(int)
+    by_frame = {
+        name: found[name].reshape(len(frames), -1, *found[name].shape[1:])[places]
+        for name in ("energy", "energy_std", "forces", "forces_std")
+    }
+    flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in by_frame.items()}
+    return [frames[place] for place in places], flat
 
 
 def digits(value: float) -> str:
@@ -285,10 +298,12 @@ def table(seeds: dict[str, Any]) -> str:
 def write(arguments: argparse.Namespace, seeds: dict[str, Any]) -> None:
     """Write a .json and a .md file."""
     from blips.train.run import environment
+    from studies.worker import checkout
 
     options = training_options(arguments, 0)
     del options["seed"]
     content = {
+        "code": checkout(),
         "environment": environment(),
         "training": options,
         "llpr": llpr_options(arguments, 0)["architecture"],

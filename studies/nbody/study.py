@@ -28,9 +28,9 @@ from rich.progress import Progress
 from studies.nbody.run import execute
 from studies.nbody.simulations import load_nbody
 from studies.spec import Layout, RunSpec
-from studies.tables import Column, Row, Table, paper_results
+from studies.tables import Column, Row, Table, mean_and_spread, paper_results
 
-__all__ = ["PROFILES", "execute", "prepare", "specs", "table"]
+__all__ = ["PROFILES", "draw", "execute", "prepare", "specs", "table"]
 
 STUDY = "nbody"
 PAPER_NODES = {"variant": "paper-nbody"}
@@ -246,3 +246,43 @@ def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
         "mean ± standard deviation over seeds; paper: 10000 epochs, 4 seeds"
     )
     return Table(("backbone", "method"), COLUMNS, rows, title, NOTE)
+
+
+DRAWN = ("base", "blip_local", "blip_local_crps")
+PANELS = {"mse": (10.0, "MSE x10"), "crps": (1.0, "CRPS"), "nll": (1.0, "NLL")}
+
+
+def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
+    """Figure of metrics on validation data against epochs, of runs that have milestones."""
+    from studies.curves import Curve, plot_curves
+
+    panels: dict[str, list[Curve]] = {}
+    for metric, (factor, title) in PANELS.items():
+        for backbone in ("gnn", "egnn"):
+            for method in DRAWN:
+                curves = _milestones(specs, layout, f"{backbone}-{method}", metric)
+                points = [
+                    (float(epochs), *number)
+                    for epochs, values in sorted(curves.items())
+                    if (number := mean_and_spread([factor * value for value in values]))
+                ]
+                if points:
+                    panel = panels.setdefault(f"{backbone.upper()}, {title}", [])
+                    panel.append(Curve(LABELS[method], points))
+    if panels:
+        figure = plot_curves(panels, x_label="epochs (validation data)", logarithmic=True)
+        layout.figures.mkdir(parents=True, exist_ok=True)
+        figure.savefig(layout.figures / "epochs.png")
+
+
+def _milestones(
+    specs: Sequence[RunSpec], layout: Layout, name: str, metric: str
+) -> dict[int, list[float]]:
+    """Values of a metric by epochs, one for each finished run of that name."""
+    found: dict[int, list[float]] = {}
+    for spec in [spec for spec in specs if spec.name == name]:
+        curve = (layout.read(spec) or {}).get("details", {}).get("curve", {})
+        for epochs, metrics in curve.items():
+            if metric in metrics:
+                found.setdefault(int(epochs), []).append(metrics[metric])
+    return found

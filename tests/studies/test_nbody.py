@@ -127,6 +127,22 @@ def test_metrics_on_the_way_leave_the_run_as_it_is(in_tmp):
     assert "curve" not in whole.details
 
 
+def test_milestones_of_several_seeds_are_drawn_together(tmp_path: Path):
+    specs = [spec for spec in nbody.specs("long") if spec.name == "egnn-blip_local"][:2]
+    layout = Layout.of("nbody", "long", tmp_path, tmp_path)
+    layout.results.mkdir(parents=True)
+    nbody.draw(specs, layout)
+    assert not layout.figures.exists()
+    for k, spec in enumerate(specs):
+        curve = {"50": {"mse": 0.01 + k, "nll": 1.0}, "100": {"mse": 0.02}}
+        result = {"hash": spec.hash, "details": {"curve": curve}}
+        layout.result_file(spec).write_text(json.dumps(result))
+    milestones = nbody._milestones(specs, layout, "egnn-blip_local", "mse")
+    assert milestones == {50: [0.01, 1.01], 100: [0.02, 0.02]}
+    nbody.draw(specs, layout)
+    assert (layout.figures / "epochs.png").stat().st_size > 1000
+
+
 def test_the_ensemble_is_made_of_the_base_runs(in_tmp, data):
     folders = {}
     for seed in range(4):

@@ -1,0 +1,1 @@
+"""One model as accurate as an ensemble?"""

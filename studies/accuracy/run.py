@@ -1,0 +1,65 @@
+"""One run of the study of accuracy: training in one or two stages, errors near and far."""
+
+from typing import Any
+
+import torch
+
+from blips.backbones.base import Backbone
+from blips.baselines import predict_plain
+from blips.config import ModelConfig
+from blips.errors import ConfigError
+from blips.potential import BayesianPotential
+from blips.train.command import build_model
+from blips.train.fit import fit
+from blips.train.objective import Model
+from studies.errorbars.data import NearFar, load_set
+from studies.errorbars.run import measure
+from studies.spec import Findings, Run
+
+
+def execute(run: Run) -> Findings:
+    """Train (or continue), and measure errors of validation, near and far structures."""
+    torch.set_num_threads(1)
+    settings = run.spec.settings
+    data = load_set(settings["data"])
+    model = _build(run, None) if "noise" not in settings else _after_noise(run, data)
+    progress = _train(run, model, data, settings["training"], "plain")
+    if not isinstance(model, Backbone):
+        raise ConfigError(f"{run.spec.id} is to end with a plain model")
+    metrics: dict[str, dict[str, float | None]] = {}
+    for where, structures in (("valid", data.valid), ("near", data.near), ("far", data.far)):
+        tested = structures[: settings["tested"]]
+        metrics |= measure(predict_plain(model, tested), tested, 0, where)
+    return Findings(metrics, {"best_epoch": progress.best_epoch, "best_loss": progress.best_loss})
+
+
+def _after_noise(run: Run, data: NearFar) -> Backbone:
+    """The plain model with the posterior means of a training with BLIP's noise."""
+    noise = run.spec.settings["noise"]
+    potential = _build(run, noise["bayes"])
+    _train(run, potential, data, {**noise["training"], "condition": False}, "noise")
+    if not isinstance(potential, BayesianPotential):
+        raise ConfigError(f"{run.spec.id} is to start with a Bayesian model")
+    return potential.to_base()
+
+
+def _build(run: Run, bayes: dict[str, Any] | None) -> Model:
+    """Untrained model; all recipes of a seed and width start from the same weights."""
+    config = {
+        "backbone": "painn",
+        "hyperparameters": run.spec.settings["hyperparameters"],
+        "bayes": {"enabled": bayes is not None, **(bayes or {})},
+    }
+    return build_model(ModelConfig.model_validate(config), run.spec.seed)
+
+
+def _train(run: Run, model: Model, data: NearFar, training: dict[str, Any], stage: str) -> Any:
+    """Train in a folder of the stage's own; a finished stage is read from there."""
+    return fit(
+        model,
+        data.train,
+        valid=data.valid,
+        config={"training": training, "seed": run.spec.seed},
+        folder=run.folder / stage,
+        resume=True,
+    ).progress
