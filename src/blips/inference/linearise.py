@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from blips import keys
 from blips.backbones.base import Backbone
@@ -45,11 +46,10 @@ CoefficientFunction = Callable[[Graph], Mapping[str, Tensor]]
 
 
 class _Source(NamedTuple):
-    """Where the first-order change of a quantity comes from: dT/d(leaf) / divisor."""
+    """Where quantities come from: y = dT/d(leaf) / divisor, T a scalar that `products` change."""
 
     products: list[Product]
-    leaf: Tensor
-    divisor: Tensor | float
+    leaves: Mapping[str, tuple[Tensor, Tensor | float]]  # quantity -> leaf, divisor
 
 
 class Linearised:
@@ -80,7 +80,6 @@ class Linearised:
     ) -> None:
         self.graph, self.maps = graph, maps
         self._backbone, self._depth = backbone, depth
-        self._row_atoms = backbone.row_atoms(graph)
         with torch.enable_grad():
             moved, inputs = differentiable(graph, forces=forces or not stress, stress=stress)
             once = depth == "energies" or (maps.last and depth == "members")
@@ -102,8 +101,8 @@ class Linearised:
 
     def _of_energy(
         self, inputs: Mapping[str, Tensor], calls: Sequence[Call], forces: bool, stress: bool
-    ) -> dict[str, _Source]:
-        """Sources of forces and stress that are derivatives of the energy."""
+    ) -> list[_Source]:
+        """One source of forces and stress, which are derivatives of the energy."""
         leaves: dict[str, tuple[Tensor, Tensor | float]] = {}
         if forces:
             leaves[keys.FORCES] = inputs["positions"], -1.0
@@ -112,23 +111,20 @@ class Linearised:
         alone = self._depth == "energies"
         also = [leaf for leaf, _ in leaves.values()] if alone else []
         self._energy, found = gradients(self._total, calls, also, differentiable=not alone)
-        self._derived = {
-            name: gradient / divisor
-            for (name, (_, divisor)), gradient in zip(leaves.items(), found, strict=False)
-        }
-        return {name: _Source(self._energy, *leaf) for name, leaf in leaves.items()}
+        self._derived = _divided(leaves, found) if alone else {}
+        return [_Source(self._energy, leaves)] if leaves else []
 
     def _of_outputs(
         self, outputs: Outputs, calls: Sequence[Call], forces: bool, stress: bool
-    ) -> dict[str, _Source]:
-        """Sources of forces and stress that the model predicts directly."""
+    ) -> list[_Source]:
+        """Sources of forces and stress that the model predicts directly, one each."""
         self._energy, _ = gradients(self._total, calls, differentiable=True)
-        sources: dict[str, _Source] = {}
+        sources: list[_Source] = []
         for name, asked in ((keys.FORCES, forces), (keys.STRESS, stress)):
             if asked and self._depth != "energies":
                 leaf = torch.zeros_like(outputs[name]).requires_grad_()
                 products, _ = gradients((leaf * outputs[name]).sum(), calls, differentiable=True)
-                sources[name] = _Source(products, leaf, 1.0)
+                sources.append(_Source(products, {name: (leaf, 1.0)}))
         return sources
 
     @cached_property
@@ -140,21 +136,17 @@ class Linearised:
             return self._known | self._derived
         if self.maps.last:
             return self._known | self._derivatives(self._total)
-        wanted = {name: name in self._sources for name in (keys.FORCES, keys.STRESS)}
+        asked = [name for source in self._sources for name in source.leaves]
         return energy_and_derivatives(  # as the plain model runs: with compiled first derivatives
-            lambda graph: self._backbone(graph)[keys.ENERGIES], self.graph, **wanted
+            lambda graph: self._backbone(graph)[keys.ENERGIES],
+            self.graph,
+            forces=keys.FORCES in asked,
+            stress=keys.STRESS in asked,
         )
 
     def _derivatives(self, energy: Tensor) -> Outputs:
         """Forces and stress of a total energy, as far as they are asked for."""
-        leaves = [source.leaf for source in self._sources.values()]
-        if not leaves:
-            return {}
-        found = torch.autograd.grad(energy, leaves, retain_graph=True, materialize_grads=True)
-        return {
-            name: gradient / source.divisor
-            for (name, source), gradient in zip(self._sources.items(), found, strict=True)
-        }
+        return _differentiated(energy, self._sources[0]) if self._sources else {}
 
     def energy_rows(self) -> Tensor:
         """Rows b of the energies, [S, d] per unit of noise, eV."""
@@ -168,14 +160,15 @@ class Linearised:
             directions: u in the shape of the quantity, [N, 3] or [S, 3, 3]; u . y is summed over
                 each structure.
         """
-        source = self._sources[quantity]
+        source = next(one for one in self._sources if quantity in one.leaves)
+        leaf, divisor = source.leaves[quantity]
         with torch.enable_grad():
             rows = self._rows(source.products)  # [S, d]
             dual = torch.zeros_like(rows).requires_grad_()
             (change,) = torch.autograd.grad(
-                (dual * rows).sum(), source.leaf, create_graph=True, materialize_grads=True
+                (dual * rows).sum(), leaf, create_graph=True, materialize_grads=True
             )
-            change = change / source.divisor  # linear in the dual
+            change = change / divisor  # linear in the dual
             for direction in directions:
                 (row,) = torch.autograd.grad(
                     (change * direction.to(change)).sum(),
@@ -189,36 +182,37 @@ class Linearised:
     def members(self, v: Noise) -> Outputs:
         """First-order changes of all outputs for noise v [K, d], [K, ...] of each output."""
         noise = self._weight_noise(v)
-        of_atoms = self._tangents(self._energy, noise)
-        changes = self._energies_of(of_atoms.detach())
-        for name, source in self._sources.items():
-            own = source.products is not self._energy
-            tangents = self._tangents(source.products, noise) if own else of_atoms
-            changes[name] = _backward_each(tangents.sum(dim=0), source.leaf) / source.divisor
+        changes = self.energy_changes(noise)
+        count = len(changes[keys.ENERGY])
+        for source in self._sources:
+            totals = self._total_changes(source.products, noise, count)
+            found = [_differentiated(total, source) for total in totals]
+            changes |= {name: torch.stack([one[name] for one in found]) for name in source.leaves}
         return changes
 
+    @torch.no_grad()
     def energy_changes(self, v: Noise) -> Outputs:
-        """First-order changes of the energies for noise v [K, d], of atoms too where possible."""
-        with torch.no_grad():
-            return self._energies_of(self._tangents(self._energy, self._weight_noise(v)))
+        """First-order changes of the energies for noise v [K, d], of atoms too where possible.
 
-    def _energies_of(self, of_rows: Tensor) -> Outputs:
-        """Energy [K, S], and energies [K, N] where rows are those of atoms, of [N or S, K]."""
+        Returns:
+            Energy [K, S]; energies [K, N] where the rows of the maps are those of atoms.
+        """
+        of_rows = self._tangents(self._energy, self._weight_noise(v))  # [N or S, K]
         if not self._by_atom:
             return {keys.ENERGY: of_rows.T}
-        energy = self.graph.sum_over_structures(of_rows)
-        return {keys.ENERGY: energy.T, keys.ENERGIES: of_rows.T}
+        return {keys.ENERGY: self.graph.sum_over_structures(of_rows).T, keys.ENERGIES: of_rows.T}
 
     @torch.enable_grad()
     def member(self, v: Tensor) -> Outputs:
         """Outputs of the member with noise v [d], E + b . v: one backward pass, as the model's."""
+        noise = self._weight_noise(v[None])
         if not self._backbone.conservative:
-            changes = self.members(v[None])
+            changes = self.members(noise)
             return {name: self.outputs[name] + change[0] for name, change in changes.items()}
-        of_rows = self._tangents(self._energy, self._weight_noise(v[None]))  # [N or S, 1]
-        changes = self._energies_of(of_rows.detach())
+        changes = self.energy_changes(noise)
         found = {name: self._known[name] + change[0] for name, change in changes.items()}
-        return found | self._derivatives(self._total + of_rows.sum())
+        (change,) = self._total_changes(self._energy, noise, 1)
+        return found | self._derivatives(self._total + change)
 
     @property
     def _by_atom(self) -> bool:
@@ -229,15 +223,33 @@ class Linearised:
         """P v of each matrix, [K, out, in]."""
         return v if isinstance(v, Mapping) else self.maps.sketch.gather_all(v)
 
+    def _total_changes(
+        self, products: list[Product], noise: Mapping[str, Tensor], count: int
+    ) -> Iterator[Tensor]:
+        """B . v_k summed over all rows, differentiable, one k at a time.
+
+        A backward pass of one of them does not meet the products of the others.
+        """
+        parts = [
+            (noise[one.name].to(one.weight), one.weight.abs(), one.h, self._scaled_gradient(one))
+            for one in products
+        ]
+        for k in range(count):
+            yield torch.stack(
+                [(linear(h, weight * eps[k]) * g).sum() for eps, weight, h, g in parts]
+            ).sum()
+
     def _tangents(self, products: list[Product], noise: Mapping[str, Tensor]) -> Tensor:
         """B . v_k, shared out to atoms where that is possible, else to structures, [N or S, K]."""
-        count = self.graph.num_nodes if self._by_atom else self.graph.num_structures
         total: Tensor | None = None
         for product in products:
             eps = noise[product.name].to(product.weight)  # [K, out, in]
-            of_rows = (_along(product, eps) * self._row_scale(product)).double()  # [rows, K]
-            total = of_rows.new_zeros(count, len(eps)) if total is None else total
-            total = total.index_add(0, self._owner(product), of_rows)
+            g = self._scaled_gradient(product)
+            of_rows = _along(product.h, product.weight.abs(), g, eps).double()  # [rows, K]
+            if not self._by_atom:
+                of_structures = of_rows.new_zeros(self.graph.num_structures, len(eps))
+                of_rows = of_structures.index_add(0, self._structure_of_rows(product), of_rows)
+            total = of_rows if total is None else total + of_rows
         if total is None:
             raise InputError("none of the chosen maps was applied to these structures")
         return total
@@ -247,16 +259,18 @@ class Linearised:
         sums: dict[str, Tensor] = {}
         for product in products:
             structure = self._structure_of_rows(product)
-            g = product.gradient * self._row_scale(product).view(-1, *[1] * (product.h.ndim - 1))
+            g = self._scaled_gradient(product)
             moved = _sum_of_outer(g, product.h, structure, self.graph.num_structures)
             moved = moved * product.weight.detach().abs()
             sums[product.name] = sums.get(product.name, 0.0) + moved
         return self.maps.sketch.scatter(sums)
 
-    def _row_scale(self, product: Product) -> Tensor:
-        """Root of the coefficients of the rows, [rows, 1]; 1 where there are none."""
+    def _scaled_gradient(self, product: Product) -> Tensor:
+        """Gradient of each row times the root of its coefficient, [rows, *irrep, out]."""
         scale = self._scale.get(product.name.partition("[")[0])
-        return product.h.new_ones(1, 1) if scale is None else scale[:, None]
+        if scale is None:
+            return product.gradient
+        return product.gradient * scale.view(-1, *[1] * (product.h.ndim - 1))
 
     def _role(self, product: Product) -> str:
         return self.maps.roles[product.name.partition("[")[0]]
@@ -266,24 +280,14 @@ class Linearised:
         role = self._role(product)
         if role == STRUCTURE:
             return torch.arange(self.graph.num_structures, device=product.h.device)
-        return self.graph.structure.index_select(0, self._row_atoms[role])
-
-    def _owner(self, product: Product) -> Tensor:
-        """What `_tangents` shares a row out to, [rows]."""
-        return self._row_atoms[keys.NODE] if self._by_atom else self._structure_of_rows(product)
+        atoms = self._backbone.row_atoms(self.graph)[role]
+        return self.graph.structure.index_select(0, atoms)
 
 
-def _along(product: Product, eps: Tensor) -> Tensor:
+def _along(h: Tensor, weight: Tensor, g: Tensor, eps: Tensor) -> Tensor:
     """g^T (|W| eps_k) h of each row, summed over irreps, [rows, K]."""
-    weight = product.weight.abs()
-    if len(product.h) < len(eps):  # fewer rows than draws: the outer product g h^T first
-        g, h = (
-            x.flatten(1, -2) if x.ndim > 2 else x[:, None] for x in (product.gradient, product.h)
-        )
-        outer = torch.einsum("nao,nai->noi", g, h) * weight
-        return outer.flatten(1) @ eps.flatten(1).T
-    moved = torch.nn.functional.linear(product.h, (weight * eps).flatten(0, 1))
-    moved = moved.unflatten(-1, eps.shape[:2]) * product.gradient.unsqueeze(-2)
+    moved = linear(h, (weight * eps).flatten(0, 1))
+    moved = moved.unflatten(-1, eps.shape[:2]) * g.unsqueeze(-2)
     return moved.flatten(1, -3).sum(dim=(1, 3)) if moved.ndim > 3 else moved.sum(dim=2)
 
 
@@ -297,11 +301,17 @@ def _sum_of_outer(g: Tensor, h: Tensor, structure: Tensor, count: int) -> Tensor
     return torch.stack([a.flatten(0, -2).T @ b.flatten(0, -2) for a, b in parts])
 
 
-def _backward_each(scalars: Tensor, leaf: Tensor) -> Tensor:
-    """d(scalar_k)/d(leaf), [K] -> [K, *leaf], a backward pass for each."""
-    return torch.stack(
-        [
-            torch.autograd.grad(scalar, leaf, retain_graph=True, materialize_grads=True)[0]
-            for scalar in scalars
-        ]
-    )
+def _differentiated(scalar: Tensor, source: _Source) -> Outputs:
+    """d(scalar)/d(leaf) / divisor of each quantity, in one backward pass."""
+    leaves = [leaf for leaf, _ in source.leaves.values()]
+    found = torch.autograd.grad(scalar, leaves, retain_graph=True, materialize_grads=True)
+    return _divided(source.leaves, found)
+
+
+def _divided(
+    leaves: Mapping[str, tuple[Tensor, Tensor | float]], gradients: Sequence[Tensor]
+) -> Outputs:
+    return {
+        name: gradient / divisor
+        for (name, (_, divisor)), gradient in zip(leaves.items(), gradients, strict=True)
+    }

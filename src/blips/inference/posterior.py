@@ -23,7 +23,6 @@ from blips.errors import CheckpointError, InputError
 from blips.inference.maps import ChosenMaps
 
 Coefficients = Literal["constant", "network"]
-KEPT_NOISE = 2  # numbers of draws whose weight noise is kept: those of forces, and of energies
 
 
 @dataclass(frozen=True)
@@ -77,10 +76,9 @@ class ConditionedPosterior:
     numbers: frozenset[int]
     evidence: Evidence | None
     kept_draws: Tensor | None = None
-    _noise: dict[tuple[int, int, torch.dtype], dict[str, Tensor]] = field(
+    _noise: dict[tuple[int, torch.dtype], dict[str, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _draws: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def gaussian(self) -> GaussianPosterior | None:
@@ -93,21 +91,16 @@ class ConditionedPosterior:
         """Draws 0, 1, ... of v, functions of (seed, number), [K, d]."""
         if self.gaussian is None:
             return self._from_kept(count, seed)
-        kept = self._draws.get(seed)
-        if kept is None or len(kept) < count:
-            self._draws.clear()  # of one seed only: memory
-            kept = self._draws[seed] = self.gaussian.draw(count, seed)
-        return kept[:count]
+        return self.gaussian.draw(count, seed)
 
     def weight_noise(self, count: int, seed: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
-        """P v of draws 0, 1, ..., [K, out, in] by matrix; kept between calls."""
-        key = (count, seed, dtype)
-        if key not in self._noise:
-            if len(self._noise) == KEPT_NOISE:
-                self._noise.pop(next(iter(self._noise)))
-            draws = self.draws(count, seed).to(dtype)
-            self._noise[key] = self.maps.sketch.gather_all(draws)
-        return self._noise[key]
+        """P v of draws 0, 1, ..., [K, out, in] by matrix; those of one seed are kept."""
+        kept = self._noise.get((seed, dtype))
+        if kept is None or len(next(iter(kept.values()))) < count:
+            kept = self.maps.sketch.gather_all(self.draws(count, seed).to(dtype))
+            self._noise.clear()
+            self._noise[seed, dtype] = kept
+        return {name: noise[:count] for name, noise in kept.items()}
 
     def prior_draws(self, count: int, seed: int = 0) -> Tensor:
         """Draws of v as before any data, [K, d]."""

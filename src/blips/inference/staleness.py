@@ -6,7 +6,6 @@ single precision, so that copies, devices and precisions of the same weights pas
 """
 
 import zlib
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +23,12 @@ class SeenWeights:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._counters = _counters(model.parameters())
+        self._counters = _counters(model)
         self._checksums = {name: _checksum(value) for name, value in model.named_parameters()}
 
     def check(self, model: nn.Module) -> None:
         """Raise an error that names the weights which are no longer those that were seen."""
-        now = _counters(model.parameters())
+        now = _counters(model)
         if now == self._counters:
             return
         found = {name: _checksum(value) for name, value in model.named_parameters()}
@@ -45,8 +44,19 @@ class SeenWeights:
         self._counters = now
 
 
-def _counters(parameters: Iterable[Tensor]) -> Counters:
-    return [(value.data_ptr(), value._version) for value in parameters]
+def _counters(model: nn.Module) -> Counters:
+    """Counters of all parameters; a walk of our own, as torch's would show in a prediction."""
+    found: Counters = []
+    rest: list[nn.Module | None] = [model]
+    while rest:
+        part = rest.pop()
+        if part is None:
+            continue
+        for own in part._parameters.values():
+            if own is not None:
+                found.append((own.data_ptr(), own._version))
+        rest.extend(part._modules.values())
+    return found
 
 
 def _checksum(value: Tensor) -> int:
