@@ -12,6 +12,7 @@ ENERGY_UNCERTAINTY = "energy_uncertainty"  # [S] eV, standard deviation
 ENERGIES_UNCERTAINTY = "energies_uncertainty"  # [N] eV
 FORCES_UNCERTAINTY = "forces_uncertainty"  # [N, 3] eV/A
 STRESS_UNCERTAINTY = "stress_uncertainty"  # [S, 3, 3] eV/A^3
+IN_DOMAIN = "in_domain"  # [N] bool, False where the model cannot know anything
 
 # What a backbone tells the inference network about its rows (all invariant).
 NODE = "node"  # [N, D] continuous node features, and the name of that row type

@@ -25,6 +25,7 @@ from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.inference.condition import DIMENSION, ROWS, Conditioning, condition
 from blips.inference.conditioned import member_outputs
+from blips.inference.domain import EVERY_ELEMENT
 from blips.inference.maps import READOUT
 from blips.inference.memory import MemoryGauge
 from blips.inference.onepass import OnePass, one_pass
@@ -280,6 +281,7 @@ class BayesianPotential(nn.Module):
             self.coefficients,
             self.outputs_of,
             self.conditioned() if self.posterior and method in CONDITIONED else None,
+            self.posterior.domain if self.posterior else EVERY_ELEMENT,
             self._gauge,
         )
         prediction = predict(parts, graph_batches(self.backbone, atoms, batch_size), request)

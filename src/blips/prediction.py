@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
-import torch
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.stress import full_3x3_to_voigt_6_stress
@@ -89,6 +88,7 @@ class Prediction:
     stress_std: Array | None = None  # [S, 3, 3] eV/A^3
     energy_aleatoric_std: Array | None = None  # [S] eV
     forces_aleatoric_std: Array | None = None  # [N, 3] eV/A
+    in_domain: Array | None = None  # [N] bool, False where the model cannot know anything
     others: Mapping[str, Array] = field(default_factory=dict)  # [N, ...] by name, see `of`
     details: Mapping[str, Any] = field(default_factory=dict)  # e.g. chunk size, calibration
 
@@ -155,12 +155,20 @@ class Prediction:
         by_atom = np.linalg.norm(self.forces_total_std, axis=1)  # [N]
         return np.maximum.reduceat(by_atom, np.cumsum(self.n_atoms) - self.n_atoms)
 
+    @property
+    def structure_in_domain(self) -> Array | None:
+        """Whether all atoms of each structure are in the domain, [S] bool."""
+        if self.in_domain is None:
+            return None
+        return np.logical_and.reduceat(self.in_domain, np.cumsum(self.n_atoms) - self.n_atoms)
+
     def summary(self) -> dict[str, Any]:
         """What matters of each structure, as lists for JSON; forces by their largest std."""
         arrays = {
             keys.ENERGY: self.energy,
             keys.ENERGY_UNCERTAINTY: self.energy_total_std,
             "largest_force_uncertainty": self.largest_force_std,
+            keys.IN_DOMAIN: self.structure_in_domain,
         }
         lists = {name: value.tolist() for name, value in arrays.items() if value is not None}
         return {"structures": len(self), "method": self.method, "samples": self.samples, **lists}
@@ -178,6 +186,8 @@ class Prediction:
             for key, array in ((name, getattr(self, name)), (f"{name}_uncertainty", std)):
                 if array is not None:
                     found[key] = _as_ase(name, array)
+        if self.in_domain is not None:
+            found[keys.IN_DOMAIN] = np.array(self.in_domain)
         return found
 
     def to_atoms(self, structures: Atoms | Sequence[Atoms]) -> list[Atoms]:
@@ -323,6 +333,8 @@ def _predicted(atoms: Atoms, one: Prediction) -> Atoms:
         place.pop(uncertainty, None)
         if uncertainty in results:
             place[uncertainty] = results.pop(uncertainty)
+    if keys.IN_DOMAIN in results:
+        frame.arrays[keys.IN_DOMAIN] = results.pop(keys.IN_DOMAIN)
     frame.calc = SinglePointCalculator(frame, **results)
     return frame
 
@@ -334,16 +346,10 @@ def _as_ase(name: str, array: Array) -> float | Array:
     return full_3x3_to_voigt_6_stress(array[0]) if name == keys.STRESS else np.array(array)
 
 
-def point_prediction(outputs: Outputs, graph: Graph, method: str = "map") -> Prediction:
-    """Prediction without error bars."""
-    arrays: dict[str, Any] = {
-        name: value.double().numpy(force=True) for name, value in outputs.items()
-    }
-    return Prediction.of(arrays, n_atoms=atom_counts(graph), method=method, samples=0)
-
-
-def atom_counts(graph: Graph) -> Array:
-    """Number of atoms of each structure, [S]."""
-    if graph.num_structures == 1:
-        return np.array([graph.num_nodes])
-    return torch.bincount(graph.structure, minlength=graph.num_structures).cpu().numpy()
+def point_prediction(
+    outputs: Outputs, graph: Graph, method: str = "map", samples: int = 0
+) -> Prediction:
+    """Prediction with these means (and `*_std`, where there are any), by name."""
+    arrays = {name: value.double().numpy(force=True) for name, value in outputs.items()}
+    n_atoms = graph.node_counts().numpy(force=True)
+    return Prediction.of(arrays, n_atoms=n_atoms, method=method, samples=samples)

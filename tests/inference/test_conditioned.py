@@ -170,7 +170,7 @@ def test_the_way_structures_come_does_not_matter(way: str, rows: int, monkeypatc
     np.testing.assert_allclose(two.energy_std, one.energy_std, rtol=1e-10)
     np.testing.assert_allclose(two.forces_std, one.forces_std, rtol=1e-8)
     assert other.posterior.structures == at_once.posterior.structures == len(TRAIN)
-    assert other.posterior.numbers == at_once.posterior.numbers == {1, 6, 7, 8}
+    assert other.posterior.domain.numbers == at_once.posterior.domain.numbers == {1, 6, 7, 8}
 
 
 def test_structures_are_read_as_they_are_needed(monkeypatch):
@@ -887,13 +887,13 @@ def test_a_relative_misfit_is_part_of_the_aleatoric_std(painn):
     assert again.scale == kept.scale
 
 
-def test_weight_noise_is_kept_for_two_numbers_of_draws(painn):
+def test_weight_noise_is_made_once_for_all_numbers_of_draws(painn):
     posterior = replace(painn.posterior)
-    first, second = (posterior.weight_noise(k, 0, torch.float64) for k in (4, 8))
-    assert posterior.weight_noise(4, 0, torch.float64) is first
-    assert posterior.weight_noise(8, 0, torch.float64) is second
-    posterior.weight_noise(16, 0, torch.float64)
-    again = posterior.weight_noise(4, 0, torch.float64)
-    assert again is not first
-    for name, value in first.items():
-        torch.testing.assert_close(again[name], value, rtol=0, atol=0)
+    many = posterior.weight_noise(16, 0, torch.float64)
+    few = posterior.weight_noise(4, 0, torch.float64)
+    expected = posterior.maps.sketch.gather_all(posterior.draws(4, 0))
+    for name, value in few.items():
+        assert value.data_ptr() == many[name].data_ptr()
+        torch.testing.assert_close(value, expected[name], **EXACT)
+    other = posterior.weight_noise(4, 1, torch.float64)
+    assert not any(torch.equal(other[name], value) for name, value in few.items())

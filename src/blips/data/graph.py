@@ -134,6 +134,10 @@ class Graph:
                 changes[name] = value[rows]
         return replace(self, memo={}, **changes)
 
+    def node_counts(self) -> Tensor:
+        """Number of nodes of each structure, [S]."""
+        return torch.bincount(self.structure, minlength=self.num_structures)
+
     def sum_over_structures(self, per_node: Tensor) -> Tensor:
         """Sum rows of atoms over structures, [N, ...] -> [S, ...]."""
         out = per_node.new_zeros(self.num_structures, *per_node.shape[1:])

@@ -77,7 +77,7 @@ def condition(
         coefficients_of=coefficients_of,
     )
     if before is not None and before.evidence is not None:
-        seen = seen.joined(before.evidence, before.structures, before.numbers)
+        seen = seen.joined(before.evidence, before.structures, before.domain)
     scale = before.scale if before is not None else None
     if valid is not None or scale is None:
         scale = fit_scale(
@@ -90,7 +90,7 @@ def condition(
             coefficients_of=coefficients_of,
         )
     return ConditionedPosterior(
-        maps, scale, options.coefficients, seen.structures, seen.numbers, seen.evidence
+        maps, scale, options.coefficients, seen.structures, seen.domain, seen.evidence
     )
 
 

@@ -10,21 +10,18 @@ of energies have the posterior's `energy_factor` on top, which validation energi
 """
 
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import torch
 from ase.data import chemical_symbols
 from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
+from blips.bayes.condition import GaussianPosterior
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
-from blips.inference.linearise import CoefficientFunction, Depth, Linearised, Noise
-from blips.inference.posterior import ConditionedPosterior, unknown_structures
+from blips.inference.linearise import CoefficientFunction, Depth, Linearised
+from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.prediction import Outputs, Prediction, point_prediction
 
 ATOM_DRAWS = 64  # of the energies of atoms, where no forces are asked for: they cost little
@@ -62,66 +59,61 @@ def predict_conditioned(
         )
     depth: Depth = "members" if samples else "energies"
     linearised = linearise(backbone, posterior, graph, forces, stress, coefficients, depth)
-    if samples == 0:
-        return _energies_alone(linearised, posterior, seed)
-    graph = linearised.graph
-    count = _number_of_draws(posterior, samples, forces or stress)
-    changes, unknown = _widened(linearised.members, linearised, posterior, count, seed)
-    arrays: dict[str, Any] = {
-        f"{name}_std": change.double().square().mean(dim=0).sqrt().cpu().numpy()
-        for name, change in changes.items()
-    }
-    arrays |= _exact_energy_std(linearised, posterior, unknown)
-    for name in (keys.ENERGY, keys.ENERGIES):
-        if f"{name}_std" in arrays:
-            arrays[f"{name}_std"] = posterior.scale.energy_factor * arrays[f"{name}_std"]
-    if covariance and forces:
-        cov = torch.einsum("kna,knb->nab", *[changes[keys.FORCES].double()] * 2) / samples
-        arrays["forces_cov"] = cov.cpu().numpy()
-    mean = point_prediction(linearised.outputs, graph, method="conditioned")
-    for name, floor in posterior.scale.floor.items():
-        if f"{name}_std" in arrays:
-            size = mean.n_atoms if name == keys.ENERGY else np.ones_like(arrays[f"{name}_std"])
-            arrays[f"{name}_aleatoric_std"] = floor * size
-    if "forces_aleatoric_std" in arrays:
-        relative = posterior.scale.relative * mean.array(keys.FORCES)
-        arrays["forces_aleatoric_std"] = np.hypot(arrays["forces_aleatoric_std"], relative)
-    return replace(mean, samples=samples, **arrays)
-
-
-def _energies_alone(
-    linearised: Linearised, posterior: ConditionedPosterior, seed: int
-) -> Prediction:
-    """Deviations of energies by many draws: they need no backward pass of their own."""
-    graph = linearised.graph
-    count = _number_of_draws(posterior, ATOM_DRAWS, derivatives=False)
-    changes, _ = _widened(linearised.energy_changes, linearised, posterior, count, seed)
-    factor = posterior.scale.energy_factor
-    arrays: dict[str, Any] = {
-        f"{name}_std": factor * change.square().mean(dim=0).sqrt().cpu().numpy()
-        for name, change in changes.items()
-    }
-    mean = point_prediction(linearised.outputs, graph, method="onepass")
-    arrays["energy_aleatoric_std"] = posterior.scale.floor.get(keys.ENERGY, 0.0) * mean.n_atoms
-    return replace(mean, **arrays)
-
-
-def _widened(
-    changes_of: Callable[[Noise], Outputs],
-    linearised: Linearised,
-    posterior: ConditionedPosterior,
-    count: int,
-    seed: int,
-) -> tuple[Outputs, Tensor]:
-    """Changes for `count` draws, of the prior where elements are unknown; where they are."""
-    graph = linearised.graph
-    unknown = unknown_structures(posterior, graph.numbers, graph.structure, graph.num_structures)
+    changes_of = linearised.members if samples else linearised.energy_changes
+    derivatives = bool(samples) and (forces or stress)
+    count = samples if derivatives else _many_draws(posterior, samples)
     changes = changes_of(posterior.weight_noise(count, seed, graph.positions.dtype))
-    if not bool(unknown.any()):
-        return changes, unknown
-    _warn(posterior, graph)
-    wide = changes_of(posterior.prior_draws(count, seed))
-    return {k: _where(unknown, graph, wide[k], v) for k, v in changes.items()}, unknown
+    unknown = _unknown_structures(posterior, linearised.graph)
+    if unknown is not None:
+        wide = changes_of(posterior.prior_draws(count, seed))
+        changes = {k: _where(unknown, linearised.graph, wide[k], v) for k, v in changes.items()}
+    found = {f"{k}_std": v.double().square().mean(dim=0).sqrt() for k, v in changes.items()}
+    if samples and posterior.gaussian is not None:
+        found["energy_std"] = _exact_energy_std(linearised, posterior.gaussian, unknown)
+    for name in found.keys() & {"energy_std", "energies_std"}:
+        found[name] = posterior.scale.energy_factor * found[name]
+    found |= _misfits(posterior.scale, linearised, found)
+    if covariance and keys.FORCES in changes:
+        change = changes[keys.FORCES].double()
+        found["forces_cov"] = torch.einsum("kna,knb->nab", change, change) / count
+    method = "conditioned" if samples else "onepass"
+    return point_prediction(linearised.outputs | found, graph, method=method, samples=samples)
+
+
+def _misfits(scale: Scale, linearised: Linearised, found: Outputs) -> Outputs:
+    """Aleatoric deviations of the quantities that have an epistemic one."""
+    misfits = {
+        name: torch.full_like(found[f"{name}_std"], floor)
+        for name, floor in scale.floor.items()
+        if f"{name}_std" in found
+    }
+    if keys.ENERGY in misfits:
+        misfits[keys.ENERGY] *= linearised.graph.node_counts()
+    if keys.FORCES in misfits:
+        relative = scale.relative * linearised.outputs[keys.FORCES].double()
+        misfits[keys.FORCES] = torch.hypot(misfits[keys.FORCES], relative)
+    return {f"{name}_aleatoric_std": misfit for name, misfit in misfits.items()}
+
+
+def _many_draws(posterior: ConditionedPosterior, samples: int) -> int:
+    """More than `samples` where they cost no backward pass, as far as there are more."""
+    kept = posterior.kept_draws
+    return max(samples, ATOM_DRAWS) if kept is None else min(max(samples, ATOM_DRAWS), len(kept))
+
+
+def _unknown_structures(posterior: ConditionedPosterior, graph: AtomGraph) -> Tensor | None:
+    """Structures with an element that the conditioning structures lack, [S] bool, if any."""
+    lacking = posterior.domain.lacks(graph)
+    if lacking is None:
+        return None
+    symbols = [chemical_symbols[number] for number in graph.numbers[lacking].unique().tolist()]
+    warnings.warn(
+        f"the structures that the posterior was conditioned on have no {', '.join(symbols)}; "
+        "structures with it get error bars as wide as the prior's. Condition on such structures "
+        "too",
+        stacklevel=2,
+    )
+    return graph.sum_over_structures(lacking.int()) > 0
 
 
 def member_outputs(
@@ -161,23 +153,15 @@ def linearise(
     )
 
 
-def _number_of_draws(posterior: ConditionedPosterior, samples: int, derivatives: bool) -> int:
-    """`samples`; more where they cost no backward pass, as far as there are more."""
-    if derivatives:
-        return samples
-    kept = posterior.kept_draws
-    return max(samples, ATOM_DRAWS) if kept is None else min(max(samples, ATOM_DRAWS), len(kept))
-
-
 def _exact_energy_std(
-    linearised: Linearised, posterior: ConditionedPosterior, unknown: Tensor
-) -> dict[str, Any]:
-    if posterior.gaussian is None:
-        return {}
+    linearised: Linearised, gaussian: GaussianPosterior, unknown: Tensor | None
+) -> Tensor:
+    """Root of b^T Lambda^-1 b, of unknown structures of tau^2 |b|^2, [S] eV."""
     rows = linearised.energy_rows().double()
-    var = posterior.gaussian.var(rows)
-    prior = posterior.scale.scale**2 * rows.square().sum(dim=1)
-    return {"energy_std": torch.where(unknown, prior, var).sqrt().cpu().numpy()}
+    var = gaussian.var(rows)
+    if unknown is not None:
+        var = torch.where(unknown, gaussian.scale**2 * rows.square().sum(dim=1), var)
+    return var.sqrt()
 
 
 def _where(unknown: Tensor, graph: AtomGraph, wide: Tensor, narrow: Tensor) -> Tensor:
@@ -185,13 +169,3 @@ def _where(unknown: Tensor, graph: AtomGraph, wide: Tensor, narrow: Tensor) -> T
     of_atoms = narrow.shape[1] == graph.num_nodes and narrow.shape[1] != graph.num_structures
     mask = unknown[graph.structure] if of_atoms else unknown
     return torch.where(mask.view(1, -1, *[1] * (narrow.ndim - 2)), wide, narrow)
-
-
-def _warn(posterior: ConditionedPosterior, graph: AtomGraph) -> None:
-    lacking = sorted(set(graph.numbers.tolist()) - posterior.numbers)
-    symbols = ", ".join(chemical_symbols[number] for number in lacking)
-    warnings.warn(
-        f"the structures that the posterior was conditioned on have no {symbols}; structures "
-        "with it get error bars as wide as the prior's. Condition on such structures too",
-        stacklevel=2,
-    )

@@ -16,7 +16,7 @@ from torch import Tensor
 from blips import keys
 from blips.data.graph import Graph
 from blips.errors import InputError
-from blips.prediction import Array, Outputs, Prediction, atom_counts
+from blips.prediction import Array, Outputs, Prediction
 
 NORMAL_KURTOSIS = 3.0
 
@@ -139,7 +139,7 @@ class Moments:
                 arrays[f"{name}_std"] = np.sqrt(moment.var)
         return Prediction.of(
             arrays,
-            n_atoms=atom_counts(graph),
+            n_atoms=graph.node_counts().numpy(force=True),
             method=method,
             samples=max(moment.count for moment in self._of.values()),
             details={"chunk": chunk},

@@ -20,6 +20,7 @@ from blips import keys
 from blips.bayes.condition import Evidence, GaussianPosterior, normals
 from blips.bayes.sketch import Sketch
 from blips.errors import CheckpointError, InputError
+from blips.inference.domain import Domain
 from blips.inference.maps import ChosenMaps
 
 Coefficients = Literal["constant", "network"]
@@ -64,7 +65,7 @@ class ConditionedPosterior:
         scale: ratio, scale and floor.
         coefficients: "constant", or "network": rows have the inference network's coefficients.
         structures: number of structures that it has seen.
-        numbers: atomic numbers in them.
+        domain: elements and least distances in them.
         evidence: what they say about the weights; None where only draws were kept.
         kept_draws: draws of v, [K, d], where there is no evidence.
     """
@@ -73,7 +74,7 @@ class ConditionedPosterior:
     scale: Scale
     coefficients: Coefficients
     structures: int
-    numbers: frozenset[int]
+    domain: Domain
     evidence: Evidence | None
     kept_draws: Tensor | None = None
     _noise: dict[tuple[int, torch.dtype], dict[str, Tensor]] = field(
@@ -139,7 +140,8 @@ class ConditionedPosterior:
             "relative": self.scale.relative,
             "coefficients": self.coefficients,
             "structures": self.structures,
-            "numbers": sorted(self.numbers),
+            "numbers": sorted(self.domain.numbers),
+            "distances": self.domain.to_dict(),
             "rows": None if self.evidence is None else self.evidence.count,
         }
 
@@ -172,7 +174,7 @@ class ConditionedPosterior:
             ),
             coefficients=content["coefficients"],
             structures=int(content["structures"]),
-            numbers=frozenset(content["numbers"]),
+            domain=Domain.from_dict(content["numbers"], content.get("distances", {})),
             evidence=evidence,
             kept_draws=None if evidence is not None else tensors["draws"],
         )
@@ -191,14 +193,3 @@ class ConditionedPosterior:
             f"{len(self.maps.roles)} maps in {sketch.size} dimensions, scale "
             f"{self.scale.scale:.3g}, ratio {self.scale.ratio:.2g}, misfit {misfit}"
         )
-
-
-def unknown_structures(
-    posterior: ConditionedPosterior, numbers: Tensor, structure: Tensor, count: int
-) -> Tensor:
-    """Structures with an element that the conditioning structures lack, [S] bool."""
-    known = torch.tensor(sorted(posterior.numbers), device=numbers.device)
-    lacking = ~torch.isin(numbers, known)  # [N]
-    found = torch.zeros(count, dtype=torch.bool, device=numbers.device)
-    found[structure[lacking]] = True
-    return found

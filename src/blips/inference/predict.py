@@ -22,6 +22,7 @@ from blips.data.graph import AtomGraph, Graph
 from blips.defaults import SAMPLES
 from blips.errors import InputError, TooLargeError
 from blips.inference.conditioned import predict_conditioned
+from blips.inference.domain import Domain
 from blips.inference.linearise import CoefficientFunction
 from blips.inference.memory import MemoryBound, MemoryGauge, is_large
 from blips.inference.monte_carlo import (
@@ -82,6 +83,7 @@ class Parts(NamedTuple):
         outputs_of: (graph, numbers of samples or None for MAP, seed, derivatives, frozen) ->
             outputs, replica-major.
         posterior: the conditioned posterior, where there is one.
+        domain: what the model can know something about.
         gauge: of the memory that passes need.
     """
 
@@ -90,6 +92,7 @@ class Parts(NamedTuple):
     coefficients: CoefficientFunction
     outputs_of: OutputsOf
     posterior: ConditionedPosterior | None
+    domain: Domain
     gauge: MemoryGauge
 
 
@@ -120,9 +123,11 @@ def predict_batch(parts: Parts, graph: Graph, request: Request) -> Prediction:
         kind = (chosen.method, chosen.samples, chosen.forces, chosen.stress, chosen.covariance)
         parts.gauge.check(kind, graph, chosen.memory, lambda part: run(parts, part, chosen))
     found = run(parts, graph, chosen)
-    if reason is None:
-        return found
-    return replace(found, details={**found.details, "chosen_because": reason})
+    details = {**found.details, "chosen_because": reason} if reason else found.details
+    inside = (
+        parts.domain.contains(graph).numpy(force=True) if isinstance(graph, AtomGraph) else None
+    )
+    return replace(found, details=details, in_domain=inside)
 
 
 class Choice(NamedTuple):

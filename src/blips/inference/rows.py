@@ -22,6 +22,7 @@ from blips.bayes.condition import Evidence
 from blips.bayes.random import seeded_generator
 from blips.data.graph import AtomGraph
 from blips.errors import InputError, TooLargeError
+from blips.inference.domain import Domain
 from blips.inference.linearise import CoefficientFunction, Linearised
 from blips.inference.maps import ChosenMaps
 from blips.memory import available_bytes
@@ -31,18 +32,19 @@ MATRICES = 4  # of dimension x dimension float64, that are alive at once at wors
 
 
 class Seen(NamedTuple):
-    """Evidence of some structures, how many there were and which elements they have."""
+    """Evidence of some structures, how many there were, and what they have."""
 
     evidence: Evidence
     structures: int
-    numbers: frozenset[int]
+    domain: Domain
 
-    def joined(self, evidence: Evidence, structures: int, numbers: frozenset[int]) -> "Seen":
+    def joined(self, evidence: Evidence, structures: int, domain: Domain) -> "Seen":
         """What was seen before, and this."""
         whole = Evidence(evidence.dimension)
         whole.merge(evidence)
         whole.merge(self.evidence)
-        return Seen(whole, structures + self.structures, numbers | self.numbers)
+        both = Domain.joined([domain, self.domain])
+        return Seen(whole, structures + self.structures, both)
 
 
 def collect(
@@ -69,16 +71,16 @@ def collect(
     """
     check_memory(maps.sketch.size)
     rank, world = (dist.get_rank(), dist.get_world_size()) if _parallel() else (0, 1)
-    evidence, count, numbers = Evidence(maps.sketch.size), 0, set[int]()
+    evidence, count, domain = Evidence(maps.sketch.size), 0, Domain.joined([])
     for batch in batches_of(structures):
         own = [(count + k, atoms) for k, atoms in enumerate(batch) if (count + k) % world == rank]
         count += len(batch)
-        numbers.update(int(number) for atoms in batch for number in atoms.numbers)
         for few in (True, False):  # all components, or random sums
             group = [(k, atoms) for k, atoms in own if (3 * len(atoms) <= rows) is few]
             if not group:
                 continue
             graph = backbone.graph([atoms for _, atoms in group])
+            domain = Domain.joined([domain, Domain.of(graph)])
             linearised = Linearised(
                 backbone, graph, maps, coefficients=coefficients_of, depth="rows"
             )
@@ -90,8 +92,8 @@ def collect(
     if count == 0:
         raise InputError("no structures to condition on; give at least one geometry")
     if world > 1:
-        evidence = _added_over_processes(evidence)
-    return Seen(evidence, count, frozenset(numbers))
+        evidence, domain = _added_over_processes(evidence, domain)
+    return Seen(evidence, count, domain)
 
 
 def check_memory(dimension: int) -> None:
@@ -116,7 +118,7 @@ def random_sums(
     graph: AtomGraph, count: int, generators: Sequence[torch.Generator]
 ) -> Iterator[Directions]:
     """`count` random directions with components +-1 / sqrt(count); a generator each structure."""
-    atoms = torch.bincount(graph.structure, minlength=graph.num_structures)  # [S]
+    atoms = graph.node_counts()  # [S]
     everywhere = torch.ones(graph.num_structures, dtype=torch.bool)
     for _ in range(count):
         bits = [
@@ -131,7 +133,7 @@ def components(
     graph: AtomGraph, count: int, generator: torch.Generator | None = None
 ) -> Iterator[Directions]:
     """`count` different force components of each structure: the first, or random ones."""
-    atoms = torch.bincount(graph.structure, minlength=graph.num_structures)  # [S]
+    atoms = graph.node_counts()  # [S]
     first = (atoms.cumsum(0) - atoms) * 3
     order = [
         torch.arange(3 * n) if generator is None else torch.randperm(3 * n, generator=generator)
@@ -171,9 +173,13 @@ def _parallel() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _added_over_processes(evidence: Evidence) -> Evidence:
-    """The sum of the evidence of all processes."""
+def _added_over_processes(evidence: Evidence, domain: Domain) -> tuple[Evidence, Domain]:
+    """The sum of the evidence of all processes, and their common domain."""
     gram, count = evidence.gram().clone(), torch.tensor([evidence.count])
     dist.all_reduce(gram)
     dist.all_reduce(count)
-    return Evidence.of_gram(gram, int(count))
+    known, least = domain.known.int(), domain.least.clone()
+    dist.all_reduce(known, dist.ReduceOp.MAX)
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    everywhere = Domain(frozenset(known.nonzero().flatten().tolist()), least)
+    return Evidence.of_gram(gram, int(count)), everywhere
