@@ -204,7 +204,7 @@ def test_commands_take_them(name, fitted, structures, tmp_path):
     assert done.exit_code == 0
     assert "spearman_given_force" in (tmp_path / "evaluation" / "metrics.json").read_text()
     arguments = ["md", str(model), str(tmp_path / "test.extxyz"), "--steps", "2", "--every", "1"]
-    done = run([*arguments, "--folder", str(tmp_path / "md"), "--max-force-std", "100"])
+    done = run([*arguments, "--folder", str(tmp_path / "md"), "--high", "100"])
     assert done.exit_code == 0
     assert "2 steps done" in done.stdout
 

@@ -2,6 +2,7 @@
 
 import sys
 
+import ase.io
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ import blips
 from blips.backbones import PaiNN
 from blips.data.ammonia import load_ammonia
 from blips.errors import InputError, MissingPackageError
+from blips.sim.frames import FrameSaver
 from blips.sim.guard import Guard
 
 pytest.importorskip("torch_sim", reason="needs torch-sim-atomistic", exc_type=ImportError)
@@ -146,7 +148,7 @@ def test_dynamics_halt_those_that_pass_the_limit_and_no_others(ammonia_potential
     start = min(load_ammonia("train"), key=lambda atoms: atoms.get_potential_energy())
     limit = 1.5 * max(force_std(ammonia_potential, load_ammonia("valid"), 16))
     model = TorchSimModel(ammonia_potential, samples=16)
-    guard = Guard(force_std=limit, farthest=2.5)
+    guard = Guard(high=limit, farthest=2.5)
     cold_and_hot = [10.0, 12000.0, 10.0]
     finished = integrate([start] * 3, model, guard, temperature=cold_and_hot, steps=80, seed=4)
     assert [one.status for one in finished] == ["done", "halted", "done"]
@@ -160,18 +162,30 @@ def test_dynamics_halt_those_that_pass_the_limit_and_no_others(ammonia_potential
     np.testing.assert_array_equal(again[2].atoms.positions, finished[2].atoms.positions)
 
 
+def test_frames_between_the_thresholds_are_saved_for_each_structure(ammonia_potential, tmp_path):
+    start = min(load_ammonia("train"), key=lambda atoms: atoms.get_potential_energy())
+    saver = FrameSaver(tmp_path / "frames.extxyz", every=20, distinct=0.0)
+    model = TorchSimModel(ammonia_potential, samples=4)
+    guard = Guard(low=1e-6, high=1e6)
+    finished = integrate([start] * 2, model, guard, temperature=50, steps=40, saver=saver)
+    assert [(one.status, one.findings) for one in finished] == [("done", [])] * 2
+    frames = ase.io.read(saver.file, ":")
+    assert [frame.info["step"] for frame in frames] == [0, 0, 20, 20, 40, 40]
+    assert all("forces_uncertainty" in frame.arrays for frame in frames)
+
+
 def test_the_guard_is_a_convergence_function_of_torchsim(potential):
     structures = molecules()
     stds = force_std(potential, structures, 16)
     limit = float(np.mean(sorted(stds)[:2]))
     model = TorchSimModel(potential)
-    ended = halting(model, Guard(force_std=limit, closest=None))(state_of(structures, model))
+    ended = halting(model, Guard(high=limit, closest=None))(state_of(structures, model))
     assert ended.tolist() == [std > limit for std in stds]
     state = ts.optimize(
         structures,
         model,
         optimizer=ts.optimizers.fire,
-        convergence_fn=halting(model, Guard(force_std=1e-9, closest=None)),
+        convergence_fn=halting(model, Guard(high=1e-9, closest=None)),
         steps_between_swaps=1,
     )
     assert state.n_systems == 3
@@ -187,7 +201,7 @@ def test_an_exploded_structure_leaves_the_others_alone(potential):
     assert outputs["energy"][0].isnan()
     torch.testing.assert_close(outputs["energy"][1:], expected["energy"][1:])
     torch.testing.assert_close(outputs["forces"][4:], expected["forces"][4:])
-    findings = model.check(state, Guard(force_std=1e9))
+    findings = model.check(state, Guard(high=1e9))
     assert [[f.limit for f in found] for found in findings] == [["geometry"], [], []]
 
 

@@ -14,6 +14,7 @@ import blips
 from blips.data.ammonia import load_ammonia
 from blips.errors import InputError
 from blips.sim.dynamics import run_guarded
+from blips.sim.frames import FrameSaver
 from blips.sim.guard import Guard
 
 
@@ -57,8 +58,8 @@ def test_heated_ammonia_stops_at_the_guard_and_the_mean_alone_goes_on(
         )
 
     atoms = heated(ammonia_potential, 300)
-    guard = Guard(force_std=limit, farthest=2.0)
-    outcome = run_guarded(heating(atoms), steps, guard, every=5, frames_file=file)
+    guard = Guard(high=limit, farthest=2.0)
+    outcome = run_guarded(heating(atoms), steps, guard, every=5, saver=FrameSaver(file))
     assert outcome.stopped
     assert outcome.steps < steps
     assert [event.finding.limit for event in outcome.events] == ["force_std"]  # not exploded yet
@@ -78,7 +79,7 @@ def test_ammonia_near_its_minimum_is_left_alone(ammonia_potential, limit):
     dynamics = VelocityVerlet(atoms, 0.5 * fs)
     seen = []
     outcome = run_guarded(
-        dynamics, 40, Guard(force_std=limit, farthest=2.0), every=10, progress=seen.append
+        dynamics, 40, Guard(high=limit, farthest=2.0), every=10, progress=seen.append
     )
     assert not outcome.stopped
     assert outcome.events == []
@@ -86,29 +87,51 @@ def test_ammonia_near_its_minimum_is_left_alone(ammonia_potential, limit):
     assert seen == [0, 10, 20, 30, 40]
 
 
-def test_log_goes_on_and_keeps_the_frames(ammonia_potential):
+def test_between_the_thresholds_frames_are_saved_and_the_run_goes_on(ammonia_potential, tmp_path):
     atoms = heated(ammonia_potential, 300)
-    guard = Guard(force_std=1e-6)
-    outcome = run_guarded(VelocityVerlet(atoms, 0.5 * fs), 6, guard, every=2, action="log")
+    saver = FrameSaver(tmp_path / "frames.extxyz", every=4, distinct=0.0)
+    outcome = run_guarded(
+        VelocityVerlet(atoms, 0.5 * fs), 10, Guard(low=1e-6, high=1e6), every=2, saver=saver
+    )
     assert not outcome.stopped
-    assert outcome.steps == 6
-    assert [frame.info["step"] for frame in outcome.frames] == [0, 2, 4, 6]
+    assert outcome.steps == 10
+    frames = ase.io.read(saver.file, ":")
+    assert [frame.info["step"] for frame in frames] == [0, 4, 8]
+    assert [event.step for event in outcome.events] == [0, 4, 8]
+    std = np.linalg.norm(frames[1].arrays["forces_uncertainty"], axis=1).max()
+    assert std == pytest.approx(outcome.events[1].finding.value, rel=1e-5)
 
 
-def test_ask_lets_a_reference_decide(ammonia_potential):
+def test_the_frame_that_stops_a_run_is_saved_though_it_is_not_due(ammonia_potential, limit):
+    """Two thresholds in one run: frames between them, then the end above the higher one."""
+    atoms = heated(ammonia_potential, 300)
+    rng = np.random.default_rng(2)
+    dynamics = Langevin(
+        atoms, 0.5 * fs, temperature_K=6000, friction=0.05 / fs, fixcm=False, rng=rng
+    )
+    guard = Guard(low=0.5 * limit, high=limit)
+    saver = FrameSaver(every=40)
+    outcome = run_guarded(dynamics, 400, guard, every=5, saver=saver)
+    assert outcome.stopped
+    values = [event.finding.value for event in outcome.events]
+    assert all(guard.low < value <= guard.high for value in values[:-1])
+    assert values[-1] > guard.high
+    steps = [frame.info["step"] for frame in outcome.frames]
+    assert len(steps) >= 2
+    assert np.diff(steps[:-1]).min(initial=40) >= 40
+    assert steps[-1] == outcome.steps
+
+
+def test_a_reference_decides_above_the_higher_threshold(ammonia_potential):
     """Asked, the potential itself has no error; EMT has a large one."""
-    guard = Guard(force_std=1e-6)
+    guard = Guard(high=1e-6)
     itself = blips.Calculator(ammonia_potential, method="map")
     atoms = heated(ammonia_potential, 300)
-    outcome = run_guarded(
-        VelocityVerlet(atoms, 0.5 * fs), 4, guard, every=2, action="ask", reference=itself
-    )
+    outcome = run_guarded(VelocityVerlet(atoms, 0.5 * fs), 4, guard, every=2, reference=itself)
     assert not outcome.stopped
     assert all(event.reference_error < 1e-4 for event in outcome.events)
     atoms = heated(ammonia_potential, 300)
-    outcome = run_guarded(
-        VelocityVerlet(atoms, 0.5 * fs), 4, guard, every=2, action="ask", reference=EMT()
-    )
+    outcome = run_guarded(VelocityVerlet(atoms, 0.5 * fs), 4, guard, every=2, reference=EMT())
     assert outcome.stopped
     assert outcome.steps == 0
     assert outcome.events[0].reference_error > 0.5
@@ -118,9 +141,5 @@ def test_errors_name_the_remedy(ammonia_potential):
     atoms = molecule("NH3")
     atoms.calc = blips.Calculator(ammonia_potential)
     dynamics = VelocityVerlet(atoms, 0.5 * fs)
-    with pytest.raises(InputError, match="stop, log, ask"):
-        run_guarded(dynamics, 1, Guard(), action="warn")
-    with pytest.raises(InputError, match="reference="):
-        run_guarded(dynamics, 1, Guard(), action="ask")
     with pytest.raises(InputError, match="every"):
         run_guarded(dynamics, 1, Guard(), every=0)

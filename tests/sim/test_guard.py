@@ -5,12 +5,16 @@ import pytest
 import torch
 from ase.build import bulk, molecule
 from ase.calculators.emt import EMT
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import norm
 
 import blips
 from blips.backbones import PaiNN
 from blips.errors import InputError
 from blips.sim.guard import Guard, std_for
+
+NORMALS = np.random.default_rng(0).normal(size=(100_000, 3))
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +29,8 @@ def test_limits_on_sigma_are_compared_with_the_calculators(calculator):
     atoms.calc = calculator
     force_std = np.linalg.norm(calculator.get_property("forces_uncertainty", atoms), axis=1).max()
     energy_std = calculator.get_property("energy_uncertainty", atoms) / 4
-    assert (
-        Guard(force_std=1.01 * force_std, energy_std_per_atom=1.01 * energy_std).check(atoms) == []
-    )
-    findings = Guard(force_std=0.99 * force_std, energy_std_per_atom=0.99 * energy_std).check(atoms)
+    assert Guard(high=1.01 * force_std, energy_std_per_atom=1.01 * energy_std).check(atoms) == []
+    findings = Guard(high=0.99 * force_std, energy_std_per_atom=0.99 * energy_std).check(atoms)
     assert [finding.limit for finding in findings] == ["force_std", "energy_std_per_atom"]
     assert findings[0].value == pytest.approx(force_std)
     assert "eV/A on atom" in findings[0].text
@@ -43,13 +45,62 @@ def test_atoms_that_come_too_close_or_leave(calculator):
     assert Guard().check(atoms) == []
     assert [f.limit for f in Guard(farthest=2.5).check(atoms)] == ["farthest"]
     atoms.positions[0] = np.nan
-    assert [f.limit for f in Guard(force_std=0.1).check(atoms)] == ["geometry"]
+    assert [f.limit for f in Guard(high=0.1).check(atoms)] == ["geometry"]
 
 
 def test_periodic_images_count():
     copper = bulk("Cu", a=3.6)
     assert Guard(closest=0.9, farthest=3.0).check(copper) == []
     assert [f.limit for f in Guard(closest=1.1).check(copper)] == ["closest"]
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (0.19, []),
+        (0.2, []),
+        (0.21, [(0.2, False)]),
+        (0.6, [(0.2, False)]),
+        (0.61, [(0.6, True)]),
+        (np.inf, [(0.6, True)]),
+        (np.nan, [(0.6, True)]),
+    ],
+)
+def test_two_thresholds(value, found):
+    """Go on, save, stop; a std that is no number stops."""
+    atoms = molecule("NH3")
+    forces_std = np.zeros((4, 3))
+    forces_std[2, 1] = value
+    results = {"forces_uncertainty": forces_std, "energy_uncertainty": 0.0}
+    findings = Guard(low=0.2, high=0.6).check_std(atoms, results.__getitem__)
+    assert [(finding.allowed, finding.stops) for finding in findings] == found
+
+
+@pytest.mark.parametrize("guard", [Guard(low=0.2), Guard(high=0.2), Guard(energy_std_per_atom=1.0)])
+def test_a_std_that_is_no_number_stops_whatever_limit_is_set(guard):
+    results = {"forces_uncertainty": np.full((4, 3), np.nan), "energy_uncertainty": np.nan}
+    (finding,) = guard.check_std(molecule("NH3"), results.__getitem__)
+    assert finding.stops
+
+
+@settings(max_examples=30, deadline=None)
+@given(rate=st.floats(0.001, 0.2), weights=st.lists(st.floats(0.01, 1), min_size=3, max_size=3))
+def test_no_direction_of_the_error_exceeds_the_rate(rate, weights):
+    """With components of any proportion, fewer atoms err by more than `error` than the rate says.
+
+    |e|^2 is a weighted sum of three chi^2 variables; here by many normal draws.
+    """
+    share = np.array(weights) / np.sum(weights)
+    components = NORMALS * np.sqrt(share) * std_for(0.5, rate)
+    exceeding = (np.linalg.norm(components, axis=1) > 0.5).mean()
+    assert exceeding <= rate + 4 * np.sqrt(rate / len(NORMALS))
+
+
+def test_both_thresholds_as_error_rates():
+    guard = Guard.by_error_rate(0.5, low=0.01, high=0.1, farthest=3.0)
+    assert (guard.low, guard.high, guard.farthest) == (std_for(0.5, 0.01), std_for(0.5, 0.1), 3.0)
+    with pytest.raises(InputError, match="low < high"):
+        Guard.by_error_rate(0.5, low=0.1, high=0.01)
 
 
 def test_a_limit_as_an_error_rate():
@@ -61,12 +112,12 @@ def test_a_limit_as_an_error_rate():
 
 def test_errors_name_the_remedy():
     with pytest.raises(InputError, match="positive"):
-        Guard(force_std=-1.0)
+        Guard(high=-1.0)
     with pytest.raises(InputError, match="less than"):
         Guard(farthest=10.0)
     copper = bulk("Cu")
     with pytest.raises(InputError, match=r"blips\.Calculator"):
-        Guard(force_std=0.1).check(copper)
+        Guard(high=0.1).check(copper)
     copper.calc = EMT()
     with pytest.raises(InputError, match=r"blips\.Calculator"):
-        Guard(force_std=0.1).check(copper)
+        Guard(high=0.1).check(copper)

@@ -54,7 +54,7 @@ def longest_bond(atoms):
 
 
 def test_heated_ammonia_stops_before_it_breaks_and_the_means_alone_go_on(folder, limit, tmp_path):
-    guarded = md(folder, *HEATING, "--max-force-std", limit, "--folder", tmp_path / "guarded")
+    guarded = md(folder, *HEATING, "--high", limit, "--folder", tmp_path / "guarded")
     assert guarded["stopped"]
     assert 0 < guarded["steps"] < 500
     assert {event["limit"] for event in guarded["events"]} == {"force_std"}
@@ -87,13 +87,17 @@ def test_a_run_goes_on_from_the_trajectory_of_another(folder, tmp_path):
     np.testing.assert_allclose(second.positions, expected.positions, atol=1e-4)
 
 
-def test_log_and_ask(folder, tmp_path):
-    short = ["--steps", 4, "--every", 2, "--max-force-std", 1e-6]
-    logged = md(folder, *short, "--action", "log", "--folder", tmp_path / "log")
-    assert (logged["stopped"], logged["steps"], len(logged["events"])) == (False, 4, 3)
-    asked = md(
-        folder, *short, "--action", "ask", "--reference", "emt", "--folder", tmp_path / "ask"
-    )
+def test_saving_and_asking(folder, tmp_path):
+    short = ["--steps", 4, "--every", 2, "--distinct", 0]
+    saving = [*short, "--low", 1e-6, "--high", 1e6, "--folder", tmp_path / "saved"]
+    often = md(folder, *saving, "--save-every", 2)
+    assert (often["stopped"], often["steps"], len(often["events"])) == (False, 4, 3)
+    assert not any(event["stops"] for event in often["events"])
+    seldom = md(folder, *saving, "--save-every", 4, "--overwrite")
+    frames = ase.io.read(seldom["files"]["uncertain"], ":")
+    assert [frame.info["step"] for frame in frames] == [0, 4]
+    asking = [*short, "--high", 1e-6, "--reference", "emt"]
+    asked = md(folder, *asking, "--folder", tmp_path / "ask")
     assert asked["stopped"]
     assert asked["events"][0]["reference_error"] > 0.5
 
@@ -135,10 +139,14 @@ def wait_for(path, seconds=60):
         (["--to", 500, "--ensemble", "nve"], "thermostat"),
         (["--ensemble", "npt"], "langevin, nve"),
         (["--timestep", -1], "positive"),
-        (["--max-error", 0.5], "blips calibrate"),
-        (["--max-error", 0.5, "--max-force-std", 1], "give one"),
-        (["--action", "ask"], "reference"),
-        (["--action", "ask", "--reference", "vasp"], "package.module:Name"),
+        (["--high", "5%", "--error", 0.5], "blips calibrate"),
+        (["--high", 1, "--error", 0.5], "either both in eV/A"),
+        (["--low", "1%", "--high", 1], "either both in eV/A"),
+        (["--high", "5%"], "either both in eV/A"),
+        (["--high", "much"], "expected a number"),
+        (["--low", 2, "--high", 1], "low < high"),
+        (["--save-every", 0], "at least 1"),
+        (["--reference", "vasp"], "package.module:Name"),
         (["--method", "committee"], "map, frozen"),
         (["--frame", 3], "no frame 3"),
     ],
@@ -190,6 +198,7 @@ def test_an_error_rate_becomes_a_limit_on_a_calibrated_sigma(folder, tmp_path, a
     finally:
         ammonia_potential.calibration = {}
     (tmp_path / "start.extxyz").write_bytes((folder / "start.extxyz").read_bytes())
-    arguments = ["--max-error", 0.4, "--rate", 0.1, "--steps", 0, "--folder", tmp_path / "run"]
-    found = md(tmp_path, *arguments)
-    assert found["guard"]["force_std"] == pytest.approx(std_for(0.4, 0.1))
+    rates = ["--low", "1%", "--high", "10%", "--error", 0.4]
+    found = md(tmp_path, *rates, "--steps", 0, "--folder", tmp_path / "run")
+    assert found["guard"]["low"] == pytest.approx(std_for(0.4, 0.01))
+    assert found["guard"]["high"] == pytest.approx(std_for(0.4, 0.1))

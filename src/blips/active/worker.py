@@ -97,10 +97,11 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 def _guard(job: Mapping[str, Any], start: Atoms) -> Guard:
     """Limits of a trajectory; the automatic one of the force std lets every trajectory begin."""
     limits = {name: value for name, value in job["limits"].items() if name != "force"}
-    if job["soft"] and limits.get("force_std") is not None and start.calc is not None:
+    high = limits.pop("force_std", None)
+    if job["soft"] and high is not None and start.calc is not None:
         std = np.linalg.norm(start.calc.get_property(keys.FORCES_UNCERTAINTY, start), axis=1)
-        limits["force_std"] = max(limits["force_std"], AT_FIRST * float(std.max()))
-    return Guard(**limits)
+        high = max(high, AT_FIRST * float(std.max()))
+    return Guard(high=high, **limits)
 
 
 def _calculator(job: Mapping[str, Any], explore: ExploreConfig, start: Atoms) -> Calculator:

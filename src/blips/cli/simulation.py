@@ -1,7 +1,7 @@
 """Commands that simulate: md."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +34,23 @@ def _guard_option(name: str, text: str) -> typer.models.OptionInfo:
     return typer.Option(name, help=text, rich_help_panel=GUARD)
 
 
+Low = Annotated[
+    str | None, _guard_option("--low", "save frames above this force std, eV/A (or 1%: --error)")
+]
+High = Annotated[
+    str | None, _guard_option("--high", "stop above this force std, eV/A (or 10%: --error)")
+]
+Error = Annotated[
+    float | None,
+    _guard_option("--error", "--low and --high are shares of force errors above this, eV/A"),
+]
+Every = Annotated[int, _guard_option("--every", "steps between two looks of the guard")]
+SaveEvery = Annotated[int, _guard_option("--save-every", "least steps between two saved frames")]
+Distinct = Annotated[
+    float, _guard_option("--distinct", "A, by which distances of saved frames differ at least")
+]
+
+
 @app.command()
 def md(
     model: Model,
@@ -59,32 +76,29 @@ def md(
         ),
     ] = "map",
     member: Annotated[int, typer.Option(help="which draw, for frozen", rich_help_panel=RUN)] = 0,
-    max_force_std: Annotated[
-        float | None, _guard_option("--max-force-std", "largest atomic force std, eV/A")
-    ] = None,
+    low: Low = None,
+    high: High = None,
+    error: Error = None,
     max_energy_std: Annotated[
-        float | None, _guard_option("--max-energy-std", "energy std per atom, eV")
+        float | None, _guard_option("--max-energy-std", "stop above this energy std per atom, eV")
     ] = None,
-    max_error: Annotated[
-        float | None,
-        _guard_option("--max-error", "force error, eV/A, not to exceed more often than --rate"),
-    ] = None,
-    rate: Annotated[float, _guard_option("--rate", "how often; needs a calibrated model")] = 0.05,
     closest: Annotated[
         float, _guard_option("--closest", "shortest distance over the sum of covalent radii")
     ] = 0.4,
     farthest: Annotated[
         float | None, _guard_option("--farthest", "distance to the nearest neighbour, A")
     ] = None,
-    every: Annotated[int, _guard_option("--every", "steps between looks and saved frames")] = 10,
-    action: Annotated[
-        str, _guard_option("--action", "at a finding: stop, log, or ask a reference")
-    ] = "stop",
+    every: Every = 10,
+    save_every: SaveEvery = 10,
+    distinct: Distinct = 0.1,
     reference: Annotated[
-        str | None, _guard_option("--reference", "gfn2-xtb, pyscf, emt, ... or module:Name")
+        str | None,
+        _guard_option(
+            "--reference", "ask it above --high: gfn2-xtb, pyscf, emt, ... or module:Name"
+        ),
     ] = None,
     reference_limit: Annotated[
-        float, _guard_option("--reference-limit", "ask: true force error to go on with, eV/A")
+        float, _guard_option("--reference-limit", "true force error to go on with, eV/A")
     ] = 0.5,
     samples: Samples = SAMPLES,
     seed: Seed = 0,
@@ -92,13 +106,14 @@ def md(
 ) -> None:
     """Molecular dynamics that stops where the potential no longer knows what it does.
 
+    Up to --low it goes on, above it saves frames for labelling, above --high it stops.
+
     Velocities are those of the structure, or drawn where it has none, so the trajectory of a run
     can be continued. A run that the guard stopped is a success; see outcome.json.
 
-    Example: blips md model.safetensors start.extxyz --temperature 300 --to 2000 --max-force-std 1
+    Example: blips md model.safetensors start.extxyz --temperature 300 --to 2000 --low 0.3 --high 1
     """
     from blips.data.structures import check_structures, read_structures
-    from blips.sim.guard import Guard, std_for
     from blips.sim.reference import make_calculator
     from blips.sim.run import MDSettings, outcome_dict
 
@@ -113,20 +128,24 @@ def md(
         member=member,
         samples=samples,
         every=every,
-        action=action,
+        save_every=save_every,
+        distinct=distinct,
         reference_limit=reference_limit,
         seed=seed,
     )
-    if max_error is not None and max_force_std is not None:
-        raise ConfigError("--max-error and --max-force-std are two limits on one std; give one")
     asked = None if reference is None else make_calculator(reference, trust=True)
     potential = load_model(model)
     frames = read_structures(structure, frame)
     atoms = check_structures(frames, structure, elements=known_elements(potential))[0]
-    if max_error is not None:
-        _check_calibrated(potential, model)
-        max_force_std = std_for(max_error, rate)
-    guard = Guard(max_force_std, max_energy_std, closest, farthest)
+    guard = make_guard(
+        potential,
+        low,
+        high,
+        error,
+        energy_std_per_atom=max_energy_std,
+        closest=closest,
+        farthest=farthest,
+    )
     outcome = _run(potential, atoms, settings, guard, folder, asked, overwrite)
     if json:
         print_json(outcome_dict(outcome, settings, guard, folder))
@@ -153,10 +172,9 @@ def _run(
     from blips.sim.run import run_md
 
     console = Console(stderr=True)
-    if guard.force_std is None and guard.energy_std_per_atom is None:
+    if not guard.needs_std:
         console.print(
-            "no limit on the std, only the geometry is guarded; give --max-force-std, "
-            "--max-energy-std or --max-error",
+            "no limit on the std, only the geometry is guarded; give --low and --high",
             highlight=False,
             soft_wrap=True,
         )
@@ -196,13 +214,40 @@ def _tell(outcome: "Outcome", folder: Path) -> None:
             "in another folder"
         )
     else:
-        typer.echo(f"{outcome.steps} steps done, {len(outcome.events)} findings")
+        typer.echo(f"{outcome.steps} steps done, {len(outcome.frames)} frames saved for labelling")
     typer.echo(f"trajectory, uncertain frames and outcome.json in {folder}")
 
 
-def _check_calibrated(potential: "Potential", model: Path) -> None:
+def make_guard(
+    potential: "Potential", low: str | None, high: str | None, error: float | None, **others: Any
+) -> "Guard":
+    """Make a guard of thresholds in eV/A or, with an error, of rates such as 5%."""
+    from blips.sim.guard import Guard
+
+    limits = {name: _threshold(name, text) for name, text in (("low", low), ("high", high))}
+    given = [is_rate for number, is_rate in limits.values() if number is not None]
+    if len(set(given)) > 1 or any(given) != (error is not None):
+        raise ConfigError(
+            "--low and --high are either both in eV/A, such as --low 0.1 --high 0.5, or both "
+            "shares of force errors above --error, such as --low 1% --high 10% --error 0.5"
+        )
+    numbers = {name: number for name, (number, _) in limits.items()}
+    if error is None:
+        return Guard(**numbers, **others)
     if "forces" not in potential.calibration and getattr(potential, "posterior", None) is None:
         raise ConfigError(
-            f"--max-error needs calibrated error bars, and {model} has none for forces; "
-            f"run blips calibrate {model} held-out.extxyz -o calibrated.safetensors first"
+            "--error needs calibrated error bars, and this model has none for forces; "
+            "run blips calibrate model.safetensors held-out.extxyz -o calibrated.safetensors first"
         )
+    return Guard.by_error_rate(error, **numbers, **others)
+
+
+def _threshold(name: str, text: str | None) -> tuple[float | None, bool]:
+    """Read a threshold: its number, and whether it is a rate."""
+    if text is None:
+        return None, False
+    is_rate = text.endswith("%")
+    try:
+        return float(text.removesuffix("%")) / (100 if is_rate else 1), is_rate
+    except ValueError:
+        raise ConfigError(f"--{name} is {text!r}; expected a number in eV/A, or 5%") from None

@@ -1,13 +1,14 @@
 """Relaxations and molecular dynamics of many structures in one batch (TorchSim), under a guard.
 
     model = TorchSimModel(potential)
-    finished = relax(structures, model, Guard(force_std=0.3), force_tolerance=0.02)
-    finished = integrate(structures, model, Guard(force_std=0.3), temperature=300, steps=2000)
+    finished = relax(structures, model, Guard(high=0.3), force_tolerance=0.02)
+    guard, saver = Guard(low=0.1, high=0.3), FrameSaver("uncertain.extxyz", every=50)
+    finished = integrate(structures, model, guard, saver=saver, temperature=300, steps=2000)
     for one in finished:
         print(one.status, one.steps, one.reason)
 
-All structures advance in one batch. At every n-th step the guard looks at each of them; one that
-it objects to is halted and leaves the batch, the others go on.
+All structures advance in one batch. At every n-th step the guard looks at each of them: above `low`
+its frame is saved; above `high` it is halted and leaves the batch, the others go on.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from torch import Tensor
 from blips import keys
 from blips.errors import InputError
 from blips.sim.calculator import annotate
+from blips.sim.frames import FrameSaver
 from blips.sim.guard import Finding, Guard
 from blips.sim.torchsim import PER_ATOM, STATE_DTYPE, TorchSimModel, ts
 
@@ -61,6 +63,7 @@ def relax(
     force_tolerance: float = 0.02,
     steps: int = 500,
     every: int = 5,
+    saver: FrameSaver | None = None,
     optimizer: Callable[..., Functions] | None = None,
     **options: Any,
 ) -> list[Finished]:
@@ -73,6 +76,7 @@ def relax(
         force_tolerance: largest force of a relaxed structure, eV/A (with a cell, of that too).
         steps: at most.
         every: steps between two looks at convergence and guard.
+        saver: of frames for labelling, above the guard's `low`.
         optimizer: of TorchSim, `optimizers.fire` by default; `frechet_cell_fire` relaxes cells.
         options: of the optimizer.
     """
@@ -83,7 +87,9 @@ def relax(
     converged = ts.generate_force_convergence_fn(
         force_tolerance, include_cell_forces=hasattr(state, "cell_forces")
     )
-    return _advance(state, lambda state, _: update(state), model, guard, steps, every, converged)
+    return _advance(
+        state, lambda state, _: update(state), model, guard, steps, every, saver, converged
+    )
 
 
 def integrate(
@@ -96,6 +102,7 @@ def integrate(
     timestep: float = 0.5,
     every: int = 10,
     seed: int = 0,
+    saver: FrameSaver | None = None,
     integrator: Callable[..., Functions] | None = None,
     **options: Any,
 ) -> list[Finished]:
@@ -111,6 +118,7 @@ def integrate(
         timestep: fs.
         every: steps between two looks of the guard.
         seed: of momenta and thermostat.
+        saver: of frames for labelling, above the guard's `low`.
         integrator: of TorchSim, `nvt_langevin` by default.
         options: of the integrator, in TorchSim's units.
     """
@@ -134,7 +142,13 @@ def integrate(
             state.momenta = torch.tensor(momenta, **here)  # [N, 3], TorchSim's unit is ASE's
         state = init(state, seed=seed)
         return _advance(
-            state, lambda state, alive: update(state, kT=kT[alive]), model, guard, steps, every
+            state,
+            lambda state, alive: update(state, kT=kT[alive]),
+            model,
+            guard,
+            steps,
+            every,
+            saver,
         )
 
 
@@ -150,7 +164,7 @@ def halting(
     """
 
     def ended(state: Any, last_energy: Tensor | None = None) -> Tensor:
-        halted = [bool(found) for found in model.check(state, guard)]
+        halted = [_stops(found) for found in model.check(state, guard)]
         halted = torch.tensor(halted, device=state.device)
         return halted if convergence_fn is None else halted | convergence_fn(state, last_energy)
 
@@ -177,6 +191,7 @@ def _advance(
     guard: Guard,
     steps: int,
     every: int,
+    saver: FrameSaver | None,
     converged: Callable[..., Tensor] | None = None,
 ) -> list[Finished]:
     """Run the batch; structures leave it as they converge or are halted."""
@@ -191,13 +206,17 @@ def _advance(
         at_end = done >= steps
         leaving: list[int] = []
         for place, (found, is_relaxed) in enumerate(zip(findings, relaxed, strict=True)):
-            status = "halted" if found else "converged" if is_relaxed else ""
+            status = "halted" if _stops(found) else "converged" if is_relaxed else ""
             if at_end and not status:
                 status = "unfinished" if converged else "done"
+            if not status and (saver is None or not found):
+                continue
+            frame, number = _frame(state[[place]], model), alive[place]
+            if saver is not None and found:
+                saver.offer(frame, done, found, walker=number, last=status == "halted")
             if status:
                 leaving.append(place)
-                frame = _frame(state[[place]], model)
-                finished[alive[place]] = Finished(frame, status, done, found)
+                finished[number] = Finished(frame, status, done, found if _stops(found) else [])
         if len(leaving) == len(alive):
             return [finished[number] for number in sorted(finished)]
         if leaving:
@@ -206,6 +225,10 @@ def _advance(
         for _ in range(min(every, steps - done)):
             state = update(state, alive)
             done += 1
+
+
+def _stops(findings: list[Finding]) -> bool:
+    return any(finding.stops for finding in findings)
 
 
 def _frame(state: Any, model: TorchSimModel) -> Atoms:

@@ -192,5 +192,6 @@ def snapshot(atoms: Atoms) -> Atoms:
         results = calculator.results
     known = {name: value for name, value in results.items() if name in all_properties}
     frame.calc = SinglePointCalculator(frame, **known)
-    annotate(frame, results)
+    if not isinstance(calculator, SinglePointCalculator):  # a snapshot itself, and annotated
+        annotate(frame, results)
     return frame

@@ -2,28 +2,23 @@
 
     atoms.calc = blips.Calculator(potential, method="map")
     dynamics = Langevin(atoms, 0.5 * fs, temperature_K=300, friction=0.01 / fs, fixcm=False)
-    outcome = run_guarded(dynamics, steps=10_000, guard=Guard(force_std=0.3), every=10)
+    outcome = run_guarded(dynamics, steps=10_000, guard=Guard(low=0.1, high=0.3), every=10)
 
-What happens at a finding is the action: "stop"; "log" (save the frame, go on); or "ask" (let a
-reference calculator decide: go on while the potential's true force error stays below a limit).
+Frames above `low` are saved; above `high` the run stops, or, where there is a reference calculator,
+it is asked: the run goes on while the potential's true force error stays below a limit.
 """
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import ase.io
 import numpy as np
 from ase import Atoms
 from ase.md.md import MolecularDynamics
 
 from blips.errors import InputError
-from blips.sim.calculator import snapshot
+from blips.sim.frames import FrameSaver
 from blips.sim.guard import Finding, Guard
-
-ACTIONS = ("stop", "log", "ask")
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class Outcome:
         stopped: by the guard.
         interrupted: by `before_step`.
         events: all findings, in order.
-        frames: structures of the findings, with the calculator's results.
+        frames: structures that were saved, with the calculator's results.
     """
 
     steps: int = 0
@@ -65,10 +60,9 @@ def run_guarded(
     guard: Guard,
     *,
     every: int = 10,
-    action: str = "stop",
+    saver: FrameSaver | None = None,
     reference: Any = None,
     reference_limit: float = 0.5,
-    frames_file: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
     before_step: Callable[[int], bool] | None = None,
 ) -> Outcome:
@@ -79,30 +73,32 @@ def run_guarded(
         steps: at most.
         guard: the limits.
         every: steps between two looks.
-        action: "stop", "log" or "ask".
-        reference: ASE calculator for "ask".
-        reference_limit: "ask": stop when the largest atomic force error exceeds this, eV/A.
-        frames_file: extxyz file that structures with findings are appended to.
+        saver: of frames with findings; by default they are kept in memory.
+        reference: ASE calculator to ask above `high` (exploded geometries stop in any case).
+        reference_limit: largest true force error of an atom that the run goes on with, eV/A.
         progress: called with the number of steps done, after every look.
         before_step: called with the number of steps done before each one, to change the
             temperature for instance; False ends the run.
     """
-    check_run(action, reference, every, steps)
-    atoms, outcome = dynamics.atoms, Outcome()
+    check_run(every, steps)
+    saver = saver or FrameSaver()
+    atoms, outcome = dynamics.atoms, Outcome(frames=saver.frames)
 
     def look() -> bool:
         """Whether to go on."""
         findings = guard.check(atoms)
         if not findings:
             return True
-        error = _reference_error(atoms, reference) if action == "ask" else None
-        outcome.events += [Event(outcome.steps, finding, error) for finding in findings]
-        frame = frame_of(atoms, outcome.steps, findings)
-        outcome.frames.append(frame)
-        if frames_file is not None:
-            append_frame(frames_file, frame)
-        exploded = any(finding.limit not in _STD_LIMITS for finding in findings)
-        return not (exploded or action == "stop" or (error or 0.0) > reference_limit)
+        stops = any(finding.stops for finding in findings)
+        error = None
+        if stops and reference is not None and np.isfinite(atoms.positions).all():
+            error = _reference_error(atoms, reference)
+            exploded = any(finding.limit not in STD_LIMITS for finding in findings)
+            stops = exploded or not error <= reference_limit
+        saved = saver.offer(atoms, outcome.steps, findings, last=stops)
+        if saved or error is not None:
+            outcome.events += [Event(outcome.steps, finding, error) for finding in findings]
+        return not stops
 
     going = look()
     if progress is not None:
@@ -123,23 +119,7 @@ def run_guarded(
     return outcome
 
 
-_STD_LIMITS = ("force_std", "energy_std_per_atom")
-
-
-def append_frame(file: str | Path, frame: Atoms) -> None:
-    """Append a structure to an extxyz file, in one piece."""
-    text = io.StringIO()
-    ase.io.write(text, frame, format="extxyz")
-    with Path(file).open("a") as opened:
-        opened.write(text.getvalue())
-
-
-def frame_of(atoms: Atoms, step: int, findings: list[Finding]) -> Atoms:
-    """Copy a structure with its results and the findings about it."""
-    frame = snapshot(atoms)
-    frame.info["step"] = step
-    frame.info["guard"] = "; ".join(finding.text for finding in findings)
-    return frame
+STD_LIMITS = ("force_std", "energy_std_per_atom")
 
 
 def _reference_error(atoms: Atoms, reference: Any) -> float:
@@ -149,11 +129,7 @@ def _reference_error(atoms: Atoms, reference: Any) -> float:
     )
 
 
-def check_run(action: str, reference: Any, every: int, steps: int) -> None:
+def check_run(every: int, steps: int) -> None:
     """Refuse arguments of `run_guarded` that no run can be made of."""
-    if action not in ACTIONS:
-        raise InputError(f"unknown action {action!r}; use one of {', '.join(ACTIONS)}")
-    if action == "ask" and reference is None:
-        raise InputError('action "ask" needs a reference calculator: pass reference=...')
     if every < 1 or steps < 0:
         raise InputError(f"steps is {steps} and every is {every}; expected >= 0 and >= 1")

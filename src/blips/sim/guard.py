@@ -1,21 +1,28 @@
-"""Guards: stop a simulation before the potential extrapolates too far.
+"""Guards: what a simulation does where the potential begins to extrapolate.
 
-A guard looks at a structure and the uncertainties that a `blips.Calculator` gives for it, and says
-what is wrong, if anything:
+A guard looks at a structure and at the standard deviations that a potential gives for it:
+
+| largest atomic force std | what happens |
+|---|---|
+| up to `low` | the simulation goes on |
+| above `low` | it goes on, and the frame is saved for labelling (`blips.sim.frames`) |
+| above `high`, or no number | it stops |
+
+The std of an atom's force is the root of its summed component variances, eV/A. Other limits stop:
 
 | limit | compared with |
 |---|---|
-| `force_std`, eV/A | the largest atomic force std, root of the summed component variances |
 | `energy_std_per_atom`, eV | energy std over the number of atoms |
 | `closest`, fraction | shortest distance over the sum of the covalent radii of its two atoms |
 | `farthest`, A | distance of the atom that is farthest from its nearest neighbour |
 
-A limit on the std can be given as an error rate instead: with normal errors, |error| exceeds
-`error` with probability `rate` when std = error / Phi^-1(1 - rate / 2), see `std_for`.
+Both thresholds can be given as error rates instead, see `Guard.by_error_rate`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any, Self
 
 import numpy as np
 from ase import Atoms
@@ -38,12 +45,14 @@ class Finding:
         value: what was found.
         allowed: the limit.
         text: for people.
+        stops: whether it ends the simulation; if not, the frame is worth a label.
     """
 
     limit: str
     value: float
     allowed: float
     text: str
+    stops: bool = True
 
 
 @dataclass(frozen=True)
@@ -51,13 +60,15 @@ class Guard:
     """Limits of a simulation; None leaves one out.
 
     Attributes:
-        force_std: largest atomic force std, eV/A.
+        low: largest atomic force std above which frames are saved, eV/A.
+        high: largest atomic force std above which the simulation stops, eV/A.
         energy_std_per_atom: largest energy std per atom, eV.
         closest: shortest distance in units of the sum of covalent radii.
         farthest: longest distance of an atom to its nearest neighbour, A, below 6.
     """
 
-    force_std: float | None = None
+    low: float | None = None
+    high: float | None = None
     energy_std_per_atom: float | None = None
     closest: float | None = 0.4
     farthest: float | None = None
@@ -67,27 +78,66 @@ class Guard:
         for name, value in vars(self).items():
             if value is not None and not value > 0:
                 raise InputError(f"the guard's limit {name} is {value}; expected a positive number")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise InputError(
+                f"the guard saves above {self.low:g} and stops above {self.high:g} eV/A; expected "
+                "low < high"
+            )
         if self.farthest is not None and self.farthest >= SEARCH_RADIUS:
             raise InputError(f"farthest is {self.farthest} A; expected less than {SEARCH_RADIUS}")
 
+    @classmethod
+    def by_error_rate(
+        cls, error: float, low: float | None = None, high: float | None = None, **others: Any
+    ) -> Self:
+        """Set both thresholds as the expected share of atomic force errors above `error`.
+
+        Args:
+            error: |F_predicted - F_true| of an atom, eV/A.
+            low: share of errors above it from which frames are saved, such as 0.01.
+            high: share from which the simulation stops, such as 0.1.
+            others: limits of other kinds.
+        """
+        stds = [None if rate is None else std_for(error, rate) for rate in (low, high)]
+        return cls(*stds, **others)
+
+    @property
+    def needs_std(self) -> bool:
+        """Whether a limit is set that needs more than the geometry."""
+        return any(limit is not None for limit in (self.low, self.high, self.energy_std_per_atom))
+
     def check(self, atoms: Atoms) -> list[Finding]:
-        """List everything that is wrong with a structure that has a `blips.Calculator`."""
-        found = self._exploded(atoms)
-        if found:
-            return found  # no use in asking a model for such a structure
-        if self.force_std is not None:
-            std = np.linalg.norm(_property(atoms, keys.FORCES_UNCERTAINTY), axis=1)  # [N]
-            worst = int(std.argmax())
-            where = f"on atom {worst} ({atoms.symbols[worst]})"
-            found += _above("force_std", float(std[worst]), self.force_std, "eV/A", where)
-        if self.energy_std_per_atom is not None:
-            std_per_atom = float(_property(atoms, keys.ENERGY_UNCERTAINTY)) / len(atoms)
-            found += _above(
-                "energy_std_per_atom", std_per_atom, self.energy_std_per_atom, "eV", "per atom"
-            )
+        """List what is wrong with a structure that has a `blips.Calculator`."""
+        found = self.check_geometry(atoms)  # no use in asking a model for an exploded structure
+        return found or self.check_std(atoms, lambda name: _property(atoms, name))
+
+    def check_std(self, atoms: Atoms, std_of: Callable[[str], np.ndarray]) -> list[Finding]:
+        """Compare standard deviations with their limits.
+
+        Args:
+            atoms: the structure.
+            std_of: gives the std of forces [N, 3] (eV/A) and of the energy (eV) by result key.
+        """
+        found: list[Finding] = []
+        if self.low is not None or self.high is not None:
+            std = np.linalg.norm(std_of(keys.FORCES_UNCERTAINTY), axis=1)  # [N]
+            worst = int(std.argmax())  # NaN counts as the largest
+            value, where = float(std[worst]), f"eV/A on atom {worst} ({atoms.symbols[worst]})"
+            limit = self.low if self.high is None or value <= self.high else self.high
+            if limit is not None and not value <= limit:  # so that NaN exceeds every limit
+                stops = limit == self.high or bool(np.isnan(value))
+                text = f"force std {value:.3g} {where} exceeds {limit:.3g} eV/A"
+                found.append(Finding("force_std", value, limit, text, stops))
+        limit = self.energy_std_per_atom
+        if limit is not None:
+            value = float(std_of(keys.ENERGY_UNCERTAINTY)) / len(atoms)
+            if not value <= limit:
+                text = f"energy std {value:.3g} eV per atom exceeds {limit:.3g} eV"
+                found.append(Finding("energy_std_per_atom", value, limit, text))
         return found
 
-    def _exploded(self, atoms: Atoms) -> list[Finding]:
+    def check_geometry(self, atoms: Atoms) -> list[Finding]:
+        """List what is wrong with the positions alone."""
         if not np.isfinite(atoms.positions).all():
             text = "positions are not finite numbers: the geometry has exploded"
             return [Finding("geometry", float("nan"), 0.0, text)]
@@ -126,7 +176,12 @@ class Guard:
 
 
 def std_for(error: float, rate: float) -> float:
-    """Give the std at which a calibrated normal error exceeds `error` with probability `rate`."""
+    """Give the std at which a share `rate` of force errors is expected above `error`, eV/A.
+
+    An error that is normal along one direction exceeds `error` with probability `rate` where
+    std = error / Phi^-1(1 - rate / 2). Of all directions that an atom's error can take with this
+    std, that is the worst case for rates up to 0.2. The share is as true as the std is calibrated.
+    """
     if not (error > 0 and 0 < rate < 1):
         raise InputError(
             f"an error of {error} at a rate of {rate} is no limit; expected a positive error and a "
@@ -143,11 +198,3 @@ def _property(atoms: Atoms, name: str) -> np.ndarray:
             "set atoms.calc = blips.Calculator(potential)"
         )
     return np.asarray(calculator.get_property(name, atoms))
-
-
-def _above(limit: str, value: float, allowed: float, unit: str, where: str) -> list[Finding]:
-    if value <= allowed:
-        return []
-    quantity = "force std" if limit == "force_std" else "energy std"
-    text = f"{quantity} {value:.3g} {unit} {where} exceeds {allowed:.3g} {unit}"
-    return [Finding(limit, value, allowed, text)]

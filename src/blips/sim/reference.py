@@ -1,4 +1,4 @@
-"""Make reference calculators by name, for `blips md --action ask` and the labels of campaigns.
+"""Make reference calculators by name, for `blips md --reference` and the labels of campaigns.
 
 | name | calculator |
 |---|---|

@@ -1,7 +1,7 @@
 """Molecular dynamics in a folder: what `blips md` does.
 
 trajectory.extxyz    a frame at every look of the guard: momenta, energy, forces, and std
-uncertain.extxyz     frames that the guard objected to, with std and the reason
+uncertain.extxyz     frames for labelling that the guard found, with std and the reason
 outcome.json         how the run ended
 
 The temperature of the thermostat is T, or goes linearly from T to `to` over the steps.
@@ -26,7 +26,8 @@ from blips.errors import InputError
 from blips.files import replacing
 from blips.prediction import Model
 from blips.sim.calculator import Calculator, snapshot
-from blips.sim.dynamics import Outcome, append_frame, check_run, run_guarded
+from blips.sim.dynamics import Outcome, check_run, run_guarded
+from blips.sim.frames import FrameSaver, append_frame
 from blips.sim.guard import Guard
 
 FILES = ("trajectory.extxyz", "uncertain.extxyz", "outcome.json")
@@ -47,9 +48,10 @@ class MDSettings:
         method: what drives the atoms: "map", "frozen", "auto" or "mc", see `blips.Calculator`.
         member: number of the draw, of method "frozen".
         samples: posterior samples behind the std.
-        every: steps between two looks of the guard, and between two saved frames.
-        action: at a finding: "stop", "log" or "ask".
-        reference_limit: "ask": largest atomic force error to go on with, eV/A.
+        every: steps between two looks of the guard, and between two frames of the trajectory.
+        save_every: least number of steps between two frames for labelling.
+        distinct: A, by which such frames differ at least, see `blips.sim.frames`.
+        reference_limit: with a reference: largest atomic force error to go on with, eV/A.
         seed: of velocities, thermostat and samples.
     """
 
@@ -63,7 +65,8 @@ class MDSettings:
     member: int = 0
     samples: int = SAMPLES
     every: int = 10
-    action: str = "stop"
+    save_every: int = 10
+    distinct: float = 0.1
     reference_limit: float = 0.5
     seed: int = 0
 
@@ -108,12 +111,12 @@ def run_md(
         settings: of the run.
         guard: its limits.
         folder: for the files, see above.
-        reference: ASE calculator for the action "ask".
+        reference: ASE calculator that is asked above the guard's `high`.
         overwrite: replace an earlier run in that folder.
         should_end: asked before every step; True ends the run with everything saved.
         progress: called at every look with the steps done and the structure.
     """
-    check_run(settings.action, reference, settings.every, settings.steps)
+    check_run(settings.every, settings.steps)
     folder = Path(folder)
     atoms = atoms.copy()
     calculator = Calculator(
@@ -128,7 +131,11 @@ def run_md(
     if not atoms.get_momenta().any():
         thermalize_momenta(atoms, settings.temperature, exact_temperature=False, rng=rng)
     dynamics = _dynamics(atoms, settings, rng)
-    paths = _prepared(folder, overwrite)
+    paths = {name: folder / name for name in FILES}
+    saver = FrameSaver(
+        paths["uncertain.extxyz"], every=settings.save_every, distinct=settings.distinct
+    )
+    _prepare(paths, folder, overwrite)
 
     def before(step: int) -> bool:
         if isinstance(dynamics, Langevin) and settings.to is not None:
@@ -147,10 +154,9 @@ def run_md(
         settings.steps,
         guard,
         every=settings.every,
-        action=settings.action,
+        saver=saver,
         reference=reference,
         reference_limit=settings.reference_limit,
-        frames_file=paths["uncertain.extxyz"],
         progress=after,
         before_step=before,
     )
@@ -195,9 +201,8 @@ def _dynamics(atoms: Atoms, settings: MDSettings, rng: np.random.Generator) -> M
     )
 
 
-def _prepared(folder: Path, overwrite: bool) -> dict[str, Path]:
-    """Give the paths of the files after making sure that none is there yet."""
-    paths = {name: folder / name for name in FILES}
+def _prepare(paths: dict[str, Path], folder: Path, overwrite: bool) -> None:
+    """Make room for the files, or say that an earlier run has them."""
     present = [name for name, path in paths.items() if path.exists()]
     if present and not overwrite:
         raise InputError(
@@ -207,4 +212,3 @@ def _prepared(folder: Path, overwrite: bool) -> dict[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths.values():
         path.unlink(missing_ok=True)
-    return paths

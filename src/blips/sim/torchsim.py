@@ -8,13 +8,11 @@ double precision here; the potential computes in its own.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from ase import Atoms
-from ase.calculators.calculator import Calculator as ASECalculator
 from torch import Tensor
 
 from blips import keys
@@ -113,14 +111,13 @@ class TorchSimModel(ModelInterface):
     def check(self, state: Any, guard: Guard) -> list[list[Finding]]:
         """Check each structure, S lists of findings; samples are drawn once for all."""
         structures = state.to_atoms()
-        shape_only = replace(guard, force_std=None, energy_std_per_atom=None)
-        findings = [shape_only.check(atoms) for atoms in structures]
+        findings = [guard.check_geometry(atoms) for atoms in structures]
         sound = [index for index, found in enumerate(findings) if not found]
-        if sound and guard != shape_only:
+        if sound and guard.needs_std:
             prediction = self._sampled([structures[index] for index in sound], stress=False)
             for number, index in enumerate(sound):
-                structures[index].calc = _Known(_arrays(prediction[number]))
-                findings[index] = guard.check(structures[index])
+                results = prediction[number].ase_results()
+                findings[index] = guard.check_std(structures[index], results.__getitem__)
         return findings
 
     def _graph(self, structures: list[Atoms]) -> Graph:
@@ -160,19 +157,6 @@ class TorchSimModel(ModelInterface):
             full[keep] = array
             found[name] = torch.as_tensor(full, dtype=self._dtype, device=self._device)
         return found
-
-
-class _Known(ASECalculator):
-    """Results that are known already, uncertainties among them."""
-
-    implemented_properties = list(UNCERTAINTIES)  # noqa: RUF012 (ASE declares it so)
-
-    def __init__(self, results: dict[str, np.ndarray]) -> None:
-        super().__init__()
-        self.known = results
-
-    def calculate(self, *_: Any, **__: Any) -> None:
-        self.results = {name: np.squeeze(value) for name, value in self.known.items()}
 
 
 def _arrays(prediction: Prediction) -> dict[str, np.ndarray]:
