@@ -198,4 +198,4 @@ def property_of(atoms: Atoms, name: str) -> np.ndarray:
             f"a guard needs {name}, which the structure's calculator does not give; "
             "set atoms.calc = blips.Calculator(potential)"
         )
-    return np.asarray(calculator.getproperty_of(name, atoms))
+    return np.asarray(calculator.get_property(name, atoms))
