@@ -26,7 +26,7 @@ import blips
 from blips.data.ammonia import load_ammonia
 from blips.potential import BayesianPotential
 from blips.sim.pyscf import PySCF
-from blips.uq.plots import COLOURS, GUIDE, TEXT_SIZE, dress, new_figure
+from blips.uq.figures import COLOURS, GUIDE, TEXT_SIZE, dress, new_figure
 from recipes.reliability_figure import save_small
 
 ASSETS = Path(__file__).parents[1] / "docs/assets"
