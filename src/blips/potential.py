@@ -19,10 +19,12 @@ from blips.bayes.convert import ConversionReport, revert
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
 from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
+from blips.data.elements import element_counts
 from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels
 from blips.defaults import SAMPLES
 from blips.errors import InputError
+from blips.inference.alignment import Alignment
 from blips.inference.condition import DIMENSION, ROWS, Conditioning, condition
 from blips.inference.conditioned import member_outputs
 from blips.inference.domain import EVERY_ELEMENT
@@ -75,6 +77,8 @@ class BayesianPotential(nn.Module):
         settings: what `bayesianize` was called with, for checkpoints.
         calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
         posterior: the conditioned posterior, see `condition`; None before.
+        alignment: what is unsure about the energies per element, where these were fitted to labels
+            of another level of theory; the energies themselves are the backbone's `reference`.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class BayesianPotential(nn.Module):
         self.estimator: str = settings["estimator"]
         self.calibration: dict[str, Calibrator] = {}
         self.posterior = None
+        self.alignment: Alignment | None = None
         weights = sum(self._num_weights.values())
         weight_bytes = weights * next(encoder.parameters()).element_size()
         self._gauge = MemoryGauge(weight_bytes)
@@ -285,6 +290,9 @@ class BayesianPotential(nn.Module):
             self._gauge,
         )
         prediction = predict(parts, graph_batches(self.backbone, atoms, batch_size), request)
+        if self.alignment is not None:
+            counts = element_counts([atoms] if isinstance(atoms, Atoms) else atoms)
+            prediction = self.alignment.widened(prediction, counts)
         return prediction.recalibrated(self.calibration) if calibrated else prediction
 
     def one_pass(

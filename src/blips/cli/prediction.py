@@ -96,6 +96,9 @@ def condition(
     anew: Annotated[
         bool, typer.Option("--anew", help="forget structures of an earlier call")
     ] = False,
+    align: Annotated[
+        bool, typer.Option(help="released models: fit energies per element to --valid")
+    ] = True,
     draws: Annotated[
         int | None, typer.Option(help="keep so many draws only: a small file, final")
     ] = None,
@@ -106,8 +109,9 @@ def condition(
 ) -> None:
     """Condition a model's error bars on structures that it was trained on, or is trusted on.
 
-    Geometries are enough, labels are needed in --valid alone. The model's energies and forces stay
-    as they are. Called again on the result, it adds structures to those that were seen before.
+    Geometries are enough, labels are needed in --valid alone. The model's forces stay as they are,
+    and its energies, but for a constant for each element of a released model. Called again on the
+    result, it adds structures to those that were seen before.
 
     Example: blips condition model.safetensors train.extxyz --valid valid.extxyz -o out.safetensors
     """
@@ -122,7 +126,15 @@ def condition(
     atoms = check_structures(read_structures(structures), structures)
     with writing(output), messages_aside(json):
         potential = conditioned(
-            model, atoms, known, anew=anew, weights=weights, trust=trust, seed=seed, **options
+            model,
+            atoms,
+            known,
+            anew=anew,
+            align=align,
+            weights=weights,
+            trust=trust,
+            seed=seed,
+            **options,
         )
         if draws is not None:
             potential.posterior = potential.conditioned().only_draws(draws)
@@ -131,6 +143,8 @@ def condition(
         print_json({"output": str(output), "posterior": potential.conditioned().to_dict()})
         return
     typer.echo(str(potential.posterior))
+    if potential.alignment is not None:
+        typer.echo(f"{potential.alignment}; they are part of the model")
     typer.echo(f"model in {output}; predict, evaluate, md and report use its error bars")
 
 
@@ -190,7 +204,7 @@ def calibrate(
     seed: Seed = 0,
     epochs: Annotated[int, typer.Option(help="for models without posterior")] = 30,
     align: Annotated[
-        bool, typer.Option(help="for these: energies up to a constant for each element")
+        bool, typer.Option(help="for these: fit energies per element, and keep them")
     ] = True,
     weights: Annotated[Path | None, typer.Option(help="of a released model")] = None,
     trust: Annotated[bool, typer.Option("--trust", help="let the weights run code")] = False,
@@ -228,4 +242,6 @@ def calibrate(
         found = {name: one.to_dict() for name, one in potential.calibration.items()}
         print_json({"output": str(output), "calibration": found})
         return
+    if potential.alignment is not None:
+        typer.echo(f"{potential.alignment}; they are part of the model")
     typer.echo(f"calibrated model in {output}; its error bars use the calibration from now on")

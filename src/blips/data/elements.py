@@ -9,7 +9,7 @@ structure s,
 scale, which a network then predicts in units of about one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,8 @@ from ase import Atoms
 from ase.data import chemical_symbols
 
 from blips import keys
-from blips.data.batch import Batch, TrainingData
-from blips.data.graph import AtomGraph
+from blips.data.batch import TrainingData
+from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels, extract
 from blips.errors import InputError
 
@@ -92,8 +92,10 @@ def _pieces(data: Labelled, labels: Labels | None, quantities: tuple[str, ...]) 
     if isinstance(data, Iterable):
         for atoms in data:
             found = extract(atoms, quantities, labels)
-            counts = np.bincount(atoms.numbers, minlength=NUM_ELEMENTS)[None]
-            yield _piece(counts, {name: np.atleast_1d(value) for name, value in found.items()})
+            yield _piece(
+                element_counts([atoms]),
+                {name: np.atleast_1d(value) for name, value in found.items()},
+            )
         return
     size = len(data)
     indices = np.linspace(0, size - 1, min(size, MAX_STRUCTURES)).astype(int).tolist()
@@ -106,7 +108,7 @@ def _pieces(data: Labelled, labels: Labels | None, quantities: tuple[str, ...]) 
                 f"add {missing[0]!r} to its quantities"
             )
         targets = {name: batch.targets[name].double().cpu().numpy() for name in quantities}
-        yield _piece(_element_counts(batch), targets)
+        yield _piece(element_counts(batch.graph), targets)
 
 
 def _piece(counts: np.ndarray, targets: Mapping[str, np.ndarray]) -> _Piece:
@@ -114,9 +116,11 @@ def _piece(counts: np.ndarray, targets: Mapping[str, np.ndarray]) -> _Piece:
     return _Piece(counts, targets.get(keys.ENERGY, empty), targets.get(keys.FORCES, empty))
 
 
-def _element_counts(batch: Batch) -> np.ndarray:
+def element_counts(structures: Sequence[Atoms] | Graph) -> np.ndarray:
     """Atoms of each element in each structure, [S, 119]."""
-    graph = batch.graph
+    if not isinstance(structures, Graph):
+        return np.array([np.bincount(a.numbers, minlength=NUM_ELEMENTS) for a in structures])
+    graph = structures
     if not isinstance(graph, AtomGraph):
         raise InputError(f"elements need atoms; the data set has a {type(graph).__name__}")
     flat = graph.structure * NUM_ELEMENTS + graph.numbers

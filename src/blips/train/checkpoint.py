@@ -26,6 +26,7 @@ from blips.backbones.base import Backbone
 from blips.conversion import from_settings
 from blips.errors import CheckpointError
 from blips.files import write_atomically
+from blips.inference.alignment import Alignment
 from blips.inference.maps import choose_maps
 from blips.inference.posterior import ConditionedPosterior
 from blips.potential import BayesianPotential
@@ -33,7 +34,7 @@ from blips.train.wrapper import Wrapper
 from blips.uq.calibrate import calibrator_from_dict
 
 FORMAT = "blips-2"
-POSTERIOR = "posterior."  # prefix of the conditioned posterior's tensors
+POSTERIOR, ALIGNMENT = "posterior.", "alignment."  # prefixes of their tensors
 HEADER_LENGTH_BYTES = 8
 LARGEST_SIZE = 10_000  # of a hyperparameter: features, blocks, ...
 CALIBRATED = {keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES}
@@ -63,10 +64,12 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
 
 
 def state_of(model: Saveable) -> dict[str, Tensor]:
-    """Weights, and the tensors of the conditioned posterior behind their own prefix."""
+    """Weights, and the tensors of posterior and alignment behind their own prefixes."""
     tensors = dict(model.state_dict())
-    if isinstance(model, BayesianPotential) and model.posterior is not None:
-        tensors |= {f"{POSTERIOR}{k}": v for k, v in model.posterior.tensors().items()}
+    if isinstance(model, BayesianPotential):
+        for prefix, part in ((POSTERIOR, model.posterior), (ALIGNMENT, model.alignment)):
+            if part is not None:
+                tensors |= {f"{prefix}{k}": v for k, v in part.tensors().items()}
     return tensors
 
 
@@ -80,8 +83,9 @@ def describe(model: Saveable) -> dict[str, Any]:
     }
     if isinstance(model, BayesianPotential):
         description["bayes"] = model.settings
-        seen = model.posterior
-        description["posterior"] = None if seen is None else seen.to_dict()
+        for name in ("posterior", "alignment"):
+            part = getattr(model, name)
+            description[name] = None if part is None else part.to_dict()
     if isinstance(model, Wrapper):
         description["wrapper"] = {"kind": model.kind, "settings": model.settings}
     if not isinstance(model, Backbone):
@@ -147,19 +151,28 @@ def restore(
     path: str | Path,
     header: Mapping[str, Any] | None = None,
 ) -> None:
-    """Load weights and, where the header describes one, the posterior; errors name what is off."""
-    seen = {k.removeprefix(POSTERIOR): v for k, v in tensors.items() if k.startswith(POSTERIOR)}
-    weights = {k: v for k, v in tensors.items() if not k.startswith(POSTERIOR)}
+    """Load weights and, with a header, the posterior and the alignment that it describes."""
+    parts: dict[str, dict[str, Tensor]] = {"posterior": {}, "alignment": {}}
+    weights: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        first, _, rest = name.partition(".")
+        parts.get(first, weights)[rest if first in parts else name] = tensor
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"the weights in {path} do not fit its model: {reason}") from None
-    described = (header or {}).get("model", {}).get("posterior")
-    if isinstance(model, BayesianPotential):
-        model.posterior = None
-        if described:
-            model.posterior = posterior_from(described, seen, model, path)
+    if header is None or not isinstance(model, BayesianPotential):
+        return
+    described = header.get("model", {})
+    model.posterior, model.alignment = None, None
+    if content := described.get("posterior"):
+        model.posterior = posterior_from(content, parts["posterior"], model, path)
+    if content := described.get("alignment"):
+        try:
+            model.alignment = Alignment.from_dict(content, parts["alignment"])
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"the alignment in {path} cannot be read: {error!r}") from None
 
 
 def posterior_from(

@@ -7,15 +7,20 @@ from typing import Any
 import torch
 from ase import Atoms
 
+from blips import keys
 from blips.backbones import ADAPTERS, RELEASED, build, load
 from blips.backbones.base import Backbone
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import ModelConfig, load_config
 from blips.conversion import bayesianize
 from blips.errors import ConfigError
+from blips.inference.scale import keys_of
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import load as load_checkpoint
 from blips.train.fit import FitResult, fit
+from blips.train.references import align as align_energies
+from blips.train.references import moved
+from blips.train.released import is_released_name
 from blips.train.uncertainty import uncertainty_for
 from blips.train.wrapper import Wrapper
 from blips.uq.assess import recalibrate
@@ -89,6 +94,7 @@ def conditioned(
     valid: Sequence[Atoms] | None,
     *,
     anew: bool = False,
+    align: bool = True,
     weights: Path | None = None,
     trust: bool = False,
     **options: Any,
@@ -100,6 +106,7 @@ def conditioned(
         structures: geometries.
         valid: labelled, for the scale of the error bars.
         anew: forget what the model was conditioned on before.
+        align: fit energies per element of a released model to `valid`, if it has energies.
         weights: of the released model.
         trust: let them run code.
         options: of `BayesianPotential.condition`.
@@ -110,13 +117,39 @@ def conditioned(
     potential = bayesianize(found) if isinstance(found, Backbone) else found
     if anew:
         potential.posterior = None
-    potential.condition(structures, valid=valid, **options)
+    has = set() if valid is None else set(keys_of(valid, options.get("labels")))
+    if not (align and is_released_name(model) and keys.ENERGY in has):
+        potential.condition(structures, valid=valid, **options)
+    else:
+        _condition_and_align(potential, structures, valid or (), has, **options)
     return potential
+
+
+def _condition_and_align(
+    potential: BayesianPotential,
+    structures: Sequence[Atoms],
+    valid: Sequence[Atoms],
+    has: set[str],
+    **options: Any,
+) -> None:
+    """Forces give the scale of the error bars; energies, on top of it, those of the elements.
+
+    Without forces the elements come first: else their energies would count as the model's errors.
+    """
+    labels = options.pop("labels", None)
+    if keys.FORCES not in has:
+        align_energies(potential, valid, labels)
+        potential.condition(structures, valid=valid, labels=labels, **options)
+        return
+    forces = moved(valid, {}, (keys.FORCES,), labels)
+    potential.condition(structures, valid=forces, **options)
+    std = potential.predict(valid, method="onepass", forces=False).array("energy_std")
+    align_energies(potential, valid, labels, std**2)
 
 
 def _model(model: str, weights: Path | None, trust: bool) -> BayesianPotential | Backbone | Wrapper:
     """What a file that blips wrote holds, or a released model by its name."""
-    if model in RELEASED and not Path(model).is_file():
+    if is_released_name(model):
         given = {} if weights is None else {"weights": weights, "trust": trust}
         return load(model, **given)
     if Path(model).suffix == "" and not Path(model).exists():

@@ -114,7 +114,7 @@ def _check_noise(potential: Model, settings: RunConfig) -> None:
             f"training.{', training.'.join(needing)} needs sampled weights; set training.noise=true"
         )
     if not training.freeze_backbone:
-        potential.posterior = None  # of weights that are about to change
+        potential.posterior, potential.alignment = None, None  # of weights that will change
 
 
 def _condition(
@@ -209,7 +209,7 @@ def _replay(
     if resume and path.exists():
         by_element = json.loads(path.read_text())
     else:
-        shift = unexplained_energies(backbone, structures, _labels(settings))
+        shift = unexplained_energies(backbone, structures, _labels(settings)).by_number()
         by_element = {chemical_symbols[number]: energy for number, energy in shift.items()}
         run.write_json(path.name, by_element)
     shift = {atomic_numbers[symbol]: energy for symbol, energy in by_element.items()}

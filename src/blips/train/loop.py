@@ -13,7 +13,7 @@ from blips.data.batch import Batch, TrainingData, write_batch
 from blips.data.graph import AtomGraph
 from blips.errors import BlipsError, ConfigError
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import describe, write_tensors
+from blips.train.checkpoint import describe, state_of, write_tensors
 from blips.train.loss import DISTRIBUTION_LOSSES, Anchor
 from blips.train.objective import Model, Objective
 from blips.train.optim import MovingAverage, Schedule, make_optimizer
@@ -204,7 +204,7 @@ class Trainer:
     def _save_best(self) -> None:
         if self.average is not None:
             self.average.swap(self.model)
-        write_tensors(self.folder.best, self.model.state_dict(), {"model": describe(self.model)})
+        write_tensors(self.folder.best, state_of(self.model), {"model": describe(self.model)})
         if self.average is not None:
             self.average.swap(self.model)
 

@@ -2,11 +2,14 @@
 
 Total energies of two levels of theory differ mostly by a constant for each element, which no force
 depends on. A released model keeps its own energies and gets corrections to them, fitted to what
-it leaves of the labels; a set at another level of theory is moved to where the model is.
+it leaves of the labels (`blips.inference.alignment` has the formula); a set at another level of
+theory is moved to where the model is.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
@@ -16,9 +19,14 @@ from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone, graph_batches
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig
-from blips.data.elements import fit_reference_energies
+from blips.data.elements import element_counts, fit_reference_energies
 from blips.data.labels import Labels, available, extract
+from blips.errors import InputError
+from blips.inference.alignment import Alignment, fit_alignment
+from blips.potential import BayesianPotential
 from blips.train.objective import plain_outputs
+
+BATCH_SIZE = 16
 
 
 def set_reference_energies(
@@ -35,26 +43,59 @@ def set_reference_energies(
         return
     elif isinstance(backbone, ForeignBackbone):
         backbone.reference.set({})
-        shift = unexplained_energies(backbone, structures, labels)
+        shift = unexplained_energies(backbone, structures, labels).by_number()
     else:
         shift = fit_reference_energies(structures, labels=labels)
     backbone.reference.set(shift)
 
 
 def unexplained_energies(
-    backbone: Backbone, structures: Sequence[Atoms], labels: Labels | None = None
-) -> dict[int, float]:
-    """Energy per element (eV) that is left when a model's energies are taken from the labels."""
-    found: list[Atoms] = []
-    for atoms in structures:
-        graph = next(graph_batches(backbone, atoms, 1))
+    backbone: Backbone,
+    structures: Sequence[Atoms],
+    labels: Labels | None = None,
+    var: np.ndarray | None = None,
+) -> Alignment:
+    """Energies per element that are left when a model's energies are taken from the labels.
+
+    Args:
+        backbone: the model.
+        structures: with energies.
+        labels: names and units of the energies.
+        var: variances of the model's energies, [S] eV^2; None for zero.
+    """
+    energies: list[float] = []
+    for graph in graph_batches(backbone, structures, BATCH_SIZE):
         with torch.no_grad():
-            energy = plain_outputs(backbone, graph, forces=False)[keys.ENERGY]
-        rest = float(extract(atoms, (keys.ENERGY,), labels)[keys.ENERGY]) - float(energy)
-        copy = atoms.copy()
-        copy.calc = SinglePointCalculator(copy, energy=rest)
-        found.append(copy)
-    return fit_reference_energies(found)
+            energies += plain_outputs(backbone, graph, forces=False)[keys.ENERGY].tolist()
+    targets = [float(extract(atoms, (keys.ENERGY,), labels)[keys.ENERGY]) for atoms in structures]
+    return fit_alignment(element_counts(structures), np.subtract(targets, energies), var)
+
+
+def align(
+    potential: BayesianPotential,
+    structures: Sequence[Atoms],
+    labels: Labels | None = None,
+    var: np.ndarray | None = None,
+) -> Alignment:
+    """Move a potential's energies per element to those of the labels, and keep what is unsure.
+
+    Forces stay as they are. Arguments as for `unexplained_energies`.
+    """
+    backbone = potential.backbone
+    if not isinstance(backbone, AtomisticBackbone):
+        raise InputError(f"{type(backbone).__name__} is no potential, it has no energies")
+    found = unexplained_energies(backbone, structures, labels, var)
+    if found.structures < len(found.numbers):
+        warnings.warn(
+            f"{found.structures} labelled structures have {len(found.numbers)} elements, too many "
+            f"to tell their energies apart: {found}. Error bars of energies count this; with "
+            f"{2 * len(found.numbers)} or more structures they would be smaller",
+            stacklevel=2,
+        )
+    reference = backbone.reference.shift
+    reference += torch.as_tensor(found.shift).to(reference)
+    potential.alignment = found
+    return found
 
 
 def moved(

@@ -1,8 +1,8 @@
 """Error bars for a model that is left as it is.
 
 The weights are not touched: an inference network learns, from a handful of labelled structures,
-how wide their posterior has to be for the errors that the model makes. Its predictions with
-posterior means as weights stay those of the model, to the bit.
+how wide their posterior has to be for the errors that the model makes. Forces with posterior means
+as weights stay those of the model, to the bit; energies move by a constant for each element.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ from blips.data.splits import random_split
 from blips.errors import InputError
 from blips.potential import BayesianPotential
 from blips.train.fit import fit
-from blips.train.references import moved, unexplained_energies
+from blips.train.references import align as align_energies
 from blips.uq.assess import References, recalibrate
 
 FITTED_FRACTION = 0.6
@@ -66,8 +66,8 @@ def uncertainty_for(
         structures: labelled, at least three.
         epochs: of the inference network.
         labels: names and units of the labels.
-        align: take from the energies what differs by a constant for each element, as it does
-            between levels of theory; error bars then are those of energy differences.
+        align: fit energies per element to the same 60 %, as levels of theory differ by them; the
+            model keeps them, and its error bars of energies count how well they are known.
         kind: of calibration: "scale", "isotonic" or "conformal".
         samples: of the posterior, for the calibration.
         seed: of the split, the inference network and its training.
@@ -86,18 +86,16 @@ def uncertainty_for(
         model.pretrained = True
         model = bayesianize(model, seed=seed)
     model.posterior = None  # error bars are those of the inference network
-    shift = dict.fromkeys(range(119), 0.0)
-    if align and "energy" in quantities:
-        shift |= unexplained_energies(model.backbone, structures, labels)
-    structures = moved(structures, shift, quantities, labels)
     split = random_split(len(structures), [FITTED_FRACTION, 1.0 - FITTED_FRACTION], seed)
     fitted, rest = ([structures[i] for i in part] for part in (split.train, split.valid))
+    if align and "energy" in quantities:
+        align_energies(model, fitted, labels)
     weights = {name: w if name in quantities else 0.0 for name, w in TRAINING["weights"].items()}
     dtype = str(next(model.backbone.parameters()).dtype).removeprefix("torch.")
     settings = {**TRAINING, "weights": weights, "dtype": dtype, "epochs": epochs, **training}
-    config = {"training": settings, "seed": seed}
+    config = {"training": settings, "data": {"labels": vars(labels or Labels())}, "seed": seed}
     with tempfile.TemporaryDirectory() as temporary:
         where = folder or temporary
         fit(model, fitted, valid=rest, config=config, folder=where, display=display)
-    recalibrate(model, rest, kind=kind, samples=samples, seed=seed, say=say)
+    recalibrate(model, rest, kind=kind, labels=labels, samples=samples, seed=seed, say=say)
     return model
