@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -145,6 +146,68 @@ def test_the_command_takes_other_structures(fit_run, tmp_path):
     assert len(found["structures"]) == 2
 
 
+def test_a_model_alone_is_reported_on_given_structures(fit_run, tmp_path):
+    ase.io.write(tmp_path / "at 300 K.extxyz", morse_ammonia(3, seed=5))
+    model = tmp_path / "model.safetensors"
+    model.write_bytes((fit_run / "best.safetensors").read_bytes())
+    given = {"structures": [tmp_path / "at 300 K.extxyz"], **QUICK}
+    page = Page(write_report(model, tmp_path / "report.html", **given).read_text())
+    assert "at 300 K: 3 structures, all with energies and forces." in page.text
+    for sentence in (
+        "Forces are off by",
+        "Energies are off by",
+        "% lie within their 90 % interval",
+    ):
+        assert sentence in page.text
+    inside = Page(
+        write_report(fit_run / "best.safetensors", tmp_path / "b.html", **QUICK).read_text()
+    )
+    assert json.loads(inside.scripts[0])["sets"][0]["name"] == "validation"  # those of its run
+
+
+def test_a_run_shows_its_calibrated_model_first(fit_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(fit_run, run)
+    potential = blips.load(run / "best.safetensors")
+    blips.calibrate(potential, fit_run.parent / "valid.extxyz", samples=4)
+    blips.save(potential, run / "calibrated.safetensors")
+    page = Page(write_report(run, tmp_path / "report.html", **QUICK).read_text())
+    assert "calibrated for energy, forces" in page.text
+    assert "calibrated.safetensors" in page.text
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_predictions_are_reported_with_labels_and_without(fit_run, tmp_path, beside):
+    frames = morse_ammonia(4, seed=5)
+    prediction = blips.load(fit_run / "best.safetensors").predict(frames)
+    predicted = prediction.to_atoms(frames)
+    if beside:  # labels keep their names, predictions have others
+        for atoms, label in zip(predicted, frames, strict=True):
+            atoms.info["predicted_energy"] = atoms.get_potential_energy()
+            atoms.arrays["predicted_forces"] = atoms.get_forces()
+            atoms.calc = label.calc
+    file = tmp_path / "predicted.extxyz"
+    ase.io.write(file, predicted)
+    page = Page(write_report(file, tmp_path / "report.html", **QUICK).read_text())
+    (found,) = json.loads(page.scripts[0])["sets"]
+    largest = np.linalg.norm(prediction.forces_total_std, axis=1).max()
+    assert found["std_max"] == pytest.approx(largest, rel=1e-3)
+    if beside:
+        error = np.abs(prediction.energy - [a.get_potential_energy() for a in frames]).mean()
+        assert f"({error:.3g} eV a structure)" in page.text
+        assert "parity_forces" in found["plots"]
+    else:
+        assert set(found["plots"]) == {"std_force"}
+        assert "has labels: its errors are not known" in page.text
+    ase.io.write(tmp_path / "labelled.extxyz", frames)
+    given = {"structures": [tmp_path / "labelled.extxyz"], **QUICK}
+    page = Page(write_report(file, tmp_path / "report.html", **given).read_text())
+    assert "4 structures, all with energies and forces" in page.text
+    ase.io.write(tmp_path / "labelled.extxyz", frames[1:])
+    with pytest.raises(InputError, match="are not those of"):
+        write_report(file, tmp_path / "report.html", **given)
+
+
 def test_a_run_on_structures_in_memory_has_a_report_without_predictions(fit_run, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
@@ -159,6 +222,9 @@ def test_mistakes_name_the_remedy_and_write_nothing(tmp_path):
     output = tmp_path / "report.html"
     with pytest.raises(InputError, match="not there"):
         write_report(tmp_path / "absent", output)
+    ase.io.write(tmp_path / "plain.extxyz", morse_ammonia(1, seed=0))
+    with pytest.raises(InputError, match="no forces_uncertainty"):
+        write_report(tmp_path / "plain.extxyz", output)
     with pytest.raises(InputError, match="folder of a blips run"):
         write_report(tmp_path, output)
     (tmp_path / "report.json").write_text('{"title": 3}')

@@ -26,13 +26,15 @@ def demo(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="folder of a run, of the demo or of a campaign")],
+    target: Annotated[
+        Path, typer.Argument(help="a run, a model, a campaign, or what blips predict wrote")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="file to write")] = Path(
         "report.html"
     ),
     structures: Annotated[
         list[Path] | None,
-        typer.Option(help="labelled structures to predict, instead of the run's own; repeatable"),
+        typer.Option(help="structures to predict, instead of the target's own; repeatable"),
     ] = None,
     samples: Samples = SAMPLES,
     seed: Seed = 0,
@@ -42,14 +44,14 @@ def report(
         Path | None, typer.Option(help="of a campaign: folder of a random one to compare with")
     ] = None,
 ) -> None:
-    """Write a run as one HTML file that opens offline: metrics, plots, structures in 3D.
+    """Write one HTML file that opens offline: metrics, plots, structures in 3D.
 
     Example: blips report runs/demo -o report.html
     """
     from blips.report import write_report
 
     path = write_report(
-        run,
+        target,
         output,
         structures=structures or (),
         samples=samples,
