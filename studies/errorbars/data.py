@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from ase import Atoms
@@ -26,6 +27,7 @@ from blips.errors import InputError
 from studies.ammonia.data import turned, without_copies
 
 FAR_GROUPS = ("Surface", "Vacancy")
+Item = TypeVar("Item")
 TESTED = 300  # structures of a long trajectory
 
 
@@ -60,7 +62,7 @@ def read_public(path: str) -> list[Atoms]:
     return read_structures(folder / path)
 
 
-def evenly(structures: Sequence[Atoms], count: int) -> list[Atoms]:
+def evenly(structures: Sequence[Item], count: int) -> list[Item]:
     """`count` of them, at equal distances."""
     places = np.linspace(0, len(structures) - 1, min(count, len(structures))).round()
     return [structures[int(k)] for k in places]

@@ -264,9 +264,9 @@ def measure(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 def tested(frames: list[Atoms], found: dict[str, Any]) -> tuple[list[Atoms], dict[str, Any]]:
     """The frames of a trajectory that the study errorbars tests on, and their predictions."""
-    from studies.errorbars.data import TESTED
+    from studies.errorbars.data import TESTED, evenly
 
-    places = np.linspace(0, len(frames) - 1, TESTED).round().astype(int)
+    places = evenly(range(len(frames)), TESTED)
     by_frame = {
         name: found[name].reshape(len(frames), -1, *found[name].shape[1:])[places]
         for name in ("energy", "energy_std", "forces", "forces_std")
