@@ -245,6 +245,16 @@ def test_potentials_pickle_and_copy_with_their_posterior():
         np.testing.assert_array_equal(ours.energy_std, theirs.energy_std)
 
 
+def test_a_notebook_shows_a_table_of_the_potential():
+    potential = make()
+    weights = sum(p.numel() for p in potential.backbone.parameters())
+    page = potential._repr_html_()
+    assert f"<td>PaiNN, {weights:,} weights</td>" in page
+    assert "not conditioned" in page
+    potential.calibration = {"forces": blips.uq.ScaleCalibrator(2.0)}
+    assert "<td>forces</td>" in potential._repr_html_()
+
+
 def test_the_report_names_every_map_and_its_fate():
     report = make(exclude="readout.*").report()
     assert "blocks.0.message.filter" in report

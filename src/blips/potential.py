@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from typing import Any, Unpack
 
 import torch
@@ -327,6 +328,19 @@ class BayesianPotential(nn.Module):
     def report(self) -> str:
         """Which maps are Bayesian, as what, and which are not and why."""
         return str(self.conversion)
+
+    def _repr_html_(self) -> str:
+        """Show a short table in a notebook."""
+        total = sum(p.numel() for p in self.backbone.parameters())
+        random = sum(self._num_weights.values())
+        rows = {
+            "backbone": f"{type(self.backbone).__name__}, {total:,} weights",
+            "Bayesian maps": f"{len(self._num_weights)}, {random:,} weights",
+            "error bars": str(self.posterior or "not conditioned: method 'mc'"),
+            "calibrated for": ", ".join(self.calibration) or "nothing",
+        }
+        cells = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
+        return f"<table>{''.join(cells)}</table>"
 
     def to_base(self) -> Backbone:
         """A plain copy of the backbone whose weights are the posterior means."""
