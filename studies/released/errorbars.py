@@ -1,12 +1,14 @@
 """Are the error bars right that released models come with? Near MPtrj, and on hot, dense crystals.
 
-    python -m studies.released.errorbars --output results/released/errorbars
+    python -m studies.released.errorbars
+    python -m studies.released.errorbars --quantity energies
+    python -m studies.released.errorbars --models mace.safetensors  # one more in the table
 
-Near: structures of MPtrj that the shipped posteriors have not seen; far: crystals at high
-temperature and pressure (`studies.released.data`, from $BLIPS_DATA). Energies per atom
-are compared after a fit per element to the validation structures (`studies.released.energies`):
-those of the labels are without corrections that models include. Beside the rank correlation of
-std stands that of the trivial guess, the magnitude of the predicted force.
+Near: structures of MPtrj that the posteriors have not seen; far: crystals at high temperature and
+pressure (`studies.released.data`, from $BLIPS_DATA). Beside the rank correlation of the std of
+forces stands that of the trivial guess, the magnitude of the predicted force. Energies are compared
+per atom, after a fit per element to validation structures (`studies.released.energies`): those of
+the labels are without corrections that models include.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from scipy.stats import spearmanr
 
 from blips.errors import InputError
 from blips.potential import BayesianPotential
+from blips.prediction import Prediction
 from blips.train.released import load
 from blips.train.run import environment
 from blips.uq.assess import References, assess
@@ -41,13 +44,8 @@ COLUMNS = {
 }
 
 
-def measure(
-    potential: BayesianPotential, structures: list[Atoms], shift: ElementShift, bootstrap: int
-) -> Any:
+def measure_forces(prediction: Prediction, structures: list[Atoms], bootstrap: int) -> Any:
     """Metrics with intervals, and what ranking by the size of the force alone gives."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # elements that 500 structures lack
-        prediction = potential.predict(structures, batch_size=1)
     references = References.of(structures)
     evaluation = assess(prediction, references, n_bootstrap=bootstrap)
     found = {
@@ -59,26 +57,32 @@ def measure(
     sums = [np.bincount(owner, values) / prediction.n_atoms for values in (error, size)]
     found["rho structures, by |F|"] = {"value": _rank_correlation(*sums)}
     found["rho atoms, by |F|"] = {"value": _rank_correlation(error, size)}
-    return found | measure_energies(prediction, structures, shift)
+    return found
 
 
 def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.asarray(spearmanr(first, second))[0])
 
 
-def measure_model(name: str, data: Path, count: int, bootstrap: int) -> dict[str, Any]:
-    """Both sets of one model."""
+def measure_model(name: str, data: Path, quantity: str, count: int, bootstrap: int) -> Any:
+    """Forces or energies of both sets of one model."""
     potential = load(name)
     if not isinstance(potential, BayesianPotential):
         raise InputError(f"{name} has no error bars")
     fresh = slice(LOOKED_AT, LOOKED_AT + count)
     _, valid, unseen = mptrj_split(data, potential.backbone)
-    shift = ElementShift.of(potential, valid)
     sets = {"near": unseen[fresh], "far": hot_structures(data, potential.backbone)[fresh]}
-    return {
-        label: measure(potential, structures, shift, bootstrap)
-        for label, structures in sets.items()
-    }
+    shift = ElementShift.of(potential, valid) if quantity == "energies" else None
+    found = {}
+    for label, structures in sets.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # elements that the conditioning structures lack
+            prediction = potential.predict(structures, batch_size=1, forces=shift is None)
+        if shift is None:
+            found[label] = measure_forces(prediction, structures, bootstrap)
+        else:
+            found[label] = measure_energies(prediction, structures, shift)
+    return found
 
 
 def table(found: dict[str, Any]) -> str:
@@ -86,36 +90,34 @@ def table(found: dict[str, Any]) -> str:
     columns = list(next(iter(found.values()))["near"])
     lines = ["| model | set | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 2)]
     for name, sets in found.items():
-        for label, metrics in sets.items():
-            cells = [f"{metrics[column]['value']:.3g}" for column in columns]
+        for label in ("near", "far"):
+            cells = [f"{sets[label][column]['value']:.3g}" for column in columns]
             lines.append("| " + " | ".join([name, label, *cells]) + " |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Measure and write JSON and Markdown, model by model."""
+    """Measure and write JSON and Markdown, model by model; others that are there stay."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", nargs="+", default=MODELS, help="names, or checkpoints")
+    parser.add_argument("--quantity", choices=("forces", "energies"), default="forces")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("BLIPS_DATA", ".")))
     parser.add_argument("--structures", type=int, default=60)
     parser.add_argument("--bootstrap", type=int, default=1000)
-    parser.add_argument("--output", type=Path, default=Path("results/released/errorbars"))
+    parser.add_argument("--folder", type=Path, default=Path("results/released"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
+    output = options.folder / f"{options.quantity}.json"
+    found: dict[str, Any] = json.loads(output.read_text()) if output.exists() else {}
     for name in options.models:
-        found[Path(name).stem] = measure_model(
-            name, options.data, options.structures, options.bootstrap
+        measured = measure_model(
+            name, options.data, options.quantity, options.structures, options.bootstrap
         )
-        content = {
-            "code": checkout(),
-            "environment": environment(),
-            "structures": options.structures,
-            "results": found,
-        }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
-        options.output.with_suffix(".md").write_text(table(found))
+        code = {"code": checkout(), "environment": environment(), "structures": options.structures}
+        found[Path(name).stem] = measured | code
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(found, indent=1) + "\n")
+        output.with_suffix(".md").write_text(table(found))
         print(table(found), flush=True)
 
 
