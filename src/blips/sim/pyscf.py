@@ -103,5 +103,5 @@ def _dispersion(atoms: Atoms, method: str) -> tuple[float, np.ndarray]:
 def _missing(package: str) -> MissingPackageError:
     return MissingPackageError(
         f"the pyscf calculator needs the package {package!r}; install it with: "
-        "pip install 'blips[dft]'"
+        "pip install 'blips-mlip[dft]'"
     )

@@ -117,7 +117,7 @@ def _tight_binding(method: str) -> Callable[..., Any]:
         except ImportError as error:
             raise MissingPackageError(
                 "this calculator needs the package 'tblite'; install it with: "
-                "pip install 'blips[active]'"
+                "pip install 'blips-mlip[active]'"
             ) from error
         return TBLite(method=method, **{"verbosity": 0, **options})
 

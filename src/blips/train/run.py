@@ -26,7 +26,7 @@ from blips.conversion import FROM_SCRATCH
 from blips.errors import ConfigError
 from blips.files import RUN_LOCK, locked, write_atomically
 
-RECORDED = ("blips", "torch", "numpy", "ase", "vesin", "lightning-fabric")
+RECORDED = ("blips-mlip", "torch", "numpy", "ase", "vesin", "lightning-fabric")
 
 
 class RunFolder:
