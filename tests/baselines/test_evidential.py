@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from blips.baselines import Evidential
-from blips.baselines.evidential import FLOOR, NormalInverseGamma
+from blips.baselines.second_readout import FLOOR, NormalInverseGamma
 from blips.errors import InputError
 
 positive = st.floats(0.05, 20.0)

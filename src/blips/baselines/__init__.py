@@ -16,10 +16,9 @@ Ensembles and dropout take any backbone, the others potentials with a `readout` 
 from blips.baselines.base import Baseline, predict_plain
 from blips.baselines.dropout import MCDropout
 from blips.baselines.ensemble import DeepEnsemble
-from blips.baselines.evidential import Evidential
 from blips.baselines.gmm import EmbeddingMixture
 from blips.baselines.llpr import LastLayerRigidity
-from blips.baselines.second_readout import MeanVariance
+from blips.baselines.second_readout import Evidential, MeanVariance
 from blips.baselines.shallow import ShallowEnsemble
 
 __all__ = [

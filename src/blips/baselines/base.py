@@ -19,7 +19,7 @@ from blips.train.objective import plain_outputs
 from blips.train.wrapper import Likelihood, Stochastic, Wrapper
 
 Structures = Atoms | Sequence[Atoms] | Graph
-QUANTITIES = (keys.ENERGY, keys.FORCES)
+QUANTITIES: tuple[str, ...] = (keys.ENERGY, keys.FORCES)
 
 
 class Baseline:
@@ -108,37 +108,50 @@ class Learned(Wrapper, Baseline):
 
     Attributes:
         learned: names of the buffers; None before `condition`.
+        scale_rows: two numbers for energy and forces each, which validation data decide, [2, 2];
+            NaN where there were no labels.
     """
 
     learned: ClassVar[tuple[str, ...]] = ()
+    scale_rows: Tensor | None
 
     def __init__(self, backbone: Backbone, settings: dict[str, Any]) -> None:
         readout_of(backbone)
         super().__init__(backbone, settings)
-        for name in self.learned:
+        for name in (*self.learned, "scale_rows"):
             self.register_buffer(name, None)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
     ) -> None:
-        for name in self.learned:
+        for name in (*self.learned, "scale_rows"):
             saved = state_dict.get(f"{prefix}{name}")
             setattr(self, name, None if saved is None else torch.empty_like(saved))
         super()._load_from_state_dict(state_dict, prefix, *arguments, **options)
 
+    @property
+    def scale_pairs(self) -> dict[str, tuple[float, float]]:
+        """The two numbers by quantity; empty before `condition`."""
+        rows = [] if self.scale_rows is None else self.scale_rows.tolist()
+        return {name: (a, b) for name, (a, b) in zip(QUANTITIES, rows, strict=False) if a == a}
 
-def as_rows(pairs: Mapping[str, tuple[float, float]]) -> Tensor:
-    """Stack two numbers for each quantity, [2, 2] float64; NaN where there are none."""
-    missing = (float("nan"), float("nan"))
-    return torch.tensor([pairs.get(name, missing) for name in QUANTITIES], dtype=torch.float64)
+    @scale_pairs.setter
+    def scale_pairs(self, pairs: Mapping[str, tuple[float, float]]) -> None:
+        rows = [pairs.get(name, (float("nan"), float("nan"))) for name in QUANTITIES]
+        self.scale_rows = torch.tensor(rows, dtype=torch.float64)
 
-
-def from_rows(rows: Tensor | None) -> dict[str, tuple[float, float]]:
-    """Undo `as_rows`; empty for None."""
-    if rows is None:
-        return {}
-    pairs = {name: (float(a), float(b)) for name, (a, b) in zip(QUANTITIES, rows, strict=True)}
-    return {name: pair for name, pair in pairs.items() if pair[0] == pair[0]}
+    def errors(self, data: TrainingData) -> Iterator[tuple[Graph, dict[str, Tensor]]]:
+        """Yield batches, and how far the means are from the labels of energies and forces."""
+        for batch in data_batches(self.backbone, data):
+            outputs = plain_outputs(self.backbone, batch.graph)
+            yield (
+                batch.graph,
+                {
+                    name: (batch.targets[name] - outputs[name]).double()
+                    for name in QUANTITIES
+                    if name in batch.targets
+                },
+            )
 
 
 def predict_plain(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.baselines.base import Learned, as_rows, data_batches, from_rows
+from blips.baselines.base import QUANTITIES, Learned, data_batches
 from blips.baselines.last_layer import embeddings
 from blips.bayes.noise import seeded_generator
 from blips.data.batch import TrainingData
@@ -164,12 +164,11 @@ class EmbeddingMixture(Learned):
     """
 
     kind: ClassVar = "gmm"
-    learned: ClassVar = ("log_weights", "means", "cholesky", "least", "variance_rows")
+    learned: ClassVar = ("log_weights", "means", "cholesky", "least")
     log_weights: Tensor | None
     means: Tensor | None
     cholesky: Tensor | None
     least: Tensor | None  # -log p of the likeliest training atom
-    variance_rows: Tensor | None  # [2, 2]
 
     def __init__(
         self,
@@ -191,7 +190,7 @@ class EmbeddingMixture(Learned):
     @property
     def variances(self) -> dict[str, LinearVariance]:
         """Variances by quantity."""
-        return {name: LinearVariance(*pair) for name, pair in from_rows(self.variance_rows).items()}
+        return {name: LinearVariance(*pair) for name, pair in self.scale_pairs.items()}
 
     def condition(self, train: TrainingData, valid: TrainingData) -> None:
         """Fit the mixture to training data, and the error bars to validation data."""
@@ -200,19 +199,16 @@ class EmbeddingMixture(Learned):
         mixture = GaussianMixture.fit(rows, **self.settings)
         self.log_weights, self.means, self.cholesky = astuple(mixture)
         self.least = -mixture.log_density(rows).max()
-        parts: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {keys.ENERGY: [], keys.FORCES: []}
-        for batch in data_batches(self.backbone, valid):
-            outputs = plain_outputs(self.backbone, batch.graph)
-            by_atom = self.strangeness(batch.graph)  # [N]
-            for name in parts.keys() & batch.targets.keys():
-                error = (batch.targets[name] - outputs[name]).double()
-                parts[name].append((*_summed(name, by_atom, batch.graph), error))
-        fitted = {
-            name: LinearVariance.fit(*map(_flat, zip(*found, strict=True)))
+        parts: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {name: [] for name in QUANTITIES}
+        for graph, errors in self.errors(valid):
+            by_atom = self.strangeness(graph)  # [N]
+            for name, error in errors.items():
+                parts[name].append((*_summed(name, by_atom, graph), error))
+        self.scale_pairs = {
+            name: astuple(LinearVariance.fit(*map(_flat, zip(*found, strict=True))))
             for name, found in parts.items()
             if found
         }
-        self.variance_rows = as_rows({name: astuple(variance) for name, variance in fitted.items()})
 
     def strangeness(self, graph: Graph) -> Tensor:
         """Compute u of each atom, [N]."""

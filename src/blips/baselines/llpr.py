@@ -24,7 +24,7 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.baselines.base import Learned, as_rows, data_batches, from_rows
+from blips.baselines.base import QUANTITIES, Learned, data_batches
 from blips.baselines.last_layer import summed_features
 from blips.data.batch import TrainingData
 from blips.data.graph import Graph
@@ -91,10 +91,9 @@ class LastLayerRigidity(Learned):
     """
 
     kind: ClassVar = "llpr"
-    learned: ClassVar = ("eigenvalues", "eigenvectors", "scale_rows")
+    learned: ClassVar = ("eigenvalues", "eigenvectors")
     eigenvalues: Tensor | None
     eigenvectors: Tensor | None
-    scale_rows: Tensor | None  # [2, 2]
 
     def __init__(self, backbone: Backbone, forces_weight: float = 1.0) -> None:
         super().__init__(backbone, {"forces_weight": forces_weight})
@@ -115,11 +114,11 @@ class LastLayerRigidity(Learned):
     @property
     def scales(self) -> dict[str, Scale]:
         """alpha^2 and sigma0^2 by quantity."""
-        return {name: Scale(*pair) for name, pair in from_rows(self.scale_rows).items()}
+        return {name: Scale(*pair) for name, pair in self.scale_pairs.items()}
 
     @scales.setter
     def scales(self, value: dict[str, Scale]) -> None:
-        self.scale_rows = as_rows({name: astuple(scale) for name, scale in value.items()})
+        self.scale_pairs = {name: astuple(scale) for name, scale in value.items()}
 
     def condition(self, train: TrainingData, valid: TrainingData) -> None:
         """Build F^T F from training data; choose alpha and sigma0 on validation data."""
@@ -134,16 +133,15 @@ class LastLayerRigidity(Learned):
     def _choose_scales(self, rigidity: Rigidity, valid: TrainingData) -> dict[str, Scale]:
         """Choose the scales of least NLL."""
         grid = rigidity.grid()
-        forms: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
-        errors: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
-        for batch in data_batches(self.backbone, valid):
-            outputs = plain_outputs(self.backbone, batch.graph)
-            rows = dict(zip(forms, summed_features(self.backbone, batch.graph), strict=True))
-            for name in forms.keys() & batch.targets.keys():
+        forms: dict[str, list[Tensor]] = {name: [] for name in QUANTITIES}
+        found: dict[str, list[Tensor]] = {name: [] for name in QUANTITIES}
+        for graph, errors in self.errors(valid):
+            rows = dict(zip(QUANTITIES, summed_features(self.backbone, graph), strict=True))
+            for name, error in errors.items():
                 forms[name].append(rigidity.form(rows[name], grid).reshape(-1, len(grid)))
-                errors[name].append((batch.targets[name] - outputs[name]).double().flatten())
+                found[name].append(error.flatten())
         return {
-            name: Scale.best(torch.cat(parts), torch.cat(errors[name]), grid)
+            name: Scale.best(torch.cat(parts), torch.cat(found[name]), grid)
             for name, parts in forms.items()
             if parts
         }

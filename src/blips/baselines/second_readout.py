@@ -1,16 +1,17 @@
 """Models with a second readout, which predicts how the labels scatter about the first.
 
-What the second readout predicts for an atom becomes a `Distribution` of the label's error: one for
-the energy of each structure, and one for all three force components of each atom. The plainest
-such distribution is a Gaussian (`MeanVariance`).
+What the second readout predicts for an atom becomes a distribution of the label's error: one for
+the energy of each structure, and one for all three force components of each atom. It is a Gaussian
+(`MeanVariance`), or a Gaussian of unknown mean and variance (`Evidential`).
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, Unpack
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from blips import keys
@@ -21,35 +22,81 @@ from blips.baselines.last_layer import energy_scale, inputs_of, readout_of
 from blips.config import TrainingConfig
 from blips.data.batch import Batch
 from blips.data.graph import Graph
-from blips.errors import ConfigError
+from blips.errors import ConfigError, InputError
 from blips.prediction import Outputs, Prediction, point_prediction
 from blips.train.loss import atom_counts, loss_factor
 from blips.train.objective import plain_outputs
 from blips.train.wrapper import Likelihood
 
+FLOOR = 1e-4  # of nu, alpha - 1 and beta
 VAR_FLOOR = 1e-8  # eV^2, (eV/A)^2: keeps the likelihood of a perfect fit finite
 
 
-class Distribution(Protocol):
-    """Of label - prediction, with mean zero."""
+@dataclass(frozen=True)
+class Gaussian:
+    """N(0, var)."""
+
+    var: Tensor
 
     @property
     def aleatoric_var(self) -> Tensor:
-        """Expected variance of the label."""
-        ...
+        """The variance."""
+        return self.var
 
     @property
-    def epistemic_var(self) -> Tensor | None:
-        """Variance of the label's expectation, where the method has one."""
-        ...
+    def epistemic_var(self) -> None:
+        """None: the model has no distribution over its parameters."""
+        return None
 
     def rescaled(self, factor: float | Tensor) -> Self:
-        """Give the distribution of the error times `factor`."""
-        ...
+        """Give N(0, factor^2 var)."""
+        return type(self)(self.var * factor**2)
 
     def loss(self, error: Tensor) -> Tensor:
-        """Compute what training minimises, elementwise."""
-        ...
+        """Compute the negative log-likelihood, nats."""
+        return 0.5 * (math.log(2.0 * math.pi) + self.var.log() + error.square() / self.var)
+
+
+@dataclass(frozen=True)
+class NormalInverseGamma:
+    """Evidence about an error: nu, alpha > 1 and beta > 0 of the same shape."""
+
+    nu: Tensor
+    alpha: Tensor
+    beta: Tensor  # square of the error's unit
+    penalty: float = 0.0
+
+    @property
+    def aleatoric_var(self) -> Tensor:
+        """E[s^2]."""
+        return self.beta / (self.alpha - 1.0)
+
+    @property
+    def epistemic_var(self) -> Tensor:
+        """Var[mu]."""
+        return self.aleatoric_var / self.nu
+
+    def rescaled(self, factor: float | Tensor) -> Self:
+        """Give the evidence about the error times `factor`."""
+        return replace(self, beta=self.beta * factor**2)
+
+    def nll(self, error: Tensor) -> Tensor:
+        """Compute the negative log-likelihood of the label, nats."""
+        width = 2.0 * self.beta * (1.0 + self.nu)
+        return (
+            0.5 * (math.log(math.pi) - self.nu.log())
+            - self.alpha * width.log()
+            + (self.alpha + 0.5) * (self.nu * error.square() + width).log()
+            + torch.lgamma(self.alpha)
+            - torch.lgamma(self.alpha + 0.5)
+        )
+
+    def loss(self, error: Tensor) -> Tensor:
+        """Compute the NLL plus the penalty on misplaced evidence."""
+        return self.nll(error) + self.penalty * error.abs() * (2.0 * self.nu + self.alpha)
+
+
+Distribution = Gaussian | NormalInverseGamma  # of label - prediction, with mean zero
 
 
 class SecondReadout(Likelihood, Baseline):
@@ -121,31 +168,6 @@ class SecondReadout(Likelihood, Baseline):
         return point_prediction(arrays, graph, method=self.kind)
 
 
-@dataclass(frozen=True)
-class Gaussian:
-    """N(0, var)."""
-
-    var: Tensor
-
-    @property
-    def aleatoric_var(self) -> Tensor:
-        """The variance."""
-        return self.var
-
-    @property
-    def epistemic_var(self) -> None:
-        """None: the model has no distribution over its parameters."""
-        return None
-
-    def rescaled(self, factor: float | Tensor) -> Self:
-        """Give N(0, factor^2 var)."""
-        return type(self)(self.var * factor**2)
-
-    def loss(self, error: Tensor) -> Tensor:
-        """Compute the negative log-likelihood, nats."""
-        return 0.5 * (math.log(2.0 * math.pi) + self.var.log() + error.square() / self.var)
-
-
 class MeanVariance(SecondReadout):
     """Mean-variance estimation: a potential that also predicts how noisy each label is.
 
@@ -178,4 +200,57 @@ class MeanVariance(SecondReadout):
         return {
             keys.ENERGY: Gaussian(graph.sum_over_structures(variances[:, 0])),  # [S]
             keys.FORCES: Gaussian(variances[:, 1:]),  # [N, 1]
+        }
+
+
+class Evidential(SecondReadout):
+    """Deep evidential regression: a potential that predicts the evidence for its labels.
+
+    Amini, Schwarting, Soleimany, Rus, "Deep Evidential Regression" (2020); for potentials, Tan et
+    al. (2023). Label y ~ N(mu, s^2), with (mu, s^2) ~ normal-inverse-gamma(gamma, nu, alpha, beta),
+    gamma being the prediction. Then
+
+        aleatoric variance  E[s^2] = beta / (alpha - 1)
+        epistemic variance  Var[mu] = beta / (nu (alpha - 1))
+
+    and y is Student-t distributed with 2 alpha degrees of freedom; its negative log-likelihood is
+    the loss, with a penalty on evidence where the prediction is wrong:
+
+        NLL = 1/2 log(pi / nu) - alpha log(w) + (alpha + 1/2) log(nu error^2 + w)
+              + log Gamma(alpha) - log Gamma(alpha + 1/2),          w = 2 beta (1 + nu)
+        loss = NLL + penalty * |error| (2 nu + alpha)
+
+    The second readout gives six numbers for each atom: nu, alpha, beta of its force components, and
+    of its share in the energy. A structure has the mean nu and alpha of its atoms and the sum of
+    their beta, so that both variances of the energy grow with the number of atoms. Tan et al. take
+    the norm of an atom's force error for its error; here each component has the likelihood.
+
+    The penalty has a unit, that of 1 / error: its weight refers to `training.loss_unit`.
+
+    Args:
+        backbone: the plain potential.
+        penalty: weight of misplaced evidence.
+        seed: of the second readout's initial weights.
+    """
+
+    kind: ClassVar = "evidential"
+    numbers_per_atom: ClassVar = 6
+
+    def __init__(self, backbone: Backbone, penalty: float = 0.2, seed: int = 0) -> None:
+        if penalty < 0:
+            raise InputError(f"the penalty on evidence must not be negative, got {penalty}")
+        super().__init__(backbone, {"penalty": penalty, "seed": seed}, seed)
+        self.penalty = penalty
+
+    def distributions(self, numbers: Tensor, graph: Graph) -> dict[str, NormalInverseGamma]:
+        """Make distributions of unconstrained numbers [N, 6]."""
+        positive = F.softplus(numbers) + FLOOR
+        nu, alpha, beta = positive.reshape(-1, 3, 2).unbind(dim=1)  # [N, 2]: energy, forces
+        alpha, beta = alpha + 1.0, beta * energy_scale(self.backbone) ** 2
+        per_structure = graph.sum_over_structures(torch.stack([nu[:, 0], alpha[:, 0]], dim=1))
+        mean_nu, mean_alpha = (per_structure / atom_counts(graph)[:, None]).unbind(dim=1)  # [S]
+        total_beta = graph.sum_over_structures(beta[:, 0])  # [S]
+        return {
+            keys.ENERGY: NormalInverseGamma(mean_nu, mean_alpha, total_beta, self.penalty),
+            keys.FORCES: NormalInverseGamma(nu[:, 1:], alpha[:, 1:], beta[:, 1:], self.penalty),
         }
