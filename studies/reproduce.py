@@ -24,6 +24,7 @@ STUDIES = {
     "matpes": "studies.matpes.study",
     "errorbars": "studies.errorbars.study",
     "accuracy": "studies.accuracy.study",
+    "properties": "studies.properties.study",
 }
 NAMED = ("model", "data")  # options that give results a folder of their own
 

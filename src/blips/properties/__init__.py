@@ -9,6 +9,7 @@ values and the units, with what failed by the member's number.
 
 from blips.properties.elastic import elastic
 from blips.properties.eos import equation_of_state
+from blips.properties.formation import formation_energy
 from blips.properties.pool import run_pool
 from blips.properties.relax import relax
 from blips.properties.result import Properties, Property, PropertyError
@@ -19,6 +20,7 @@ __all__ = [
     "PropertyError",
     "elastic",
     "equation_of_state",
+    "formation_energy",
     "relax",
     "run_pool",
 ]

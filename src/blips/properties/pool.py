@@ -26,6 +26,7 @@ from blips.files import write_atomically
 from blips.potential import BayesianPotential
 from blips.properties.elastic import elastic
 from blips.properties.eos import equation_of_state
+from blips.properties.formation import formation_energy
 from blips.properties.relax import relax
 from blips.properties.result import Properties, PropertyError
 from blips.train.released import load
@@ -34,6 +35,7 @@ KINDS: dict[str, Callable[..., Properties]] = {
     "relax": relax,
     "equation_of_state": equation_of_state,
     "elastic": elastic,
+    "formation_energy": formation_energy,
 }
 Outcome = Properties | PropertyError
 

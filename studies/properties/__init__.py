@@ -1,0 +1,1 @@
+"""Are the error bars of properties right? Elastic moduli, formation energies, heat capacities."""

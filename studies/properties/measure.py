@@ -1,0 +1,84 @@
+"""How right error bars of a property are: before and after one factor, and softening.
+
+Half of the materials, at most 50, fit the factor, the others judge it; figures are means over
+random halves, with the range of 90 % of them. Everything else is of all materials, with 95 %
+intervals of a bootstrap over materials.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.stats import norm
+
+from blips.uq.calibrate import ScaleCalibrator
+from blips.uq.metrics import coverage, ece
+from blips.uq.ranking import spearman
+
+Array = np.ndarray
+Metric = dict[str, float | None]
+SPLITS, RESAMPLES, MOST = 500, 1000, 50
+
+
+def judged(value: Array, std: Array, known: Array, seed: int = 0) -> dict[str, Metric]:
+    """Metrics of values [n] and stds [n] against what is known [n]."""
+    rng = np.random.default_rng(seed)
+    error = np.abs(value - known)
+
+    def interval(metric: Callable[[Array], float]) -> Metric:
+        everything = np.arange(len(value))
+        resampled = [metric(rng.integers(len(value), size=len(value))) for _ in range(RESAMPLES)]
+        low, high = np.quantile(resampled, [0.025, 0.975])
+        return {"value": metric(everything), "low": float(low), "high": float(high)}
+
+    found = {
+        "n": {"value": float(len(value)), "low": None, "high": None},
+        "mae": interval(lambda i: float(error[i].mean())),
+        "spearman": interval(lambda i: spearman(std[i], error[i])),
+        "spearman_value": interval(lambda i: spearman(np.abs(value[i]), error[i])),
+        "coverage68": interval(lambda i: _covered(value[i], std[i], known[i], 0.68)),
+        "coverage90": interval(lambda i: _covered(value[i], std[i], known[i], 0.9)),
+        "ece": interval(lambda i: ece(value[i], std[i], known[i])),
+    }
+    return found | _calibrated(value, std, known, rng)
+
+
+def _calibrated(
+    value: Array, std: Array, known: Array, rng: np.random.Generator
+) -> dict[str, Metric]:
+    """Metrics of the materials that did not fit the factor, over random halves."""
+    rows: list[dict[str, float]] = []
+    for _ in range(SPLITS):
+        order = rng.permutation(len(value))
+        fit, test = np.split(order, [min(MOST, len(value) // 2)])
+        row: dict[str, float] = {}
+        z = np.abs(value[fit] - known[fit]) / std[fit]
+        factors = {
+            "nll": ScaleCalibrator.fit(value[fit], std[fit], known[fit]).factor,
+            "quantile": float(np.quantile(z, 0.9) / norm.ppf(0.95)),
+        }
+        for name, factor in factors.items():
+            wide = factor * std[test]
+            row[f"{name}_factor"] = factor
+            for level in (0.68, 0.9):
+                found = _covered(value[test], wide, known[test], level)
+                row[f"{name}_coverage{round(100 * level)}"] = found
+            row[f"{name}_ece"] = ece(value[test], wide, known[test])
+        rows.append(row)
+    return {name: _over([row[name] for row in rows]) for name in rows[0]}
+
+
+def _covered(value: Array, std: Array, known: Array, level: float) -> float:
+    return float(coverage(value, std, known, [level])[0])
+
+
+def _over(values: list[float]) -> Metric:
+    low, high = np.quantile(values, [0.05, 0.95])
+    return {"value": float(np.mean(values)), "low": float(low), "high": float(high)}
+
+
+def softening(value: Array, known: Array, seed: int = 0) -> tuple[float, float]:
+    """Scale s of known = s * value, and its std: median of the ratios, bootstrap over materials."""
+    ratio = known / value
+    rng = np.random.default_rng(seed)
+    resampled = [np.median(rng.choice(ratio, len(ratio))) for _ in range(RESAMPLES)]
+    return float(np.median(ratio)), float(np.std(resampled))

@@ -1,0 +1,226 @@
+"""Are error bars of properties right? Released models against DFT.
+
+| run | quantities | DFT |
+|---|---|---|
+| MODEL-elastic | bulk and shear modulus (Hill), to first order | Materials Project |
+| MODEL-elastic-members | the same of fewer materials, by members | the same |
+| MODEL-formation | formation energy from DFT energies of elements, or the model's own | WBM |
+| MODEL-heat | heat capacity at 300 K, to first order | Alexandria |
+
+Materials are drawn at random among those with at most 12 atoms in the cell; a run ends after its
+minutes and judges what it has. Its files are kept by structure, so that it resumes.
+"""
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from blips.properties.pool import run_pool
+from blips.properties.result import Properties, Property
+from studies.properties.data import Material, dft_references, elemental_crystals, materials
+from studies.properties.measure import judged, softening
+from studies.spec import Findings, Layout, Run, RunSpec
+from studies.tables import Column, Row, Table
+
+STUDY = "properties"
+Known = dict[str, tuple[float, float, float]]  # quantity -> value, std, what DFT says
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How large the study is: structures and minutes of each run."""
+
+    models: tuple[str, ...]
+    structures: Mapping[str, int]
+    minutes: float
+    largest: int = 12
+
+
+PROFILES: dict[str, Profile] = {
+    "quick": Profile(("chgnet",), {"elastic": 6, "formation": 6, "heat": 4}, 2, largest=3),
+    "default": Profile(
+        ("chgnet", "mattersim-1m", "sevennet-0"),
+        {"elastic": 200, "formation": 300, "heat": 100, "elastic-members": 12},
+        12,
+    ),
+}
+
+
+def specs(profile: str) -> list[RunSpec]:
+    """One run for each model and table."""
+    size = PROFILES[profile]
+    found = []
+    for model in size.models:
+        for table, count in size.structures.items():
+            settings = {"model": model, "table": table, "structures": count, "members": 16}
+            settings |= {"largest": size.largest, "minutes": size.minutes}
+            found.append(RunSpec(STUDY, f"{model}-{table}", settings, 0))
+    return found
+
+
+def prepare(profile: str, console: Console) -> None:
+    """Nothing has to be made before the runs."""
+
+
+def execute(run: Run) -> Findings:
+    """Compute one table with one model, and judge it."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of elements without data
+    settings = run.spec.settings
+    table, _, way = settings["table"].partition("-")
+    chosen = materials(table, settings["structures"], settings["largest"], run.spec.seed)
+    options = {"members": settings["members"], "method": way or "linear"}
+    judge = {"elastic": _elastic, "formation": _formation, "heat": _heat}[table]
+    rows: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for material, found in judge(run, chosen, options):
+        if isinstance(found, str):
+            failed[material.formula] = found
+        else:
+            atoms = len(material.atoms)
+            rows.append({"formula": material.formula, "atoms": atoms, "quantities": found})
+    return _findings(rows, failed)
+
+
+def _computed(
+    run: Run, kind: str, chosen: Sequence[Material], **options: Any
+) -> Iterator[tuple[Material, Properties | str]]:
+    """Properties of materials, or why there are none, until the minutes are over."""
+    settings = run.spec.settings
+    end = time.monotonic() + 60 * settings["minutes"]
+    structures = [one.atoms for one in chosen]
+    for number, found in run_pool(kind, settings["model"], structures, run.folder, **options):
+        print(number, chosen[number].formula, str(found).replace("\n", ", "), flush=True)
+        yield chosen[number], found if isinstance(found, Properties) else str(found)
+        if time.monotonic() > end:
+            return
+
+
+Judged = Iterator[tuple[Material, Known | str]]
+
+
+def _elastic(run: Run, chosen: Sequence[Material], options: Mapping[str, Any]) -> Judged:
+    for material, found in _computed(run, "elastic", chosen, **options):
+        if not isinstance(found, str):
+            names = ("bulk_modulus", "shear_modulus")
+            found = {name: _known(found[name], material.known[f"{name}_vrh"]) for name in names}
+        yield material, found
+
+
+def _heat(run: Run, chosen: Sequence[Material], options: Mapping[str, Any]) -> Judged:
+    """Heat capacity of the cell, J/K/mol, at 300 K."""
+    options = {**options, "temperatures": (300.0,)}
+    for material, found in _computed(run, "phonons", chosen, **options):
+        if not isinstance(found, str):
+            one = found["heat_capacity"]
+            number = Property.of(one.name, float(one.value[0]), one.members[:, 0], one.units)  # pyright: ignore[reportIndexIssue]
+            found = {"heat_capacity": _known(number, material.known["heat_capacity"])}
+        yield material, found
+
+
+def _formation(run: Run, chosen: Sequence[Material], options: Mapping[str, Any]) -> Judged:
+    """Energies of elements by DFT, and by the model where their crystals are simple."""
+    references, own = dft_references(), _own_references(run, options)
+    for material, found in _computed(
+        run, "formation_energy", chosen, references=references, **options
+    ):
+        if isinstance(found, str):
+            yield material, found
+            continue
+        one, symbols = found["formation_energy"], list(material.atoms.symbols)
+        plain, corrected = (
+            material.known[f"{name}formation_energy_per_atom"] for name in ("", "corrected_")
+        )
+        known = {"formation": _known(one, plain), "formation_corrected": _known(one, corrected)}
+        if set(symbols) <= own.keys():
+            dft = np.mean([references[s] for s in symbols])
+            value = float(one.value) + dft - np.mean([float(own[s].value) for s in symbols])
+            members = one.members + dft - np.mean([own[s].members for s in symbols], axis=0)
+            shared = Property.of(one.name, float(value), members, one.units)
+            known["formation_own_references"] = _known(shared, corrected)
+        yield material, known
+
+
+def _own_references(run: Run, options: Mapping[str, Any]) -> dict[str, Property]:
+    """Energies of elemental crystals by the model and its members, eV/atom."""
+    elements, model = elemental_crystals(), run.spec.settings["model"]
+    names, crystals = list(elements), list(elements.values())
+    relaxed = run_pool("relax", model, crystals, run.folder / "elements", **options)
+    return {
+        names[number]: found["energy"].scaled(1 / len(crystals[number]))
+        for number, found in relaxed
+        if isinstance(found, Properties)
+    }
+
+
+def _known(one: Property, known: float) -> tuple[float, float, float]:
+    return float(one.value), float(one.std), known
+
+
+def _findings(rows: list[dict[str, Any]], failed: dict[str, str]) -> Findings:
+    """Metrics of every quantity; moduli also after a correction for softening."""
+    metrics: dict[str, Any] = {"failed": {"value": float(len(failed)), "low": None, "high": None}}
+    for name in sorted({name for row in rows for name in row["quantities"]}):
+        numbers = np.array([row["quantities"][name] for row in rows if name in row["quantities"]])
+        if len(numbers) < 4:
+            continue
+        value, std, known = numbers.T
+        found = judged(value, std, known)
+        if name.endswith("modulus"):
+            scale, scale_std = softening(value, known)
+            found["scale"] = {
+                "value": scale,
+                "low": scale - 2 * scale_std,
+                "high": scale + 2 * scale_std,
+            }
+            wide = np.hypot(scale * std, scale_std * value)
+            corrected = judged(scale * value, wide, known)
+            found |= {f"scaled_{key}": metric for key, metric in corrected.items()}
+        metrics |= {f"{name}_{key}": metric for key, metric in found.items()}
+    return Findings(metrics, {"rows": rows, "failed": failed})
+
+
+NOTE = """\
+Materials at random among those with at most 12 atoms in the cell. "rho" is Spearman's between the
+std and the absolute error with its 95 % interval, "rho, value" the same of the value's magnitude in
+place of the std. "factor" makes 90 % intervals right on half of the materials, at most 50; coverage
+and ECE after it are those of the other materials, means over 500 random halves. "scale" is what
+moduli are to be multiplied with: the median of DFT's over the model's."""
+QUANTITIES = (
+    "bulk_modulus", "shear_modulus", "heat_capacity",
+    "formation", "formation_corrected", "formation_own_references",
+)  # fmt: skip
+COLUMNS = (
+    ("n", "n", 0), ("MAE", "mae", 3), ("rho", "spearman", 2), ("rho, value", "spearman_value", 2),
+    ("68 % covers", "coverage68", 2), ("90 % covers", "coverage90", 2), ("ECE", "ece", 3),
+    ("factor", "quantile_factor", 2), ("68 % after", "quantile_coverage68", 2),
+    ("90 % after", "quantile_coverage90", 2), ("ECE after", "quantile_ece", 3),
+    ("scale", "scale", 2),
+)  # fmt: skip
+
+
+def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
+    """Models and quantities by metrics, of the results that there are."""
+    rows = []
+    for spec in specs:
+        result = layout.read(spec)
+        for name in QUANTITIES if result is not None else ():
+            prefix = f"{name}_"
+            found = {
+                key.removeprefix(prefix): metric
+                for key, metric in result["metrics"].items()  # pyright: ignore[reportOptionalSubscript]
+                if key.startswith(prefix)
+            }
+            if "n" in found and "mae" in found:
+                low, high = found["spearman"]["low"], found["spearman"]["high"]
+                words = (spec.name, name.replace("_", " "), f"[{low:.2f}, {high:.2f}]")
+                rows.append(Row(words, [{"metrics": found}]))
+    columns = [Column(header, metric, digits=digits) for header, metric, digits in COLUMNS]
+    title = "Error bars of properties against DFT"
+    return Table(("run", "quantity", "interval of rho"), columns, rows, title, NOTE)
