@@ -8,7 +8,9 @@
 | MODEL-heat | heat capacity at 300 K, to first order | Alexandria |
 
 Materials are drawn at random among those with at most 12 atoms in the cell; a run ends after its
-minutes and judges what it has. Its files are kept by structure, so that it resumes.
+minutes of processor time and judges what it has. Files are kept by structure, so that it resumes.
+Forces are relaxed to 0.01 eV/A: with 0.002 moduli of eight materials changed by 2 % and less, at
+twice the cost.
 """
 
 import time
@@ -46,8 +48,8 @@ PROFILES: dict[str, Profile] = {
     "quick": Profile(("chgnet",), {"elastic": 6, "formation": 6, "heat": 4}, 2, largest=3),
     "default": Profile(
         ("chgnet", "mattersim-1m", "sevennet-0"),
-        {"elastic": 200, "formation": 300, "heat": 100, "elastic-members": 12},
-        12,
+        {"elastic": 100, "formation": 100, "heat": 40, "elastic-members": 12},
+        20,
     ),
 }
 
@@ -59,7 +61,7 @@ def specs(profile: str) -> list[RunSpec]:
     for model in size.models:
         for table, count in size.structures.items():
             settings = {"model": model, "table": table, "structures": count, "members": 16}
-            settings |= {"largest": size.largest, "minutes": size.minutes}
+            settings |= {"largest": size.largest, "minutes": size.minutes, "fmax": 0.01}
             found.append(RunSpec(STUDY, f"{model}-{table}", settings, 0))
     return found
 
@@ -75,7 +77,8 @@ def execute(run: Run) -> Findings:
     settings = run.spec.settings
     table, _, way = settings["table"].partition("-")
     chosen = materials(table, settings["structures"], settings["largest"], run.spec.seed)
-    options = {"members": settings["members"], "method": way or "linear"}
+    options = {name: settings[name] for name in ("members", "fmax")}
+    options["method"] = way or "linear"
     judge = {"elastic": _elastic, "formation": _formation, "heat": _heat}[table]
     rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
@@ -93,12 +96,12 @@ def _computed(
 ) -> Iterator[tuple[Material, Properties | str]]:
     """Properties of materials, or why there are none, until the minutes are over."""
     settings = run.spec.settings
-    end = time.monotonic() + 60 * settings["minutes"]
+    end = time.process_time() + 60 * settings["minutes"]
     structures = [one.atoms for one in chosen]
     for number, found in run_pool(kind, settings["model"], structures, run.folder, **options):
         print(number, chosen[number].formula, str(found).replace("\n", ", "), flush=True)
         yield chosen[number], found if isinstance(found, Properties) else str(found)
-        if time.monotonic() > end:
+        if time.process_time() > end:
             return
 
 
