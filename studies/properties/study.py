@@ -7,7 +7,7 @@
 | MODEL-formation | formation energy from DFT energies of elements, or the model's own | WBM |
 | MODEL-heat | heat capacity at 300 K, to first order | Alexandria |
 
-Materials are drawn at random among those with at most 12 atoms in the cell; a run ends after its
+Materials are drawn at random among those with at most 6 atoms in the cell; a run ends after its
 minutes of processor time and judges what it has. Files are kept by structure, so that it resumes.
 Forces are relaxed to 0.01 eV/A: with 0.002 moduli of eight materials changed by 2 % and less, at
 twice the cost.
@@ -41,7 +41,7 @@ class Profile:
     models: tuple[str, ...]
     structures: Mapping[str, int]
     minutes: float
-    largest: int = 12
+    largest: int = 6
 
 
 PROFILES: dict[str, Profile] = {
@@ -190,7 +190,7 @@ def _findings(rows: list[dict[str, Any]], failed: dict[str, str]) -> Findings:
 
 
 NOTE = """\
-Materials at random among those with at most 12 atoms in the cell. "rho" is Spearman's between the
+Materials at random among those with at most 6 atoms in the cell. "rho" is Spearman's between the
 std and the absolute error with its 95 % interval, "rho, value" the same of the value's magnitude in
 place of the std. "factor" makes 90 % intervals right on half of the materials, at most 50; coverage
 and ECE after it are those of the other materials, means over 500 random halves. "scale" is what
