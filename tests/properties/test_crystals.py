@@ -204,3 +204,26 @@ def test_results_are_saved_scaled_and_drawn(potential, tmp_path):
     assert str(one) == "k = 10 ± 3 GPa"
     figure = found.plot()
     assert len(figure.axes) == 4  # the curve and three numbers
+
+
+@BOTH
+def test_errors_that_compound_and_reference_share_cancel(potential, method):
+    """Copper from copper forms with no energy and no error, whatever the members say of both."""
+    references = {"Cu": crystal()}
+    found = properties.formation_energy(potential, crystal(), references, method=method, **TIGHT)
+    alone = properties.formation_energy(potential, crystal(), {"Cu": 0.0}, method=method, **TIGHT)
+    assert found["formation_energy"].value == pytest.approx(0.0, abs=1e-9)
+    assert found["formation_energy"].std < 1e-9
+    dp, dq = relative_changes(potential, MEMBERS)
+    assert alone["formation_energy"].value == pytest.approx(-6 * EPSILON)
+    exact = 2 * dq - dp if method == "linear" else (1 + dq) ** 2 / (1 + dp) - 1
+    np.testing.assert_allclose(
+        alone["formation_energy"].members, -6 * EPSILON * (1 + exact), rtol=1e-9
+    )
+
+
+def test_formation_energies_need_every_element(potential):
+    with pytest.raises(InputError, match="no reference for Cu; give a structure or an energy"):
+        properties.formation_energy(potential, crystal(), {"Ag": 0.0})
+    with pytest.raises(InputError, match="the reference of Cu is Ag4"):
+        properties.formation_energy(potential, crystal(), {"Cu": crystal("Ag")})

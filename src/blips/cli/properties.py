@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @app.command("property")
 def property_(
-    kind: Annotated[str, typer.Argument(help="relax, equation_of_state or elastic")],
+    kind: Annotated[str, typer.Argument(help="relax, equation_of_state, elastic or phonons")],
     model: Annotated[
         str,
         typer.Argument(help="a model written by blips (.safetensors), or a released one's name"),

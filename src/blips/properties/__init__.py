@@ -10,6 +10,7 @@ values and the units, with what failed by the member's number.
 from blips.properties.elastic import elastic
 from blips.properties.eos import equation_of_state
 from blips.properties.formation import formation_energy
+from blips.properties.phonons import phonons
 from blips.properties.pool import run_pool
 from blips.properties.relax import relax
 from blips.properties.result import Properties, Property, PropertyError
@@ -21,6 +22,7 @@ __all__ = [
     "elastic",
     "equation_of_state",
     "formation_energy",
+    "phonons",
     "relax",
     "run_pool",
 ]

@@ -1,5 +1,6 @@
 """One figure for each kind of property."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ WIDTH, HEIGHT = 3.2, 2.8  # inches of one panel
 
 
 def plot(found: Properties) -> "Figure":
-    """Draw a panel for each quantity that is a number, and the curve where there is one."""
+    """Draw the curves of a kind, and a panel for each quantity that is a number."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -24,13 +25,13 @@ def plot(found: Properties) -> "Figure":
             "plot needs matplotlib; install it with: pip install matplotlib"
         ) from error
     numbers = [one for one in found.values() if np.ndim(one.value) == 0]
-    curves = CURVES.get(found.kind)
-    panels = len(numbers) + (curves is not None)
+    curves = CURVES.get(found.kind, ())
+    panels = len(numbers) + len(curves)
     figure = Figure(figsize=(WIDTH * panels, HEIGHT), layout="constrained")
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    if curves is not None:
-        curves(axes[0], found)
-    for place, one in zip(axes[panels - len(numbers) :], numbers, strict=True):
+    for place, curve in zip(axes, curves, strict=False):
+        curve(place, found)
+    for place, one in zip(axes[len(curves) :], numbers, strict=True):
         _number(place, one)
     for place in axes:
         place.spines[["top", "right"]].set_visible(False)
@@ -59,4 +60,32 @@ def _equation_of_state(axes: "Axes", found: Properties) -> None:
     axes.set(xlabel="volume (Å³)", ylabel="energy above its minimum (eV)")
 
 
-CURVES = {"equation_of_state": _equation_of_state}
+def _bands(axes: "Axes", found: Properties) -> None:
+    x, one = found.details["band_axis"], found["bands"]
+    for mode, std in zip(np.transpose(one.value), np.transpose(one.std), strict=True):
+        axes.fill_between(x, mode - std, mode + std, color=BLUE, alpha=0.15, lw=0)
+        axes.plot(x, mode, color=BLUE, lw=1)
+    axes.set(xlim=(x[0], x[-1]), ylabel="frequency (THz)")
+    axes.set_xticks(found.details["band_marks"], found.details["band_labels"])
+    axes.grid(axis="x", lw=0.5)
+
+
+def _dos(axes: "Axes", found: Properties) -> None:
+    _with_std(axes, found.details["frequencies"], found["dos"])
+    axes.set(xlabel="frequency (THz)", ylabel="states per THz")
+
+
+def _heat(axes: "Axes", found: Properties) -> None:
+    _with_std(axes, found.details["temperatures"], found["heat_capacity"])
+    axes.set(xlabel="temperature (K)", ylabel="heat capacity (J/K/mol)")
+
+
+def _with_std(axes: "Axes", x: np.ndarray, one: Property) -> None:
+    axes.fill_between(x, one.value - one.std, one.value + one.std, color=BLUE, alpha=0.2, lw=0)
+    axes.plot(x, one.value, color=BLUE, lw=1.5)
+
+
+CURVES: dict[str, tuple[Callable[["Axes", Properties], None], ...]] = {
+    "equation_of_state": (_equation_of_state,),
+    "phonons": (_bands, _dos, _heat),
+}

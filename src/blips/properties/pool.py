@@ -27,6 +27,7 @@ from blips.potential import BayesianPotential
 from blips.properties.elastic import elastic
 from blips.properties.eos import equation_of_state
 from blips.properties.formation import formation_energy
+from blips.properties.phonons import phonons
 from blips.properties.relax import relax
 from blips.properties.result import Properties, PropertyError
 from blips.train.released import load
@@ -36,6 +37,7 @@ KINDS: dict[str, Callable[..., Properties]] = {
     "equation_of_state": equation_of_state,
     "elastic": elastic,
     "formation_energy": formation_energy,
+    "phonons": phonons,
 }
 Outcome = Properties | PropertyError
 

@@ -107,6 +107,7 @@ class Properties(Mapping[str, Property]):
     def __str__(self) -> str:
         """Give one line for each quantity, and one for what failed."""
         lines = [str(one) for one in self.values()]
+        lines += self.details.get("notes", [])
         lines += [f"member {number} failed: {why}" for number, why in self.failures.items()]
         return "\n".join(lines)
 
