@@ -11,8 +11,7 @@ import numpy as np
 from scipy.stats import norm
 
 from blips.uq.calibrate import ScaleCalibrator
-from blips.uq.metrics import coverage, ece
-from blips.uq.ranking import spearman
+from blips.uq.metrics import coverage, ece, spearman
 
 Array = np.ndarray
 Metric = dict[str, float | None]
