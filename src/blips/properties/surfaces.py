@@ -113,7 +113,7 @@ def _draws(potential: BayesianPotential, structures: Sequence[Atoms], members: i
             'potential (potential.condition), or use method="members"'
         )
     posterior = potential.conditioned()
-    unknown = {int(z) for atoms in structures for z in atoms.numbers} - posterior.numbers
+    unknown = {int(z) for atoms in structures for z in atoms.numbers} - posterior.domain.numbers
     if unknown:
         symbols = ", ".join(chemical_symbols[number] for number in sorted(unknown))
         warnings.warn(
