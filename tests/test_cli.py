@@ -95,7 +95,6 @@ def test_calibrate_then_evaluate(folder):
         "std_error.png",
         "reliability.png",
         "rejection.png",
-        "elements.png",
     }
 
 

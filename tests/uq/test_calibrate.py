@@ -40,6 +40,8 @@ def test_damaged_calibrators_are_refused():
         IsotonicCalibrator(std_in=(1.0, 0.5), std_out=(1.0, 2.0))
     with pytest.raises(InputError, match="ascending"):
         ConformalCalibrator(scores=(2.0, 1.0))
+    with pytest.raises(InputError, match="non-negative"):
+        ConformalCalibrator(scores=(-1.0, 1.0))
 
 
 @pytest.mark.parametrize("cls", CALIBRATORS)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from blips.errors import InputError
 from blips.prediction import Prediction
-from blips.uq import Interval, figures, metrics, plots, rejection_curve
+from blips.uq import metrics, plots, rejection_curve
 from blips.uq.assess import References
 
 
@@ -134,19 +134,6 @@ def test_points_know_their_structure_where_labels_are_missing():
     assert alone.kind == "std_force"
     assert alone.series[0]["atom"] == [0, 1, 0, 0, 1, 2]
     assert alone.series[0]["y"] == pytest.approx([0.1 * 3**0.5] * 6, rel=1e-4)
-
-
-def test_elements_draw_intervals_and_skip_missing_ones():
-    models = {
-        "a": {"H": Interval(2.0, 1.5, 3.0), "O": Interval(1.0)},
-        "b": {"O": Interval(4.0, 3.0, 4.5)},
-    }
-    (axes,) = figures.draw_elements(models).axes
-    assert [patch.get_height() for patch in axes.patches] == [2.0, 1.0, 4.0]
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["H", "O"]
-    whiskers = axes.collections[0].get_segments()
-    np.testing.assert_allclose(whiskers[0][:, 1], [1.5, 3.0])
-    np.testing.assert_allclose(whiskers[1][:, 1], [1.0, 1.0])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from blips.uq.assess import verdict
+from blips.uq.assess import by_metric, verdict
 from blips.uq.bootstrap import Interval
 from blips.uq.evaluate import Evaluation
 
@@ -184,16 +184,11 @@ def _headline_table(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def _full_table(evaluations: Mapping[str, Evaluation]) -> str:
-    cells: dict[tuple[str, str, str], dict[str, Interval]] = {}
-    for name, evaluation in evaluations.items():
-        for row in evaluation.rows():
-            key = (row["level"], row["metric"], row["unit"])
-            cells.setdefault(key, {})[name] = Interval(row["value"], row["low"], row["high"])
     rows = [
         f'<tr><th scope="row">{escape(level)}</th><td>{escape(metric)}</td><td>{escape(unit)}</td>'
         + "".join(_cell(found.get(name)) for name in evaluations)
         + "</tr>"
-        for (level, metric, unit), found in cells.items()
+        for (level, metric, unit), found in by_metric(evaluations).items()
     ]
     whole = table("Definitions are in blips.uq", ["Level", "Metric", "Unit", *evaluations], rows)
     return f"<details><summary>All metrics</summary>{whole}</details>"

@@ -21,6 +21,7 @@ from blips.uq.calibrate import CALIBRATORS, Calibrator
 from blips.uq.checks import checked_quantity
 from blips.uq.evaluate import Evaluation, Tables
 from blips.uq.metrics import coverage
+from blips.uq.plots import prediction_plots
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -282,52 +283,47 @@ def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) ->
     return path
 
 
+def by_metric(
+    evaluations: Mapping[str, Evaluation],
+) -> dict[tuple[str, str, str], dict[str, Interval]]:
+    """Collect intervals of several evaluations: (level, metric, unit) -> label -> interval."""
+    rows: dict[tuple[str, str, str], dict[str, Interval]] = {}
+    for label, evaluation in evaluations.items():
+        for row in evaluation.rows():
+            key = (row["level"], row["metric"], row["unit"])
+            rows.setdefault(key, {})[label] = Interval(row["value"], row["low"], row["high"])
+    return rows
+
+
 def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
     """Lay out one row per metric and one column per model for the terminal, with intervals."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="metrics, 95 % bootstrap intervals over structures")
     for header in ("level", "metric", "unit", *evaluations):
         table.add_column(header, overflow="fold")
-    rows: dict[tuple[str, str, str], dict[str, str]] = {}
-    for label, evaluation in evaluations.items():
-        for row in evaluation.rows():
-            cell = str(Interval(row["value"], row["low"], row["high"])).replace("[", r"\[")
-            rows.setdefault((row["level"], row["metric"], row["unit"]), {})[label] = cell
-    for key, cells in rows.items():
-        level = key[0].replace("[", r"\[")
-        table.add_row(level, *key[1:], *(cells.get(label, "-") for label in evaluations))
+    for key, found in by_metric(evaluations).items():
+        cells = [*key, *(str(found.get(label, "-")) for label in evaluations)]
+        table.add_row(*map(Text, cells))  # brackets are no markup
     return table
 
 
 def write_figures(
     folder: str | Path, predictions: Mapping[str, Prediction], references: References
 ) -> list[Path]:
-    """Draw parity, reliability, error against std, rejection and errors by element as PNG.
+    """Draw parity, reliability, error against std, and rejection as PNG.
 
     Args:
         folder: where they go.
         predictions: by label; the first is the one that single-model figures show.
         references: the labels.
     """
-    from blips.uq.figures import draw_elements
-    from blips.uq.plots import prediction_plots
-
     first = next(iter(predictions.values()))
-    figures = {
-        name: plot.figure()
-        for name, plot in prediction_plots(first, references, predictions).items()
-    }
-    if references.forces is not None:
-        by_element = {k: assess(p, references, n_bootstrap=200) for k, p in predictions.items()}
-        errors = {
-            label: {symbol: table["mae"] for symbol, table in evaluation.per_element.items()}
-            for label, evaluation in by_element.items()
-        }
-        figures["elements"] = draw_elements(errors)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png" for name in figures]
-    for path, figure in zip(paths, figures.values(), strict=True):
-        figure.savefig(path)
+    paths = []
+    for name, plot in prediction_plots(first, references, predictions).items():
+        paths.append(folder / f"{name}.png")
+        plot.figure().savefig(paths[-1])
     return paths

@@ -8,15 +8,14 @@ apart; models also differ in dash pattern.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from blips.uq.bootstrap import Interval
-from blips.uq.plots import Plot, Series, check_models
+from blips.uq.plots import Plot, Series
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), "-", (0, (5, 1.5)))
@@ -55,40 +54,6 @@ def draw(plot: Plot) -> Figure:
     axes.set_title(note, fontsize=TEXT_SIZE - 0.5, color=INK, loc="left")
     dress(axes, plot.x["label"], plot.y["label"])
     add_legend(axes, "best")
-    return figure
-
-
-def draw_elements(
-    models: Mapping[str, Mapping[str, Interval]], *, quantity: str = "force MAE (eV/Å)"
-) -> Figure:
-    """Draw one metric per chemical element as bars, with its confidence intervals.
-
-    Args:
-        models: label -> {symbol: interval}; an element that a model lacks has no bar.
-        quantity: name and unit of the metric.
-    """
-    check_models(models)
-    symbols = list(dict.fromkeys(symbol for values in models.values() for symbol in values))
-    bar_width = 0.8 / len(models)
-    width = float(np.clip(1.6 + 0.55 * len(symbols) * len(models) ** 0.5, 3.4, 10.0))
-    figure = new_figure(width, 3.4)
-    axes = figure.subplots()
-    for index, ((label, values), colour) in enumerate(zip(models.items(), COLOURS, strict=False)):
-        present = [i for i, symbol in enumerate(symbols) if symbol in values]
-        found = [values[symbols[i]] for i in present]
-        heights = np.array([interval.value for interval in found])
-        ends = [[i.value if end is None else end for end in (i.low, i.high)] for i in found]
-        reach = np.abs(np.array(ends).reshape(-1, 2) - heights[:, None]).T
-        x = np.array(present) + (index - 0.5 * (len(models) - 1)) * bar_width
-        axes.bar(x, heights, 0.92 * bar_width, color=colour, label=label, linewidth=0)
-        style = {"fmt": "none", "ecolor": INK, "elinewidth": 1.0, "capsize": 2.5}
-        axes.errorbar(x, heights, yerr=reach, **style)
-    axes.set_xticks(range(len(symbols)), symbols)
-    dress(axes, "element", quantity)
-    axes.grid(False, axis="x")
-    if len(models) > 1:
-        above = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "frameon": False}
-        axes.legend(ncols=max(1, int(width / 1.9)), fontsize=TEXT_SIZE - 0.5, **above)
     return figure
 
 

@@ -137,7 +137,7 @@ def reliability(models: Mapping[str, Arrays]) -> Plot:
     Args:
         models: label -> (mean, std, target), arrays of one shape.
     """
-    check_models(models)
+    _check_models(models)
     curves = {label: reliability_curve(*arrays) for label, arrays in models.items()}
     errors = {
         label: f"ECE {float(ece_of_curve(p_obs)):.3f}" for label, (_, p_obs) in curves.items()
@@ -207,7 +207,7 @@ def rejection(
         quantity: name of the error.
         unit: its unit.
     """
-    check_models(models)
+    _check_models(models)
     series, areas = [], []
     for label, arrays in models.items():
         curve = rejection_curve(*arrays)
@@ -329,7 +329,7 @@ def training_plot(history: Sequence[Mapping[str, float]]) -> Plot | None:
     )
 
 
-def check_models(models: Mapping[str, object]) -> None:
+def _check_models(models: Mapping[str, object]) -> None:
     """Raise InputError unless models is a mapping of one to six labels."""
     if not isinstance(models, Mapping) or not models:
         raise InputError("models must be a non-empty mapping from label to arrays, {label: (...)}.")
