@@ -152,13 +152,13 @@ def _released_model(console: Console) -> None:
         console.print(f"CHGNet is not installed: {error}")
         return
     table = Table(title="CHGNet as released")
-    for header in ("", "energy [eV/atom]", "largest sigma of a force [eV/Å]"):
+    for header in ("", "energy [eV/atom]", "largest std of a force [eV/Å]"):
         table.add_column(header)
     for k, name in enumerate(("rock salt", "stretched by 30 %, rattled by 0.3 Å")):
         one = prediction[k]
-        energy, sigma = (one.array(n)[0] / len(known) for n in ("energy", "energy_total_std"))
+        energy, std = (one.array(n)[0] / len(known) for n in ("energy", "energy_total_std"))
         force = one.array("forces_total_std").max()
-        table.add_row(name, f"{energy:.3f} ± {sigma:.3f}", f"{force:.3f}")
+        table.add_row(name, f"{energy:.3f} ± {std:.3f}", f"{force:.3f}")
     console.print(table)
 
 
