@@ -7,8 +7,9 @@
 Near: structures of MPtrj that the posteriors have not seen; far: crystals at high temperature and
 pressure (`studies.released.data`, from $BLIPS_DATA). Beside the rank correlation of the std of
 forces stands that of the trivial guess, the magnitude of the predicted force. Energies are compared
-per atom, after a fit per element to validation structures (`studies.released.energies`): those of
-the labels are without corrections that models include.
+per atom, as released and after the energies per element have been aligned with the labels of
+validation structures (`blips.train.references.align`), which are without corrections that models
+include.
 """
 
 import argparse
@@ -21,16 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 from ase import Atoms
-from scipy.stats import spearmanr
+from scipy.stats import norm, spearmanr
 
 from blips.errors import InputError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
+from blips.train.references import align
 from blips.train.released import load
 from blips.train.run import environment
 from blips.uq.assess import References, assess
 from studies.released.data import hot_structures, mptrj_split
-from studies.released.energies import ElementShift, measure_energies
 from studies.worker import checkout
 
 LOOKED_AT = 100  # of each set: seen while the set-up of the posteriors was chosen, so left out
@@ -60,6 +61,19 @@ def measure_forces(prediction: Prediction, structures: list[Atoms], bootstrap: i
     return found
 
 
+def measure_energies(prediction: Prediction, structures: list[Atoms]) -> Any:
+    """MAE, coverage of the 90 % interval and rank correlation of energies per atom."""
+    labels = References.of(structures).energy
+    error = np.abs(prediction.array("energy") - labels) / prediction.n_atoms
+    std = prediction.array("energy_total_std") / prediction.n_atoms
+    found = {
+        "E MAE": error.mean(),
+        "E within 90 %": (error < norm.ppf(0.95) * std).mean(),
+        "rho E": _rank_correlation(error, std),
+    }
+    return {name: {"value": float(value)} for name, value in found.items()}
+
+
 def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.asarray(spearmanr(first, second))[0])
 
@@ -72,17 +86,38 @@ def measure_model(name: str, data: Path, quantity: str, count: int, bootstrap: i
     fresh = slice(LOOKED_AT, LOOKED_AT + count)
     _, valid, unseen = mptrj_split(data, potential.backbone)
     sets = {"near": unseen[fresh], "far": hot_structures(data, potential.backbone)[fresh]}
-    shift = ElementShift.of(potential, valid) if quantity == "energies" else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # elements that the conditioning structures lack
+        if quantity == "forces":
+            return {
+                label: measure_forces(_predict(potential, structures), structures, bootstrap)
+                for label, structures in sets.items()
+            }
+        return _energies(potential, sets, valid)
+
+
+def _predict(
+    potential: BayesianPotential, structures: list[Atoms], *, forces: bool = True
+) -> Prediction:
+    return potential.predict(structures, batch_size=1, forces=forces)
+
+
+def _energies(
+    potential: BayesianPotential, sets: dict[str, list[Atoms]], valid: list[Atoms]
+) -> Any:
+    """Energies after the alignment with validation structures, and as released."""
+    released = {
+        label: measure_energies(_predict(potential, structures, forces=False), structures)
+        for label, structures in sets.items()
+    }
+    std = _predict(potential, valid, forces=False).array("energy_total_std")
+    align(potential, valid, var=std**2)
     found = {}
     for label, structures in sets.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # elements that the conditioning structures lack
-            prediction = potential.predict(structures, batch_size=1, forces=shift is None)
-        if shift is None:
-            found[label] = measure_forces(prediction, structures, bootstrap)
-        else:
-            found[label] = measure_energies(prediction, structures, shift)
-    return found
+        aligned = measure_energies(_predict(potential, structures, forces=False), structures)
+        before = {f"{name}, as released": value for name, value in released[label].items()}
+        found[label] = aligned | before
+    return found | {"alignment": str(potential.alignment)}
 
 
 def table(found: dict[str, Any]) -> str:
