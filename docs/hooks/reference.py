@@ -20,7 +20,7 @@ SURFACE = {
     "save": ("blips.train.checkpoint.save", "and into one"),
     "Calculator": ("blips.sim.calculator.Calculator", "an ASE calculator with uncertainties"),
 }
-NOT_SHOWN = {"__init__", "cli", "demo", "memory"}
+NOT_SHOWN = {"__init__", "__main__", "cli", "defaults", "demo", "files", "keys", "memory"}
 
 
 def parts() -> list[str]:
