@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import ase.io
@@ -55,17 +56,37 @@ def test_the_version_needs_no_command():
     assert (result.exit_code, result.output) == (0, f"blips {blips.__version__}\n")
 
 
-def test_predict_writes_uncertainties_that_ase_reads(folder):
-    output = folder / "out.extxyz"
-    run("predict", folder / "model.safetensors", folder / "data.extxyz", "-o", output)
-    frames = ase.io.read(output, index=":")
-    assert len(frames) == 24
-    assert frames[0].info["energy_uncertainty"] > 0
-    assert frames[0].arrays["forces_uncertainty"].shape == (4, 3)
-    potential = blips.load(folder / "model.safetensors")
-    expected = potential.predict(ase.io.read(folder / "data.extxyz", index=":"))
-    energies = [frame.get_potential_energy() for frame in frames]
+@pytest.mark.parametrize("labels", ["none", "ase", "mace"])
+def test_predictions_are_written_beside_labels_and_ase_reads_them(folder, labels):
+    frames = ase.io.read(folder / "data.extxyz", ":")
+    true = [frame.get_potential_energy() for frame in frames]
+    for frame, energy in zip(frames, true, strict=True):
+        if labels != "ase":
+            frame.calc = None
+        if labels == "mace":
+            frame.info["REF_energy"] = energy
+    ase.io.write(folder / "in.extxyz", frames)
+    with pytest.warns(match="REF_energy, as MACE") if labels == "mace" else nullcontext():
+        text = run(
+            "predict", folder / "model.safetensors", folder / "in.extxyz", "-o", folder / "o.extxyz"
+        )
+    assert ("labels are kept" in text) == (labels != "none")
+    found = ase.io.read(folder / "o.extxyz", ":")
+    expected = blips.load(folder / "model.safetensors").predict(frames)
+    if labels == "none":
+        energies = [frame.get_potential_energy() for frame in found]
+    else:
+        energies = [frame.info["predicted_energy"] for frame in found]
     np.testing.assert_allclose(energies, expected.energy, atol=1e-6)
+    forces = [f.arrays["predicted_forces"] if labels == "ase" else f.get_forces() for f in found]
+    np.testing.assert_allclose(np.concatenate(forces), expected.forces, atol=1e-6)
+    if labels == "ase":
+        assert [frame.get_potential_energy() for frame in found] == pytest.approx(true)
+    if labels == "mace":
+        assert [frame.info["REF_energy"] for frame in found] == pytest.approx(true)
+        assert all("energy" not in frame.calc.results for frame in found)
+    assert found[0].info["energy_uncertainty"] > 0
+    assert found[0].arrays["forces_uncertainty"].shape == (4, 3)
 
 
 def test_calibrate_then_evaluate(folder):

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import blips
 from blips.backbones import PaiNN
 from blips.cli import app, main
+from blips.cli.configuration import template_config
 from blips.errors import CheckpointError
 from helpers import TINY, morse_ammonia
 
@@ -220,6 +221,20 @@ def test_the_schema_describes_what_is_accepted(folder):
     assert "batch_size" in schema["$defs"]["TrainingConfig"]["properties"]
 
 
+@pytest.mark.parametrize("name", ["train", "finetune", "active"])
+def test_every_key_of_a_template_has_a_comment_and_none_is_lost(name):
+    lines = invoke("template", name).stdout.splitlines()
+    assert all(re.search(r": .*# \w|:  # \w", line) for line in lines)
+    assert not [line for line in lines if line.rstrip().endswith("one of")]
+    if name == "active":
+        from blips.active.config import load_campaign
+
+        expected = load_campaign({"initial": {"structures": "start.extxyz"}})
+    else:
+        expected = template_config(name)
+    assert yaml.safe_load("\n".join(lines)) == expected.model_dump(mode="json")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands(shell, tmp_path):
     words = {"bash": "COMP_WORDS", "zsh": "_TYPER_COMPLETE_ARGS", "fish": "_TYPER_COMPLETE_ARGS"}
@@ -286,7 +301,7 @@ def exit_of(monkeypatch, capsys, folder, *arguments):
             ["silicon.xyz, frame 0", "unknown elements Si", "trained on H, N"],
         ),
         (["md", "model.safetensors", "silicon.xyz"], ["unknown elements Si"]),
-        (["predict", "plain.safetensors", "data.extxyz", "-o", "x"], ["plain PaiNN", "bayes"]),
+        (["predict", "plain.safetensors", "data.extxyz", "-o", "x"], ["PaiNN", "blips condition"]),
         (["predict", "data.extxyz", "data.extxyz", "-o", "x"], ["safetensors"]),
         (["predict", "model.safetensors", "data.extxyz", "-o", "no/x"], ["no", "create it"]),
         (["predict", "model.safetensors", "data.extxyz", "-o", "x", "--method", "mp"], ["mp"]),

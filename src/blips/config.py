@@ -32,17 +32,19 @@ class BayesConfig(Section):
     bounds: tuple[float, float] | None = Field(
         default=None, description="[1e-5, 4]; for released weights [1e-5, 0.11]"
     )
-    initial: float | None = Field(default=None, gt=0)
+    initial: float | None = Field(default=None, gt=0, description="coefficient at the start")
     estimator: Literal["auto", "local", "flipout"] = "auto"
-    exclude: list[str] = []
-    encoder: dict[str, Any] = {}
+    exclude: list[str] = Field(default=[], description="patterns of maps that stay plain")
+    encoder: dict[str, Any] = Field(default={}, description="settings of the inference network")
 
 
 class ModelConfig(Section):
     """The backbone and its posterior."""
 
     backbone: str = Field(default="painn", description="or a released model, such as chgnet")
-    hyperparameters: dict[str, Any] = {}
+    hyperparameters: dict[str, Any] = Field(
+        default={}, description="of the backbone, such as cutoff (A) and features"
+    )
     pretrained: bool = Field(default=True, description="released models start as released")
     weights: str | None = Field(default=None, description="file of a released model's weights")
     trust: bool = Field(default=False, description="let that file run code as it is read")
@@ -52,22 +54,24 @@ class ModelConfig(Section):
 class LabelsConfig(Section):
     """Where the labels are in the files, and in which units."""
 
-    energy_key: str = "energy"
-    forces_key: str = "forces"
-    stress_key: str = "stress"
-    energy_unit: str = "eV"
-    length_unit: str = "A"
+    energy_key: str = Field(default="energy", description="its name; REF_energy is found, too")
+    forces_key: str = Field(default="forces", description="their name")
+    stress_key: str = Field(default="stress", description="its name")
+    energy_unit: str = Field(default="eV", description="of energies, and in forces and stress")
+    length_unit: str = Field(default="A", description="in forces and stress; positions are in A")
 
 
 class DataConfig(Section):
     """Structures to train and validate on."""
 
-    train: str | None = None
+    train: str | None = Field(default=None, description="any file that ASE reads")
     valid: str | float = Field(default=0.1, description="file, or fraction to set aside")
     replay: str | None = Field(default=None, description="file of a second set, not to forget")
     group_key: str | None = Field(default=None, description="split whole groups by this info key")
     labels: LabelsConfig = LabelsConfig()
-    reference_energies: Literal["fit", "none"] | dict[str, float] = "fit"
+    reference_energies: Literal["fit", "none"] | dict[str, float] = Field(
+        default="fit", description="of single atoms, eV: fit, none, or {H: -13.6, ...}"
+    )
     stream: bool = Field(default=False, description="read structures from disk as they are needed")
 
 
@@ -77,9 +81,9 @@ class WeightsConfig(Section):
     Targets of other names, which only your own data sets have, count with weight 1.
     """
 
-    energy: float = Field(default=0.1, ge=0)
-    forces: float = Field(default=1.0, ge=0)
-    stress: float = Field(default=0.0, ge=0)
+    energy: float = Field(default=0.1, ge=0, description="of energies")
+    forces: float = Field(default=1.0, ge=0, description="of force components")
+    stress: float = Field(default=0.0, ge=0, description="of stresses")
 
 
 class ScheduleConfig(Section):
@@ -88,19 +92,19 @@ class ScheduleConfig(Section):
     kind: Literal["constant", "plateau", "cosine"] = "cosine"
     factor: float = Field(default=0.5, gt=0, lt=1, description="plateau: multiply by this")
     patience: int = Field(default=30, ge=0, description="plateau: epochs without improvement")
-    min_lr: float = Field(default=0.0, ge=0)
+    min_lr: float = Field(default=0.0, ge=0, description="never below this")
     warmup: float = Field(default=0.0, ge=0, lt=1, description="fraction of all steps, linear")
 
 
 class TrainingConfig(Section):
     """The optimisation: loss + kl_weight * KL."""
 
-    epochs: int = Field(default=300, ge=1)
-    batch_size: int = Field(default=8, ge=1)
+    epochs: int = Field(default=300, ge=1, description="passes over the training structures")
+    batch_size: int = Field(default=8, ge=1, description="structures in a step")
     loss: Loss = "mae"
-    huber_delta: float = Field(default=0.01, gt=0)
+    huber_delta: float = Field(default=0.01, gt=0, description="where huber becomes linear")
     loss_unit: str = Field(default="eV", description="energy unit of the loss; lambda refers to it")
-    energy_per_atom: bool = False
+    energy_per_atom: bool = Field(default=False, description="divide energy errors by N")
     weights: WeightsConfig = WeightsConfig()
     noise: bool = Field(
         default=False, description="train with sampled weights and the KL, the paper's BLIP"
@@ -110,14 +114,16 @@ class TrainingConfig(Section):
     )
     samples: int = Field(default=4, ge=2, description="of the nll and crps losses")
     kl_weight: float = Field(default=1.0, ge=0, description="lambda")
-    kl_reduction: Literal["mean", "elbo"] = "mean"
+    kl_reduction: Literal["mean", "elbo"] = Field(
+        default="mean", description="KL of a row, or of all weights over the number of data"
+    )
     beyond_weight: float = Field(
         default=0.0, ge=0, description="mu: KL on displaced structures, the prior beyond the data"
     )
     beyond_displacement: float = Field(
         default=0.5, gt=0, description="largest standard deviation of the displacements, A"
     )
-    kl_warmup_epochs: int = Field(default=0, ge=0)
+    kl_warmup_epochs: int = Field(default=0, ge=0, description="epochs until lambda is full")
     anchor_weight: float = Field(
         default=0.0, ge=0, description="keeps weights near those at the start"
     )
@@ -128,21 +134,25 @@ class TrainingConfig(Section):
         default=False, description="train the inference network alone; MAP predictions stay"
     )
     optimizer: Literal["adam", "adamw"] = "adam"
-    lr: float = Field(default=1e-3, gt=0)
+    lr: float = Field(default=1e-3, gt=0, description="learning rate")
     encoder_lr: float | None = Field(default=None, gt=0, description="inference network's")
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, description="of the optimizer")
     schedule: ScheduleConfig = ScheduleConfig()
-    clip_norm: float | None = Field(default=None, gt=0)
-    ema_decay: float | None = Field(default=None, gt=0, lt=1)
-    early_stop_patience: int | None = Field(default=None, ge=1)
+    clip_norm: float | None = Field(default=None, gt=0, description="largest gradient norm")
+    ema_decay: float | None = Field(
+        default=None, gt=0, lt=1, description="of a moving average of the weights, such as 0.99"
+    )
+    early_stop_patience: int | None = Field(
+        default=None, ge=1, description="end after so many epochs without improvement"
+    )
     checkpoint_every: int = Field(default=1, ge=1, description="epochs between checkpoints")
     dtype: Literal["float32", "float64"] = "float32"
-    accelerator: str = "auto"
-    devices: int = Field(default=1, ge=1)
-    nodes: int = Field(default=1, ge=1)
-    strategy: str = "auto"
+    accelerator: str = Field(default="auto", description="cpu, cuda, mps, or what there is")
+    devices: int = Field(default=1, ge=1, description="of a node")
+    nodes: int = Field(default=1, ge=1, description="machines")
+    strategy: str = Field(default="auto", description="of Lightning Fabric, such as ddp")
     threads: int | None = Field(default=None, ge=1, description="CPU threads; default: torch's")
-    tensorboard: bool = True
+    tensorboard: bool = Field(default=True, description="also write logs for TensorBoard")
 
 
 class RunConfig(Section):
@@ -151,8 +161,8 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
-    seed: int = 0
-    folder: str = "runs/blips"
+    seed: int = Field(default=0, description="the same seed gives the same model")
+    folder: str = Field(default="runs/blips", description="where everything goes")
 
 
 Source = str | Path | Mapping[str, Any] | BaseModel
@@ -238,6 +248,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except FileNotFoundError:
         raise ConfigError(f"no configuration file {path}; check the path") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; give a YAML or JSON file, or a.b=value") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
     if content is None:

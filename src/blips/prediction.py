@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from ase import Atoms
+from ase.calculators.calculator import all_properties
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.stress import full_3x3_to_voigt_6_stress
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from blips import keys
 from blips.backbones.base import Backbone
 from blips.data.graph import Graph
+from blips.data.labels import Labels, available
 from blips.errors import InputError, MissingPackageError
 
 if TYPE_CHECKING:
@@ -190,16 +192,23 @@ class Prediction:
             found[keys.IN_DOMAIN] = np.array(self.in_domain)
         return found
 
-    def to_atoms(self, structures: Atoms | Sequence[Atoms]) -> list[Atoms]:
+    def to_atoms(
+        self, structures: Atoms | Sequence[Atoms], *, beside: Labels | None = None
+    ) -> list[Atoms]:
         """Copy the structures with what was predicted for them, ready for `ase.io.write`.
 
         Means are results of a calculator; uncertainties (total std) are `info` and `arrays` under
         the names of `blips.keys`. Labels of the same names that the structures had are replaced.
+
+        Args:
+            structures: that were predicted.
+            beside: names of labels to keep; means of quantities that have one are then `info` and
+                `arrays` under the names "predicted_energy", "predicted_forces", ...
         """
         structures = [structures] if isinstance(structures, Atoms) else structures
         if len(structures) != len(self):
             raise InputError(f"{len(self)} predictions for {len(structures)} structures")
-        return [_predicted(atoms, self[i]) for i, atoms in enumerate(structures)]
+        return [_predicted(atoms, self[i], beside) for i, atoms in enumerate(structures)]
 
     def to_dataframe(self) -> "DataFrame":
         """Table of pandas with a row for each structure; columns as in `summary`, and n_atoms."""
@@ -321,21 +330,27 @@ def _total_std(epistemic: Array | None, aleatoric: Array | None) -> Array | None
     return np.sqrt(epistemic**2 + aleatoric**2)
 
 
-def _predicted(atoms: Atoms, one: Prediction) -> Atoms:
+def _predicted(atoms: Atoms, one: Prediction, beside: Labels | None) -> Atoms:
     """Copy of a structure with the prediction of one structure."""
     if int(one.n_atoms[0]) != len(atoms):
         raise InputError(f"a prediction for {one.n_atoms} atoms met a structure of {len(atoms)}")
     frame, results = atoms.copy(), one.ase_results()
+    labelled = () if beside is None else available(atoms, beside)
+    before = getattr(atoms.calc, "results", {}) if labelled else {}
+    before = {name: value for name, value in before.items() if name in all_properties}
     for name in UNCERTAIN:
         place = frame.info if name in PER_STRUCTURE else frame.arrays
+        if name not in labelled:
+            place.pop(name, None)
+        elif name in results:
+            place[f"predicted_{name}"] = results.pop(name)
         uncertainty = f"{name}_uncertainty"
-        place.pop(name, None)
         place.pop(uncertainty, None)
         if uncertainty in results:
             place[uncertainty] = results.pop(uncertainty)
     if keys.IN_DOMAIN in results:
         frame.arrays[keys.IN_DOMAIN] = results.pop(keys.IN_DOMAIN)
-    frame.calc = SinglePointCalculator(frame, **results)
+    frame.calc = SinglePointCalculator(frame, **(before | results))
     return frame
 
 

@@ -15,6 +15,7 @@ from ase import Atoms
 from blips.data.labels import Labels
 from blips.data.structures import check_structures, read_structures
 from blips.prediction import Calibrator, Model
+from blips.progress import progress_shown
 from blips.uq.assess import References, assess, recalibrate, stress_too
 from blips.uq.evaluate import Evaluation
 
@@ -34,14 +35,15 @@ def evaluate(
     Args:
         potential: with error bars or without.
         structures: labelled, or a file of such.
-        labels: names and units of the labels.
+        labels: names and units of the labels; those that the model was trained with if not given.
         n_bootstrap: resamples for the intervals; 0 for none.
         options: of `potential.predict` (samples, method, seed, ...).
     """
     found = _structures(structures)
-    references = References.of(found, labels)
+    references = References.of(found, labels or potential.backbone.labels)
     options = stress_too(found, references) | options
-    return assess(potential.predict(found, **options), references, n_bootstrap=n_bootstrap)
+    with progress_shown():
+        return assess(potential.predict(found, **options), references, n_bootstrap=n_bootstrap)
 
 
 def calibrate(
@@ -58,13 +60,15 @@ def calibrate(
         potential: its `calibration` is replaced.
         structures: labelled, or a file of such; neither trained on nor tested on.
         kind: "scale" (one factor, NLL-optimal), "isotonic" or "conformal".
-        labels: names and units of the labels.
+        labels: names and units of the labels; those that the model was trained with if not given.
         options: of `potential.predict` (samples, method, seed, ...).
 
     Returns:
         The calibrators by quantity.
     """
-    return recalibrate(potential, _structures(structures), kind=kind, labels=labels, **options)
+    labels = labels or potential.backbone.labels
+    with progress_shown():
+        return recalibrate(potential, _structures(structures), kind=kind, labels=labels, **options)
 
 
 def _structures(structures: Structures) -> list[Atoms]:

@@ -202,3 +202,44 @@ def test_an_error_rate_becomes_a_limit_on_a_calibrated_sigma(folder, tmp_path, a
     found = md(tmp_path, *rates, "--steps", 0, "--folder", tmp_path / "run")
     assert found["guard"]["low"] == pytest.approx(std_for(0.4, 0.01))
     assert found["guard"]["high"] == pytest.approx(std_for(0.4, 0.1))
+
+
+def test_the_volume_follows_the_pressure(folder, tmp_path):
+    """A crystal of a pair potential is smaller under 20 GPa, and the same seed gives the same."""
+    from ase.build import bulk
+    from ase.calculators.emt import EMT
+    from ase.units import GPa
+
+    from blips.sim.run import _dynamics
+
+    volumes = {}
+    for pressure in (0.0, 20.0, 20.0):
+        atoms = bulk("Cu", cubic=True) * (2, 2, 2)
+        atoms.calc = EMT()
+        settings = MDSettings(ensemble="npt", pressure=pressure, friction=50.0, timestep=2.0)
+        dynamics = _dynamics(atoms, settings, np.random.default_rng(0))
+        dynamics.run(300)
+        volume = atoms.get_volume() / len(atoms)
+        assert volumes.setdefault(pressure, volume) == volume
+        shape = atoms.cell.array / volume ** (1 / 3)
+        np.testing.assert_allclose(shape, shape[0, 0] * np.eye(3), atol=1e-9)
+        stress = atoms.get_stress(include_ideal_gas=True)[:3].mean()
+        assert -stress / GPa == pytest.approx(pressure, abs=6.0)
+    assert 0.82 < volumes[20.0] / volumes[0.0] < 0.93  # Cu: bulk modulus about 140 GPa
+
+
+def test_the_command_runs_npt_and_refuses_what_it_cannot(folder, tmp_path):
+    with pytest.raises(InputError, match="periodic along all three"):
+        md(folder, "--ensemble", "npt", "--folder", tmp_path / "a")
+    with pytest.raises(InputError, match="with npt alone"):
+        md(folder, "--pressure", 1.0, "--folder", tmp_path / "a")
+    atoms = ase.io.read(folder / "start.extxyz")
+    atoms.set_cell([9.0, 9.0, 9.0])
+    atoms.pbc = True
+    ase.io.write(tmp_path / "start.extxyz", atoms)
+    command = ["md", folder / "model.safetensors", tmp_path / "start.extxyz", "--ensemble", "npt"]
+    command += ["--pressure", 5.0, "--steps", 5, "--every", 5, "--to", 400, "--folder", tmp_path]
+    result = CliRunner().invoke(app, [str(a) for a in command], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    first, last = ase.io.read(tmp_path / "trajectory.extxyz", ":")
+    assert last.get_volume() != first.get_volume()

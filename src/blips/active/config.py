@@ -24,7 +24,7 @@ class InitialConfig(Section):
     """The first structures to label: frames of a file, or displaced copies of them."""
 
     structures: str | None = Field(default=None, description="any file that ASE reads")
-    count: int = Field(default=20, ge=2)
+    count: int = Field(default=20, ge=2, description="structures to begin with")
     displacement: float = Field(
         default=0.1, ge=0, description="A, normal, of every coordinate; 0 takes frames as they are"
     )
@@ -46,7 +46,7 @@ class ExploreConfig(Section):
         default=None, description="GPa, one or several, for periodic structures; else NVT"
     )
     walkers: int = Field(default=4, ge=1, description="trajectories in a round")
-    steps: int = Field(default=500, ge=1)
+    steps: int = Field(default=500, ge=1, description="of a trajectory")
     timestep: float = Field(default=0.5, gt=0, description="fs")
     friction: float = Field(default=0.02, gt=0, description="1/fs")
     every: int = Field(default=10, ge=1, description="steps between frames, and guards' looks")
@@ -108,7 +108,7 @@ class LabelConfig(Section):
     )
     stress: bool = Field(default=False, description="also ask for the stress")
     timeout: float = Field(default=3600.0, gt=0, description="s, then the process is killed")
-    retries: int = Field(default=1, ge=0)
+    retries: int = Field(default=1, ge=0, description="of a label that failed")
     max_force: float | None = Field(
         default=None, gt=0, description="eV/A; a label with a larger one is set aside"
     )
@@ -123,8 +123,8 @@ class ExecutorConfig(Section):
     processes: bool = Field(default=True, description="local: False for threads of this process")
     memory: str = Field(default="4GB", description="batch system: of a job")
     walltime: str = Field(default="01:00:00", description="batch system: of a job")
-    queue: str | None = None
-    account: str | None = None
+    queue: str | None = Field(default=None, description="batch system: its name")
+    account: str | None = Field(default=None, description="batch system: who pays")
     trust: bool = Field(default=False, description="let lines that this file names run")
     prologue: list[str] = Field(default=[], description="batch system: lines before the worker")
     extra: list[str] = Field(default=[], description="batch system: further directives")
@@ -173,8 +173,8 @@ class CampaignConfig(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     stop: StopConfig = StopConfig()
     executor: ExecutorConfig = ExecutorConfig()
-    seed: int = Field(default=0, ge=0)
-    folder: str = "runs/campaign"
+    seed: int = Field(default=0, ge=0, description="the same seed, the same campaign")
+    folder: str = Field(default="runs/campaign", description="where everything goes")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "CampaignConfig":

@@ -5,7 +5,7 @@ what its rows are: which linear maps act on which rows (`roles`), what the rows 
 invariant observer (`row_features`), and how large those descriptions are (`feature_sizes`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from blips import keys
 from blips.backbones.radial import CosineCutoff, GaussianBasis
 from blips.data.graph import AtomGraph, Graph
+from blips.data.labels import Labels
 from blips.data.neighbours import NeighbourCache
 from blips.errors import InputError
+from blips.progress import track
 
 MAX_ATOMIC_NUMBER = 118
 
@@ -34,6 +36,8 @@ class Backbone(nn.Module):
             between atoms, which are conditioned by default; found by trial where it is empty.
         pretrained: True where the weights are those that a model was released with; `bayesianize`
             then begins with a narrow posterior.
+        labels: names and units of the labels in the files that the model was trained on, where
+            they are not the standard ones.
         hyperparameters: constructor arguments, so that a checkpoint can rebuild the model.
     """
 
@@ -42,6 +46,7 @@ class Backbone(nn.Module):
     conservative: bool = False
     readout_maps: Mapping[str, str] = {}
     pretrained: bool = False
+    labels: Labels | None = None
     hyperparameters: dict[str, Any]
 
     @property
@@ -177,7 +182,10 @@ def graph_batches(
     if not isinstance(backbone, AtomisticBackbone):
         raise InputError(f"{type(backbone).__name__} predicts graphs, not ASE structures")
     structures = [atoms] if isinstance(atoms, Atoms) else list(atoms)
-    for first in range(0, len(structures), batch_size):
+    firsts: Iterable[int] = range(0, len(structures), batch_size)
+    if len(structures) > batch_size:
+        firsts = track(firsts, "predicting", len(structures), lambda _: batch_size)
+    for first in firsts:
         some = slice(first, first + batch_size)
         yield backbone.graph(structures[some], caches=None if caches is None else caches[some])
 

@@ -50,7 +50,7 @@ def load(name: str, **options: Any) -> ForeignBackbone:
         options: of the adapter, such as `weights` (a file) and `trust`.
     """
     if name not in RELEASED:
-        raise ConfigError(f"unknown model {name!r}; {_nearest(name)}")
+        raise ConfigError(f"unknown model {name!r}; {nearest(name)}")
     family, preset = RELEASED[name]
     make = adapter(family).released
     if unknown := options.keys() - inspect.signature(make).parameters.keys():
@@ -67,7 +67,8 @@ def adapter(family: str) -> type[ForeignBackbone]:
     return getattr(importlib.import_module(f"blips.backbones.{module}"), name)
 
 
-def _nearest(name: str) -> str:
+def nearest(name: str) -> str:
+    """The released model whose name is nearest, and all others, for messages."""
     close = get_close_matches(name, RELEASED, n=1, cutoff=0.4)
     meant = f"did you mean {close[0]!r}? " if close else ""
     return f"{meant}Known: {', '.join(sorted(RELEASED))}"

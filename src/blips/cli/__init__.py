@@ -1,6 +1,8 @@
 """The `blips` command. Heavy imports are inside the commands, so that help is quick."""
 
 import sys
+import warnings
+from typing import Any
 
 import typer
 
@@ -29,15 +31,31 @@ def main() -> None:
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
+    else:
+        warnings.showwarning = _show_warning
     try:
         app()
-    except BlipsError as error:
+    except SystemExit as ended:
+        if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
+            raise KeyboardInterrupt from None  # Typer's exit is silent
+        raise
+    except (BlipsError, OSError, ModuleNotFoundError, MemoryError) as error:
         if debug:
             raise
-        typer.secho(f"blips: {error}", fg="red", err=True)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        if debug:
-            raise
-        typer.secho(f"blips: {error}; check the path, its permissions and the space", err=True)
-        sys.exit(1)
+        typer.secho(f"blips: {_explained(error)}", fg="red", err=True)
+        sys.exit(error.exit_code if isinstance(error, BlipsError) else 1)
+
+
+def _explained(error: Exception) -> str:
+    if isinstance(error, BlipsError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"the package {error.name} is missing; pip install 'blips[train]' brings it"
+    if isinstance(error, MemoryError):
+        return "out of memory; use smaller structures, or fewer samples"
+    return f"{error}; check the path, its permissions and the space"
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Show a warning without the line of code that it comes from."""
+    typer.secho(f"blips: {message}", fg="yellow", err=True)

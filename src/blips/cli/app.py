@@ -14,6 +14,8 @@ from blips.errors import ConfigError
 if TYPE_CHECKING:
     from ase import Atoms
 
+    from blips.backbones.base import Backbone
+    from blips.data.labels import Labels
     from blips.prediction import Model as Potential
 
 app = typer.Typer(
@@ -46,14 +48,27 @@ def common(
     """Error bars for any interatomic potential."""
 
 
+def _no_folder(output: Path) -> Path:
+    """Refuse a folder as the file to write, before anything is computed."""
+    if output.is_dir():
+        raise ConfigError(f"{output} is a folder; give the name of a file to write in it")
+    return output
+
+
 Files = Annotated[list[str], typer.Argument(help="config files and a.b=value, left to right")]
 Model = Annotated[
-    Path, typer.Argument(help="a model written by blips (.safetensors), or a released one's name")
+    str, typer.Argument(help="a model written by blips (.safetensors), or a released one's name")
 ]
 Structures = Annotated[Path, typer.Argument(help="structures, any file that ASE reads")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="file to write", callback=_no_folder)]
 Samples = Annotated[int, typer.Option(help="posterior samples")]
 Seed = Annotated[int, typer.Option(help="the same seed gives the same result")]
+Device = Annotated[str, typer.Option(help="to compute on: cpu, cuda, cuda:1, mps")]
 Json = Annotated[bool, typer.Option("--json", help="print the outcome as JSON, for machines")]
+EnergyKey = Annotated[
+    str | None, typer.Option(help="name of the energy in the file", rich_help_panel="Labels")
+]
+ForcesKey = Annotated[str | None, typer.Option(help="of the forces", rich_help_panel="Labels")]
 
 
 @contextmanager
@@ -100,28 +115,42 @@ def ctrl_c_asks() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def load_model(path: Path) -> "Potential":
+def load_model(model: str, device: str = "cpu") -> "Potential":
     """Load a Bayesian potential or a baseline; plain models, without error bars, are refused."""
     from blips.prediction import Model as Potential
     from blips.train.released import load
 
-    model = load(str(path))
-    if not isinstance(model, Potential):
+    found = load(model, device)
+    if not isinstance(found, Potential):
         raise ConfigError(
-            f"{path} holds a plain {type(model).__name__} without posterior, which has no error "
-            "bars; train with model.bayes.enabled=true"
+            f"{model} holds a plain {type(found).__name__} without error bars; blips condition "
+            f"{model} train.extxyz --valid valid.extxyz -o FILE gives it some"
         )
-    return model
+    return found
 
 
-def read_known(path: Path, potential: "Potential") -> list["Atoms"]:
-    """Checked structures of a file; elements that the potential was not trained on are refused."""
+def labels_of(
+    backbone: "Backbone", energy_key: str | None, forces_key: str | None
+) -> "Labels | None":
+    """Names of labels: those typed, else those that the model was trained with."""
+    from dataclasses import replace
+
+    from blips.data.labels import Labels
+
+    given = {"energy_key": energy_key, "forces_key": forces_key}
+    typed = {name: key for name, key in given.items() if key is not None}
+    return replace(backbone.labels or Labels(), **typed) if typed else backbone.labels
+
+
+def read_known(path: Path, backbone: "Backbone", labels: "Labels | None" = None) -> list["Atoms"]:
+    """Checked structures of a file; elements that the model was not trained on are refused."""
     from blips.data.structures import check_structures, read_structures
 
-    return check_structures(read_structures(path), path, elements=known_elements(potential))
+    elements = known_elements(backbone)
+    return check_structures(read_structures(path), path, elements=elements, labels=labels)
 
 
-def known_elements(potential: "Potential") -> list[int] | None:
-    """Atomic numbers that a potential was trained on; None where it does not say."""
-    known = getattr(potential.backbone, "trained_numbers", None)
+def known_elements(backbone: "Backbone") -> list[int] | None:
+    """Atomic numbers that a model was trained on; None where it does not say."""
+    known = getattr(backbone, "trained_numbers", None)
     return sorted(known) if known else None

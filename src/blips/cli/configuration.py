@@ -1,6 +1,7 @@
 """Commands about files: info, validate, template."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -8,6 +9,8 @@ from blips.cli.app import Files, Json, Model, app, print_json
 from blips.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from blips.config import RunConfig
 
 TEMPLATES: dict[str, dict[str, Any]] = {
@@ -44,14 +47,18 @@ def info(model: Model, json: Json = False) -> None:
 
     Example: blips info model.safetensors
     """
-    from blips.train.checkpoint import load, read_tensors
+    from blips.train.checkpoint import describe
+    from blips.train.released import is_released_name, load, provenance
 
-    _, header = read_tensors(model)
-    report = getattr(load(model), "report", None)
+    found = load(model)
+    report = getattr(found, "report", None)
+    about = describe(found)
+    if is_released_name(model):
+        about["error_bars_made_from"] = provenance(model)
     if json:
-        print_json({**header.get("model", {}), "bayesian_maps": report and str(report())})
+        print_json({**about, "bayesian_maps": report and str(report())})
         return
-    print_json(header.get("model"))
+    print_json(about)
     if report is not None:
         typer.echo(report())
 
@@ -95,7 +102,7 @@ def template(
 
     Example: blips template > config.yaml
     """
-    from blips.config import RunConfig, dump_config
+    from blips.config import RunConfig
 
     if name == "active":
         from blips.active.config import CampaignConfig, load_campaign
@@ -106,7 +113,25 @@ def template(
     if schema:
         print_json(kind.model_json_schema())
     else:
-        typer.echo(dump_config(config), nl=False)
+        typer.echo("\n".join(_commented(config)))
+
+
+def _commented(section: "BaseModel", indent: str = "") -> Iterator[str]:
+    """Lines of YAML, each key with its description in the schema as a comment."""
+    import yaml
+    from pydantic import BaseModel
+
+    values = section.model_dump(mode="json")
+    for name, field in type(section).model_fields.items():
+        inner = getattr(section, name)
+        if isinstance(inner, BaseModel):
+            about = (type(inner).__doc__ or "").splitlines()[0].rstrip(".")
+            yield f"{indent}{name}:  # {about}"
+            yield from _commented(inner, f"{indent}  ")
+        else:
+            line = yaml.safe_dump({name: values[name]}, default_flow_style=True, width=1000)
+            about = field.description or f"one of {', '.join(map(str, get_args(field.annotation)))}"
+            yield f"{indent}{line.strip()[1:-1]:<{32 - len(indent)}}  # {about}"
 
 
 def template_config(name: str) -> "RunConfig":

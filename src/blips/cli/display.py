@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from blips.cli.app import Samples, Seed, app
+from blips.cli.app import Output, Samples, Seed, app
 from blips.defaults import SAMPLES
 
 
@@ -29,9 +29,7 @@ def report(
     target: Annotated[
         Path, typer.Argument(help="a run, a model, a campaign, or what blips predict wrote")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="file to write")] = Path(
-        "report.html"
-    ),
+    output: Output = Path("report.html"),
     structures: Annotated[
         list[Path] | None,
         typer.Option(help="structures to predict, instead of the target's own; repeatable"),

@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from blips.cli.app import (
+    Device,
+    EnergyKey,
+    ForcesKey,
     Json,
     Model,
+    Output,
     Samples,
     Seed,
     Structures,
     app,
+    labels_of,
     load_model,
     messages_aside,
     print_json,
@@ -23,12 +28,15 @@ from blips.errors import ConfigError
 if TYPE_CHECKING:
     from blips.prediction import Prediction
 
+Weights = Annotated[Path | None, typer.Option(help="file of a released model's weights")]
+Trust = Annotated[bool, typer.Option("--trust", help="let that file run code as it is read")]
+
 
 @app.command()
 def predict(
     model: Model,
     structures: Structures,
-    output: Annotated[Path, typer.Option("--output", "-o", help="extxyz file to write")],
+    output: Output,
     samples: Annotated[
         str, typer.Option(help="posterior samples; auto: as many as the tolerance needs")
     ] = str(SAMPLES),
@@ -40,26 +48,41 @@ def predict(
     tolerance: Annotated[
         float, typer.Option(help="of --samples auto: relative error of the deviations")
     ] = 0.1,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="continue a prediction that was interrupted")
+    ] = False,
+    device: Device = "cpu",
+    energy_key: EnergyKey = None,
+    forces_key: ForcesKey = None,
     json: Json = False,
 ) -> None:
     """Predict energies and forces with their uncertainties, into an extxyz file.
 
+    Structures that have labels keep them; what is predicted beside these is predicted_energy,
+    predicted_forces. Until all is done, frames are in OUTPUT.part.
+
     Example: blips predict model.safetensors data.extxyz -o predicted.extxyz
     """
-    from blips.data.structures import write_structures
+    from blips.cli.predict_file import predict_file, summary_of
+    from blips.progress import progress_shown
 
-    potential = load_model(model)
-    atoms = read_known(structures, potential)
-    options = {"tolerance": tolerance} if samples == "auto" else {}
-    prediction = potential.predict(
-        atoms, samples=_number_or_auto(samples), method=method, seed=seed, stress=stress, **options
-    )
-    write_structures(output, prediction.to_atoms(atoms))
+    potential = load_model(model, device)
+    options = {"samples": _number_or_auto(samples), "method": method, "seed": seed}
+    options |= {"stress": stress} | ({"tolerance": tolerance} if samples == "auto" else {})
+    labels = labels_of(potential.backbone, energy_key, forces_key)
+    with progress_shown():
+        done = predict_file(potential, structures, output, resume=resume, labels=labels, **options)
     if json:
-        print_json({"output": str(output), **prediction.summary()})
+        about = {"structures": done.structures, "method": done.example.method}
+        about["samples"] = done.example.samples
+        print_json({"output": str(output), **about, **summary_of(output)})
         return
-    typer.echo(f"{len(atoms)} structures written to {output}")
-    typer.echo(f"method {prediction.method}, {_how(prediction)}")
+    typer.echo(f"{done.structures} structures written to {output}")
+    if done.kept:
+        typer.echo(f"{done.kept} of them were there before")
+    if done.labelled:
+        typer.echo("labels are kept: the predictions are predicted_energy, predicted_forces")
+    typer.echo(f"method {done.example.method}, {_how(done.example)}")
 
 
 def _number_or_auto(samples: str) -> Literal["auto"] | int:
@@ -82,9 +105,9 @@ def _how(prediction: "Prediction") -> str:
 
 @app.command()
 def condition(
-    model: Annotated[str, typer.Argument(help="a model of blips, or the name of a released one")],
+    model: Model,
     structures: Structures,
-    output: Annotated[Path, typer.Option("--output", "-o", help="model to write")],
+    output: Output,
     valid: Annotated[
         Path | None, typer.Option(help="labelled structures for the scale of the error bars")
     ] = None,
@@ -102,9 +125,12 @@ def condition(
     draws: Annotated[
         int | None, typer.Option(help="keep so many draws only: a small file, final")
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="of a released model")] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="let the weights run code")] = False,
+    weights: Weights = None,
+    trust: Trust = False,
     seed: Seed = 0,
+    device: Device = "cpu",
+    energy_key: EnergyKey = None,
+    forces_key: ForcesKey = None,
     json: Json = False,
 ) -> None:
     """Condition a model's error bars on structures that it was trained on, or is trusted on.
@@ -115,27 +141,21 @@ def condition(
 
     Example: blips condition model.safetensors train.extxyz --valid valid.extxyz -o out.safetensors
     """
-    from blips.data.structures import check_structures, read_structures
     from blips.files import writing
-    from blips.train.checkpoint import save
-    from blips.train.command import conditioned
+    from blips.progress import progress_shown
+    from blips.train.checkpoint import backbone_of, save
+    from blips.train.command import conditioned, plain_or_saved
 
     given = {"dimension": dimension, "rows": rows, "maps": maps and (maps if maps[1:] else maps[0])}
     options = {name: value for name, value in given.items() if value is not None}
-    known = None if valid is None else check_structures(read_structures(valid), valid)
-    atoms = check_structures(read_structures(structures), structures)
-    with writing(output), messages_aside(json):
-        potential = conditioned(
-            model,
-            atoms,
-            known,
-            anew=anew,
-            align=align,
-            weights=weights,
-            trust=trust,
-            seed=seed,
-            **options,
-        )
+    found = plain_or_saved(model, weights, trust, device)
+    backbone = backbone_of(found)
+    labels = labels_of(backbone, energy_key, forces_key)
+    known = None if valid is None else read_known(valid, backbone, labels)
+    atoms = read_known(structures, backbone, labels)
+    options |= {"anew": anew, "align": align, "seed": seed, "labels": labels}
+    with writing(output), messages_aside(json), progress_shown():
+        potential = conditioned(found, atoms, known, **options)
         if draws is not None:
             potential.posterior = potential.conditioned().only_draws(draws)
         save(potential, output)
@@ -157,6 +177,9 @@ def evaluate(
     seed: Seed = 0,
     bootstrap: Annotated[int, typer.Option(help="resamples for the intervals")] = 1000,
     everything: Annotated[bool, typer.Option("--all", help="print every metric")] = False,
+    device: Device = "cpu",
+    energy_key: EnergyKey = None,
+    forces_key: ForcesKey = None,
     json: Json = False,
 ) -> None:
     """Compare predictions with labels: a verdict in words, metrics.json and figures.
@@ -165,6 +188,11 @@ def evaluate(
     """
     from rich.console import Console
 
+    from blips.baselines import predict_plain
+    from blips.prediction import Model as ErrorBars
+    from blips.progress import progress_shown
+    from blips.train.checkpoint import backbone_of
+    from blips.train.released import load
     from blips.uq.assess import (
         References,
         assess,
@@ -175,30 +203,36 @@ def evaluate(
         write_figures,
     )
 
-    potential = load_model(model)
-    atoms = read_known(structures, potential)
-    references = References.of(atoms)
+    potential = load(model, device)
+    backbone = backbone_of(potential)
+    labels = labels_of(backbone, energy_key, forces_key)
+    atoms = read_known(structures, backbone, labels)
+    references = References.of(atoms, labels)
     options = stress_too(atoms, references)
-    prediction = potential.predict(atoms, samples=samples, seed=seed, **options)
-    result = assess(prediction, references, n_bootstrap=bootstrap)
-    if not json:
-        typer.echo(verdict(result))
-    if everything and not json:
-        Console().print(evaluation_table({model.stem: result}))
-    path = write_evaluation(folder / "metrics.json", {model.stem: result})
-    write_figures(folder / "figures", {model.stem: prediction}, references)
+    with progress_shown():
+        if isinstance(potential, ErrorBars):
+            prediction = potential.predict(atoms, samples=samples, seed=seed, **options)
+        else:
+            prediction = predict_plain(backbone, atoms, **options)
+        result = assess(prediction, references, n_bootstrap=bootstrap)
+        name = Path(model).stem
+        path = write_evaluation(folder / "metrics.json", {name: result})
+        write_figures(folder / "figures", {name: prediction}, references)
     if json:
         print_json({"file": str(path), **result.to_dict()})
         return
+    typer.echo(verdict(result))
+    if everything:
+        Console().print(evaluation_table({name: result}))
     more = "" if everything else "; --all prints every metric"
     typer.echo(f"metrics in {path}, figures in {folder / 'figures'}{more}")
 
 
 @app.command()
 def calibrate(
-    model: Annotated[str, typer.Argument(help="a model of blips, or the name of a released one")],
+    model: Model,
     structures: Structures,
-    output: Annotated[Path, typer.Option("--output", "-o", help="calibrated model to write")],
+    output: Output,
     kind: Annotated[str, typer.Option(help="scale, isotonic or conformal")] = "scale",
     samples: Samples = SAMPLES,
     seed: Seed = 0,
@@ -206,8 +240,11 @@ def calibrate(
     align: Annotated[
         bool, typer.Option(help="for these: fit energies per element, and keep them")
     ] = True,
-    weights: Annotated[Path | None, typer.Option(help="of a released model")] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="let the weights run code")] = False,
+    weights: Weights = None,
+    trust: Trust = False,
+    device: Device = "cpu",
+    energy_key: EnergyKey = None,
+    forces_key: ForcesKey = None,
     json: Json = False,
 ) -> None:
     """Fit the error bars to held-out structures and store the calibration with the model.
@@ -217,24 +254,25 @@ def calibrate(
 
     Example: blips calibrate model.safetensors valid.extxyz -o calibrated.safetensors
     """
-    from blips.data.structures import check_structures, read_structures
     from blips.files import writing
-    from blips.train.checkpoint import save
-    from blips.train.command import calibrated
+    from blips.progress import progress_shown
+    from blips.train.checkpoint import backbone_of, save
+    from blips.train.command import calibrated, plain_or_saved
 
-    atoms = read_structures(structures)
-    check_structures(atoms, structures)
-    with writing(output), messages_aside(json):
+    found = plain_or_saved(model, weights, trust, device)
+    backbone = backbone_of(found)
+    labels = labels_of(backbone, energy_key, forces_key)
+    atoms = read_known(structures, backbone, labels)
+    with writing(output), messages_aside(json), progress_shown():
         potential = calibrated(
-            model,
+            found,
             atoms,
-            weights=weights,
-            trust=trust,
             kind=kind,
             samples=samples,
             seed=seed,
             epochs=epochs,
             align=align,
+            labels=labels,
             say=None if json else typer.echo,
         )
         save(potential, output)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blips.cli.app import Json, Seed, Structures, app, known_elements, print_json
+from blips.cli.app import Json, Model, Seed, Structures, app, load_model, print_json, read_known
 
 if TYPE_CHECKING:
     from blips.properties.result import Properties
@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 @app.command("property")
 def property_(
     kind: Annotated[str, typer.Argument(help="relax, equation_of_state, elastic or phonons")],
-    model: Annotated[
-        str,
-        typer.Argument(help="a model written by blips (.safetensors), or a released one's name"),
-    ],
+    model: Model,
     structures: Structures,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="folder for JSON and figures")
@@ -42,13 +39,10 @@ def property_(
     from rich.console import Console
     from rich.progress import Progress
 
-    from blips.cli.app import load_model
-    from blips.data.structures import check_structures, read_structures
     from blips.properties import Properties
     from blips.properties.pool import run_pool
 
-    frames = read_structures(structures)
-    check_structures(frames, structures, elements=known_elements(load_model(Path(model))))
+    frames = read_known(structures, load_model(model).backbone)
     console = Console(stderr=True)
     outcomes: dict[int, Any] = {}
     with ExitStack() as stack:

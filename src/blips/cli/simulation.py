@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blips.cli.app import (
+    Device,
     Json,
     Model,
     Samples,
@@ -65,9 +66,10 @@ def md(
     steps: Annotated[int, typer.Option(min=0, help="time steps", rich_help_panel=RUN)] = 1000,
     timestep: Annotated[float, typer.Option(help="fs", rich_help_panel=RUN)] = 0.5,
     ensemble: Annotated[
-        str, typer.Option(help="langevin or nve", rich_help_panel=RUN)
+        str, typer.Option(help="langevin (NVT), npt or nve", rich_help_panel=RUN)
     ] = "langevin",
     friction: Annotated[float, typer.Option(help="1/ps, Langevin", rich_help_panel=RUN)] = 10.0,
+    pressure: Annotated[float, typer.Option(help="GPa, of npt", rich_help_panel=RUN)] = 0.0,
     method: Annotated[
         str,
         typer.Option(
@@ -102,6 +104,7 @@ def md(
     ] = 0.5,
     samples: Samples = SAMPLES,
     seed: Seed = 0,
+    device: Device = "cpu",
     json: Json = False,
 ) -> None:
     """Molecular dynamics that stops where the potential no longer knows what it does.
@@ -124,6 +127,7 @@ def md(
         timestep=timestep,
         ensemble=ensemble,
         friction=friction,
+        pressure=pressure,
         method=method,
         member=member,
         samples=samples,
@@ -134,9 +138,9 @@ def md(
         seed=seed,
     )
     asked = None if reference is None else make_calculator(reference, trust=True)
-    potential = load_model(model)
+    potential = load_model(model, device)
     frames = read_structures(structure, frame)
-    atoms = check_structures(frames, structure, elements=known_elements(potential))[0]
+    atoms = check_structures(frames, structure, elements=known_elements(potential.backbone))[0]
     guard = make_guard(
         potential,
         low,

@@ -69,7 +69,8 @@ def export(
     """
     from blips.train.command import export_model
 
-    typer.echo(f"{export_model(model, output)} written, for the package that the model is from")
+    path = export_model(Path(model), output)
+    typer.echo(f"{path} written, for the package that the model is from")
 
 
 @app.command()

@@ -5,7 +5,8 @@
     stress [eV/A^3] = energy_factor / length_factor^3 * stress
 
 Stress has ASE's sign (dE/dstrain / V, positive under tension) and, where it is given as six
-numbers, ASE's order (xx, yy, zz, yz, xz, xy).
+numbers, ASE's order (xx, yy, zz, yz, xz, xy). A structure without "energy" but with "REF_energy",
+as MACE names its labels, has that energy; the same holds for forces and stress.
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ from blips.errors import InputError
 from blips.units import energy_factor, length_factor
 
 QUANTITIES = (keys.ENERGY, keys.FORCES, keys.STRESS)
+MACE_PREFIX = "REF_"
+UNITS = {keys.ENERGY: "eV", keys.FORCES: "eV/A", keys.STRESS: "eV/A^3"}
+LARGEST = 1e9  # eV, eV/A, eV/A^3: no label of a structure that anybody computes
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,11 @@ def extract(
         value = _shaped(stored, quantity, key, len(atoms)) * labels.factor(quantity)
         if not np.isfinite(value).all():
             raise InputError(f"{quantity} ({key!r}) holds NaN or infinity; remove the structure")
+        if (largest := np.abs(value).max(initial=0.0)) > LARGEST:
+            raise InputError(
+                f"{quantity} ({key!r}) of {largest:.3g} {UNITS[quantity]}; is the unit right? "
+                "If so, remove the structure"
+            )
         found[quantity] = value
     return found
 
@@ -93,7 +102,19 @@ def available(atoms: Atoms, labels: Labels | None = None) -> tuple[str, ...]:
     return tuple(name for name in QUANTITIES if _lookup(atoms, labels.key(name)) is not None)
 
 
+def found_as_mace(atoms: Atoms) -> list[str]:
+    """Names of MACE's under which labels are found for want of the standard ones."""
+    standard = available(atoms)
+    return [f"{MACE_PREFIX}{q}" for q in standard if _named(atoms, q) is None]
+
+
 def _lookup(atoms: Atoms, key: str) -> Any:
+    """Stored value, or None; a standard name stands for MACE's where there is no other."""
+    value = _named(atoms, key)
+    return _named(atoms, MACE_PREFIX + key) if value is None and key in QUANTITIES else value
+
+
+def _named(atoms: Atoms, key: str) -> Any:
     """Stored value, or None; the calculator counts before `info` and `arrays`."""
     results = _results(atoms)
     if results.get(key) is not None:
@@ -128,10 +149,10 @@ def _refuse_stale(atoms: Atoms) -> None:
 
 def _shaped(stored: Any, quantity: str, key: str, num_atoms: int) -> np.ndarray:
     """As float64 of the quantity's shape; six or nine numbers of stress become 3 x 3."""
-    try:
-        value = np.asarray(stored, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{quantity} ({key!r}) is not numeric: {stored!r}") from error
+    value = np.asarray(stored)
+    if value.dtype.kind not in "iuf":  # text, or T and F, which would count as 1 and 0
+        raise InputError(f"{quantity} ({key!r}) is not numeric: {stored!r}")
+    value = value.astype(np.float64)
     if quantity == keys.STRESS and value.shape == (6,):
         return voigt_6_to_full_3x3_stress(value)
     shape = {keys.ENERGY: (), keys.FORCES: (num_atoms, 3), keys.STRESS: (3, 3)}[quantity]

@@ -3,11 +3,15 @@
 Frames count from 0, as in ASE. Every complaint names the file and the frame.
 """
 
+import bz2
+import gzip
 import io
+import lzma
 import re
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import ase.io
 import numpy as np
@@ -16,7 +20,7 @@ from ase.data import atomic_numbers, chemical_symbols
 from ase.utils import string2index
 from vesin import NeighborList
 
-from blips.data.labels import Labels, available, extract
+from blips.data.labels import Labels, available, extract, found_as_mace
 from blips.data.neighbours import check_extent
 from blips.errors import InputError
 from blips.files import replacing
@@ -24,8 +28,11 @@ from blips.files import replacing
 MINIMUM_DISTANCE = 0.1  # A
 MOST_DIGITS = 15  # of the number of atoms in an xyz file
 XYZ_SUFFIXES = (".xyz", ".extxyz")
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+LONGEST_LINE = 2**24  # bytes
 SEARCH_CUTOFF = 3.0  # A; a neighbour search within MINIMUM_DISTANCE would make needless cells
 MAX_PROBLEMS = 10
+MOST_NAMED = 20  # elements
 
 
 def read_structures(path: str | Path, index: str | int | slice = ":") -> list[Atoms]:
@@ -46,13 +53,24 @@ def iter_structures(path: str | Path, index: str | int | slice = ":") -> Iterato
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path}: no such file")
+    if path.is_dir() and path.suffix != ".bundle":
+        raise InputError(f"{path} is a folder; give a file of structures in it")
     if path.is_file() and path.stat().st_size == 0:
         raise InputError(f"{path}: the file is empty; expected structures")
     wanted = string2index(index) if isinstance(index, str) else index
     if not isinstance(wanted, int | slice):
         raise InputError(f"{path}: index {index!r} is not a number or a slice such as '::10'")
-    xyz = path.suffix.lower() in XYZ_SUFFIXES
-    yield from _iter_xyz(path, wanted) if xyz else _iter_any(path, wanted)
+    yield from _iter_xyz(path, wanted) if is_xyz(path) else _iter_any(path, wanted)
+
+
+def is_xyz(path: Path) -> bool:
+    """Whether this is an (extended) xyz file by its name, perhaps a compressed one."""
+    name = path.with_suffix("") if path.suffix in OPENERS else path
+    return name.suffix.lower() in XYZ_SUFFIXES
+
+
+def _opened(path: Path) -> BinaryIO:
+    return OPENERS.get(path.suffix, open)(path, "rb")
 
 
 def _iter_xyz(path: Path, index: int | slice) -> Iterator[Atoms]:
@@ -61,7 +79,7 @@ def _iter_xyz(path: Path, index: int | slice) -> Iterator[Atoms]:
     frames = range(len(offsets) - 1)
     if isinstance(index, int) and not -len(frames) <= index < len(frames):
         raise InputError(f"{path}: no frame {index}; it has {len(frames)}")
-    with path.open("rb") as file:
+    with _opened(path) as file:
         for frame in frames[index] if isinstance(index, slice) else [frames[index]]:
             yield read_xyz_frame(file, path, frame, offsets)
 
@@ -98,21 +116,36 @@ def check_structures(
         quantities: labels that must be there. Others are checked where they are.
         labels: names and units of the labels.
     """
+    options = {"elements": elements, "quantities": quantities, "labels": labels}
+    return list(iter_checked(structures, source, **options))
+
+
+def iter_checked(
+    structures: Iterable[Atoms],
+    source: str | Path = "structures",
+    *,
+    elements: Collection[int | str] | None = None,
+    quantities: Sequence[str] = (),
+    labels: Labels | None = None,
+) -> Iterator[Atoms]:
+    """As `check_structures`, one at a time; problems are raised behind the last good structure."""
     allowed = None if elements is None else {_atomic_number(one) for one in elements}
-    checked: list[Atoms] = []
     problems: list[str] = []
+    frame = -1
     for frame, atoms in enumerate(structures):
         for problem in _problems(atoms, allowed, quantities, labels or Labels()):
             problems.append(f"{source}, frame {frame}: {problem}")
         if len(problems) >= MAX_PROBLEMS:
             problems = [*problems[:MAX_PROBLEMS], "... and perhaps more; not checked further"]
             break
-        checked.append(atoms)
+        if frame == 0 and labels is None and (names := found_as_mace(atoms)):
+            text = f"{source}: labels are read from {', '.join(names)}, as MACE names them"
+            warnings.warn(text, stacklevel=3)
+        yield atoms
     if problems:
         raise InputError("unusable structures:\n  " + "\n  ".join(problems))
-    if not checked:
+    if frame < 0:
         raise InputError(f"{source}: no structures; expected at least one")
-    return checked
 
 
 def _problems(
@@ -122,7 +155,7 @@ def _problems(
         yield "no atoms"
         return
     present = set(atoms.numbers.tolist())
-    unknown = {0} & present if allowed is None else present - allowed
+    unknown = present - (set(range(1, len(chemical_symbols))) if allowed is None else allowed)
     if unknown:
         yield f"unknown elements {_symbols(unknown)}" + (
             "" if allowed is None else f"; the model was trained on {_symbols(allowed)}"
@@ -141,7 +174,9 @@ def _problems(
 
 
 def _symbols(numbers: Collection[int]) -> str:
-    return ", ".join(chemical_symbols[number] for number in sorted(numbers))
+    known = range(len(chemical_symbols))
+    names = [chemical_symbols[z] if z in known else f"of number {z}" for z in sorted(numbers)]
+    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} elements"
 
 
 def _too_close(atoms: Atoms) -> Iterator[str]:
@@ -174,42 +209,85 @@ def write_structures(path: str | Path, frames: Sequence[Atoms]) -> None:
         ase.io.write(temporary, frames, format="extxyz")
 
 
+def whole_xyz_frames(path: Path) -> np.ndarray:
+    """As `xyz_frame_offsets` of a file that may be cut off anywhere; [0] for no whole frame."""
+    offsets = [0]
+    with path.open("rb") as file:
+        try:
+            while header := _line(file, path, offsets):
+                size = len(header) + _rest_of_frame(file, path, offsets, header)
+                offsets.append(offsets[-1] + size)
+        except InputError:
+            return np.array(offsets)
+        if len(offsets) > 1:
+            file.seek(-1, io.SEEK_CUR)
+            offsets = offsets if file.read(1) == b"\n" else offsets[:-1]
+    return np.array(offsets)
+
+
 def xyz_frame_offsets(path: Path) -> np.ndarray:
     """Bytes at which the frames of an (extended) xyz file begin, and the last ends, [F + 1]."""
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    offsets, position = [], 0
-    with path.open("rb") as file:
-        for header in file:
-            if not header.strip() or (offsets and header.lstrip().startswith(b"VEC")):
-                position += len(header)
-                continue
-            where = f"{path}, frame {len(offsets)}"
-            if not header.strip().isdigit() or len(header.strip()) > MOST_DIGITS:
-                found = header[:60].decode(errors="replace").strip()
-                raise InputError(
-                    f"{where}: expected the number of atoms, found {found!r}; the file is not "
-                    "xyz, or the frame before has more lines than it says"
-                )
-            num_atoms = int(header)
-            lines = list(islice(file, num_atoms + 1))  # the comment and the atoms
-            if len(lines) < num_atoms + 1 or not (num_atoms == 0 or lines[-1].strip()):
-                atoms = sum(bool(line.strip()) for line in lines[1:])
-                raise InputError(
-                    f"{where}: ends after {atoms} of {num_atoms} atoms; the file was cut off "
-                    "(remove the frame or write the file again)"
-                )
-            offsets.append(position)
-            position += len(header) + sum(map(len, lines))
+    offsets: list[int] = []
+    position = 0
+    try:
+        with _opened(path) as file:
+            while header := _line(file, path, offsets):
+                start, position = position, position + len(header)
+                if not header.strip() or (offsets and header.lstrip().startswith(b"VEC")):
+                    continue
+                position += _rest_of_frame(file, path, offsets, header)
+                offsets.append(start)
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
+        raise InputError(f"{path}: damaged ({error}); copy or compress the file again") from None
     if not offsets:
         raise InputError(f"{path}: no frames; expected an xyz file with at least one")
     return np.array([*offsets, position])
 
 
-def read_xyz_frame(file: io.BufferedReader, path: Path, frame: int, offsets: np.ndarray) -> Atoms:
+def _line(file: BinaryIO, path: Path, before: Sequence[int]) -> bytes:
+    """The next line; one that is too long to be of structures is refused before it is read."""
+    line = file.readline(LONGEST_LINE)
+    if len(line) == LONGEST_LINE:
+        raise InputError(
+            f"{path}, frame {len(before)}: a line of more than {LONGEST_LINE // 2**20} MB; "
+            "expected an xyz file, one atom a line"
+        )
+    return line
+
+
+def _rest_of_frame(file: BinaryIO, path: Path, before: Sequence[int], header: bytes) -> int:
+    """Read past the comment and the atoms that the header announces; their bytes."""
+    where = f"{path}, frame {len(before)}"
+    if not header.strip().isdigit() or len(header.strip()) > MOST_DIGITS:
+        found = header[:60].decode(errors="replace").strip()
+        raise InputError(
+            f"{where}: expected the number of atoms, found {found!r}; the file is not "
+            "xyz, or the frame before has more lines than it says"
+        )
+    num_atoms = int(header)
+    total = len(_line(file, path, before))
+    for atom in range(num_atoms):
+        line = _line(file, path, before)
+        if not line or (atom == num_atoms - 1 and not line.strip()):
+            raise InputError(
+                f"{where}: ends after {atom} of {num_atoms} atoms; the file was cut off "
+                "(remove the frame or write the file again)"
+            )
+        total += len(line)
+    return total
+
+
+def read_xyz_frame(file: BinaryIO, path: Path, frame: int, offsets: np.ndarray) -> Atoms:
     """Frame `frame` of an open xyz file."""
     file.seek(int(offsets[frame]))
     content = file.read(int(offsets[frame + 1] - offsets[frame]))
+    comment = content.split(b"\n", 2)[1] if b"\n" in content else b""
+    names = re.findall(rb"(?:^|\s)([^\s=]+)=", re.sub(rb'"[^"]*"', b"", comment))
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1).decode(errors="replace")
+        raise InputError(f"{path}, frame {frame}: {twice} is there twice; remove one")
     columns = re.findall(rb":[A-Za-z]:\s*(\d+)", content)
     if any(len(count) > 4 for count in columns):  # ASE would make room for all of them
         raise InputError(f"{path}, frame {frame}: Properties has absurdly many columns")

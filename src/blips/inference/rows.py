@@ -8,7 +8,7 @@ the square of the dimension, whatever the number of structures. Several processe
 structure each and add their sums.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from blips.inference.domain import Domain
 from blips.inference.linearise import CoefficientFunction, Linearised
 from blips.inference.maps import ChosenMaps
 from blips.memory import available_bytes
+from blips.progress import track
 
 BATCH_ATOMS = 256
 MATRICES = 4  # of dimension x dimension float64, that are alive at once at worst
@@ -72,7 +73,8 @@ def collect(
     check_memory(maps.sketch.size)
     rank, world = (dist.get_rank(), dist.get_world_size()) if _parallel() else (0, 1)
     evidence, count, domain = Evidence(maps.sketch.size), 0, Domain.joined([])
-    for batch in batches_of(structures):
+    total = len(structures) if isinstance(structures, Sized) else None
+    for batch in batches_of(track(structures, "conditioning", total)):
         own = [(count + k, atoms) for k, atoms in enumerate(batch) if (count + k) % world == rank]
         count += len(batch)
         for few in (True, False):  # all components, or random sums
@@ -157,11 +159,11 @@ def force_rows(
         yield one, row[one.present]
 
 
-def batches_of(structures: Iterable[Atoms]) -> Iterator[list[Atoms]]:
-    """Structures with at most `BATCH_ATOMS` atoms together, or single ones."""
+def batches_of(structures: Iterable[Atoms], most_atoms: int = BATCH_ATOMS) -> Iterator[list[Atoms]]:
+    """Structures with at most so many atoms together, or single ones."""
     batch: list[Atoms] = []
     for atoms in structures:
-        if batch and sum(map(len, batch)) + len(atoms) > BATCH_ATOMS:
+        if batch and sum(map(len, batch)) + len(atoms) > most_atoms:
             yield batch
             batch = []
         batch.append(atoms)

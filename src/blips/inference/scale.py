@@ -37,6 +37,7 @@ from blips.inference.linearise import CoefficientFunction, Linearised
 from blips.inference.maps import ChosenMaps
 from blips.inference.posterior import Scale
 from blips.inference.rows import batches_of, components, force_rows
+from blips.progress import track
 
 VALID_ROWS = 24  # force components of each validation structure, at most
 VANISHING = 1e-6  # rows that are smaller by this factor than the largest direction are rounding
@@ -230,7 +231,7 @@ def _valid_rows(
     error: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
     mean: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
     generator = seeded_generator("valid rows", seed)
-    for batch in batches_of(valid):
+    for batch in batches_of(track(valid, "fitting the scale", len(valid))):
         graph = backbone.graph(batch)
         forces = keys.FORCES in has
         depth = "rows" if forces else "members"

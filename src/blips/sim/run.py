@@ -8,6 +8,7 @@ The temperature of the thermostat is T, or goes linearly from T to `to` over the
 """
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 from ase.md.langevin import Langevin
+from ase.md.langevinbaoab import LangevinBAOAB
 from ase.md.md import MolecularDynamics
 from ase.md.velocitydistribution import thermalize_momenta
 from ase.md.verlet import VelocityVerlet
-from ase.units import fs
+from ase.units import GPa, fs
 
 from blips.defaults import SAMPLES
 from blips.errors import InputError
@@ -31,7 +33,8 @@ from blips.sim.frames import FrameSaver, append_frame
 from blips.sim.guard import Guard
 
 FILES = ("trajectory.extxyz", "uncertain.extxyz", "outcome.json")
-ENSEMBLES = ("langevin", "nve")
+ENSEMBLES = ("langevin", "nve", "npt")
+PRESSURE_TIME = 20  # relaxation of the volume over that of the temperature
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,9 @@ class MDSettings:
         to: K, of the thermostat at the end; None keeps the temperature.
         steps: number of time steps.
         timestep: fs.
-        ensemble: "langevin" or "nve".
+        ensemble: "langevin" (NVT), "nve" or "npt" (Langevin, and a cell that keeps its shape).
         friction: 1/ps, of Langevin dynamics.
+        pressure: GPa, of "npt".
         method: what drives the atoms: "map", "frozen", "auto" or "mc", see `blips.Calculator`.
         member: number of the draw, of method "frozen".
         samples: posterior samples behind the std.
@@ -61,6 +65,7 @@ class MDSettings:
     timestep: float = 0.5
     ensemble: str = "langevin"
     friction: float = 10.0
+    pressure: float = 0.0
     method: str = "map"
     member: int = 0
     samples: int = SAMPLES
@@ -79,10 +84,14 @@ class MDSettings:
             value = getattr(self, name)
             if not (np.isfinite(value) and value > 0):
                 raise InputError(f"{name} is {value}; expected a positive number")
+        if not np.isfinite(self.pressure) or (self.pressure and self.ensemble != "npt"):
+            raise InputError(f"pressure is {self.pressure} GPa; expected a number, with npt alone")
         if self.to is not None and not (np.isfinite(self.to) and self.to > 0):
             raise InputError(f"the last temperature is {self.to} K; expected a positive number")
         if self.to is not None and self.ensemble == "nve":
-            raise InputError("a ramp needs a thermostat: use the ensemble langevin, or no ramp")
+            raise InputError(
+                "a ramp needs a thermostat: use the ensemble langevin or npt, or no ramp"
+            )
 
     def temperature_at(self, step: int) -> float:
         """Give the temperature of the thermostat, K."""
@@ -138,7 +147,7 @@ def run_md(
     _prepare(paths, folder, overwrite)
 
     def before(step: int) -> bool:
-        if isinstance(dynamics, Langevin) and settings.to is not None:
+        if isinstance(dynamics, Langevin | LangevinBAOAB) and settings.to is not None:
             dynamics.set_temperature(temperature_K=settings.temperature_at(step))
         return not should_end()
 
@@ -191,6 +200,22 @@ def outcome_dict(
 def _dynamics(atoms: Atoms, settings: MDSettings, rng: np.random.Generator) -> MolecularDynamics:
     if settings.ensemble == "nve":
         return VelocityVerlet(atoms, settings.timestep * fs)
+    if settings.ensemble == "npt":
+        if not atoms.pbc.all():
+            raise InputError("npt needs a cell that is periodic along all three directions")
+        relaxation = 1000.0 * fs / settings.friction
+        with warnings.catch_warnings():  # ASE tells the mass of the barostat that it chooses
+            warnings.simplefilter("ignore")
+            return LangevinBAOAB(
+                atoms,
+                settings.timestep * fs,
+                temperature_K=settings.temperature,
+                externalstress=-settings.pressure * GPa,
+                hydrostatic=True,
+                T_tau=relaxation,
+                P_tau=PRESSURE_TIME * relaxation,
+                rng=rng,
+            )
     return Langevin(
         atoms,
         settings.timestep * fs,

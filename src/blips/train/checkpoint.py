@@ -10,6 +10,7 @@ whole.
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from blips import keys
 from blips.backbones import build, family_of
 from blips.backbones.base import Backbone
 from blips.conversion import from_settings
+from blips.data.labels import Labels
 from blips.errors import CheckpointError
 from blips.files import write_atomically
 from blips.inference.alignment import Alignment
@@ -46,9 +48,9 @@ def save(potential: Saveable, path: str | Path) -> Path:
     """Write a model to `path` (.safetensors); `load` gives it back."""
     description = describe(potential)
     if description["backbone"] is None:
-        backbone = potential if isinstance(potential, Backbone) else potential.backbone
+        kind = type(backbone_of(potential)).__name__
         raise CheckpointError(
-            f"{type(backbone).__name__} is not one of blips' own backbones, so a file could not "
+            f"{kind} is not one of blips' own backbones, so a file could not "
             "build it again; keep the weights, torch.save(model.state_dict(), file), and give "
             "them to a model that you build as you built this one, with its load_state_dict"
         )
@@ -58,9 +60,20 @@ def save(potential: Saveable, path: str | Path) -> Path:
 def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
     """Read a model written by `save`: a Bayesian potential, a plain backbone or a baseline."""
     tensors, header = read_tensors(path)
+    if "optimizer" in header:
+        best = Path(path).with_name("best.safetensors")
+        raise CheckpointError(
+            f"{path} is the state of a training, which blips train --resume continues; its model "
+            f"is {best}" + ("" if best.is_file() else ", written after the first epoch")
+        )
     model = rebuild(header.get("model"), path)
     restore(model, tensors, path, header)
     return model.to(device)
+
+
+def backbone_of(model: Saveable) -> Backbone:
+    """The model itself where it is a backbone, else the one within it."""
+    return model if isinstance(model, Backbone) else model.backbone
 
 
 def state_of(model: Saveable) -> dict[str, Tensor]:
@@ -75,12 +88,14 @@ def state_of(model: Saveable) -> dict[str, Tensor]:
 
 def describe(model: Saveable) -> dict[str, Any]:
     """Everything but the weights that `rebuild` needs, JSON-able; no backbone if it cannot."""
-    backbone = model if isinstance(model, Backbone) else model.backbone
+    backbone = backbone_of(model)
     description: dict[str, Any] = {
         "backbone": family_of(backbone),
         "hyperparameters": backbone.hyperparameters,
         "dtype": str(next(backbone.parameters()).dtype).removeprefix("torch."),
     }
+    if backbone.labels not in (None, Labels()):
+        description["labels"] = asdict(backbone.labels)
     if isinstance(model, BayesianPotential):
         description["bayes"] = model.settings
         for name in ("posterior", "alignment"):
@@ -107,6 +122,8 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
         _check_sizes(description["hyperparameters"])
         backbone = build(description["backbone"], **description["hyperparameters"])
         backbone.to({"float32": torch.float32, "float64": torch.float64}[description["dtype"]])
+        if "labels" in description:
+            backbone.labels = Labels(**description["labels"])
         if "bayes" in description:
             model = from_settings(backbone, description["bayes"])
         elif "wrapper" in description:
@@ -216,6 +233,10 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         data = Path(path).read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"no checkpoint {path}; check the path") from None
+    except IsADirectoryError:
+        best = Path(path) / "best.safetensors"
+        example = best if best.is_file() else "runs/blips/best.safetensors"
+        raise CheckpointError(f"{path} is a folder; give a model file, such as {example}") from None
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error}") from None
     if data[:2] in (b"PK", b"\x80\x02", b"\x80\x04", b"\x80\x05"):

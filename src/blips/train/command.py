@@ -16,11 +16,12 @@ from blips.conversion import bayesianize
 from blips.errors import ConfigError
 from blips.inference.scale import keys_of
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import load as load_checkpoint
+from blips.train.checkpoint import Saveable, backbone_of
 from blips.train.fit import FitResult, fit
 from blips.train.references import align as align_energies
 from blips.train.references import moved
-from blips.train.released import is_released_name
+from blips.train.released import is_released_name, usable_device
+from blips.train.released import load as load_saved
 from blips.train.uncertainty import uncertainty_for
 from blips.train.wrapper import Wrapper
 from blips.uq.assess import recalibrate
@@ -58,12 +59,26 @@ def train_from_config(
     return fit(model, config=config, resume=resume)
 
 
+def plain_or_saved(model: str, weights: Path | None, trust: bool, device: str) -> Saveable:
+    """What a file that blips wrote holds, or the plain released model of that name.
+
+    Args:
+        model: the file or the name.
+        weights: of the released model.
+        trust: let them run code.
+        device: to compute on.
+    """
+    place = usable_device(device)
+    if not is_released_name(model):
+        return load_saved(model, place)
+    given = {} if weights is None else {"weights": weights, "trust": trust}
+    return load(model, **given).to(place)
+
+
 def calibrated(
-    model: str,
+    model: Saveable,
     structures: Sequence[Atoms],
     *,
-    weights: Path | None = None,
-    trust: bool = False,
     epochs: int = 30,
     align: bool = True,
     **options: Any,
@@ -71,54 +86,48 @@ def calibrated(
     """A model with error bars that fit these structures.
 
     Args:
-        model: a file that blips wrote, or the name of a released model.
+        model: what `plain_or_saved` gives.
         structures: labelled.
-        weights: of the released model.
-        trust: let them run code.
         epochs: of the inference network, where the model has none yet.
         align: see `uncertainty_for`.
-        options: kind, samples and seed of the calibration.
+        options: kind, labels, samples and seed of the calibration.
     """
-    found = _model(model, weights, trust)
-    if isinstance(found, Wrapper):
-        raise ConfigError(f"{model} holds a {found.kind}, which calibrates itself as it is trained")
-    if isinstance(found, Backbone):
-        return uncertainty_for(found, structures, epochs=epochs, align=align, **options)
-    recalibrate(found, structures, **options)
-    return found
+    if isinstance(model, Wrapper):
+        raise ConfigError(f"this is a {model.kind}, which calibrates itself as it is trained")
+    if isinstance(model, Backbone):
+        options |= {"epochs": epochs, "align": align, "display": True}
+        return uncertainty_for(model, structures, **options)
+    recalibrate(model, structures, **options)
+    return model
 
 
 def conditioned(
-    model: str,
+    model: Saveable,
     structures: Sequence[Atoms],
     valid: Sequence[Atoms] | None,
     *,
     anew: bool = False,
     align: bool = True,
-    weights: Path | None = None,
-    trust: bool = False,
     **options: Any,
 ) -> BayesianPotential:
     """A model that is conditioned on these structures.
 
     Args:
-        model: a file that blips wrote, or the name of a released model.
+        model: what `plain_or_saved` gives.
         structures: geometries.
         valid: labelled, for the scale of the error bars.
         anew: forget what the model was conditioned on before.
         align: fit energies per element of a released model to `valid`, if it has energies.
-        weights: of the released model.
-        trust: let them run code.
         options: of `BayesianPotential.condition`.
     """
-    found = _model(model, weights, trust)
-    if isinstance(found, Wrapper):
-        raise ConfigError(f"{model} holds a {found.kind}, which has error bars of its own")
-    potential = bayesianize(found) if isinstance(found, Backbone) else found
+    if isinstance(model, Wrapper):
+        raise ConfigError(f"this is a {model.kind}, which has error bars of its own")
+    potential = bayesianize(model) if isinstance(model, Backbone) else model
     if anew:
         potential.posterior = None
     has = set() if valid is None else set(keys_of(valid, options.get("labels")))
-    if not (align and is_released_name(model) and keys.ENERGY in has):
+    released = isinstance(model, Backbone) and model.pretrained
+    if not (align and released and keys.ENERGY in has):
         potential.condition(structures, valid=valid, **options)
     else:
         _condition_and_align(potential, structures, valid or (), has, **options)
@@ -147,24 +156,10 @@ def _condition_and_align(
     align_energies(potential, valid, labels, std**2)
 
 
-def _model(model: str, weights: Path | None, trust: bool) -> BayesianPotential | Backbone | Wrapper:
-    """What a file that blips wrote holds, or a released model by its name."""
-    if is_released_name(model):
-        given = {} if weights is None else {"weights": weights, "trust": trust}
-        return load(model, **given)
-    if Path(model).suffix == "" and not Path(model).exists():
-        raise ConfigError(
-            f"{model!r} is neither a file nor a released model; released are "
-            f"{', '.join(sorted(RELEASED))}"
-        )
-    return load_checkpoint(model)
-
-
 def export_model(path: Path, output: Path) -> Path:
     """Write the model of a checkpoint, its posterior means, in the format of its own package."""
-    model = load_checkpoint(path)
-    plain = model.to_base() if isinstance(model, BayesianPotential) else model
-    backbone = plain if isinstance(plain, Backbone) else plain.backbone
+    model = load_saved(path)
+    backbone = backbone_of(model.to_base() if isinstance(model, BayesianPotential) else model)
     if not isinstance(backbone, ForeignBackbone):
         raise ConfigError(
             f"{path} holds a {type(backbone).__name__}, which is blips' own and has no other "

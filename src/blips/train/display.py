@@ -35,12 +35,14 @@ class TrainingDisplay:
 
     def __enter__(self) -> Self:
         """Start drawing."""
-        self._progress.start()
+        if self.console.is_terminal:
+            self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop drawing, whatever happened."""
-        self._progress.stop()
+        if self.console.is_terminal:  # elsewhere rich would print an empty line
+            self._progress.stop()
 
     def step(self, epoch: int, parts: dict[str, float]) -> None:
         """Show the terms of a training step."""

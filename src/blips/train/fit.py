@@ -169,6 +169,7 @@ def _datasets(
     backbone = potential if isinstance(potential, Backbone) else potential.backbone
     if not isinstance(backbone, AtomisticBackbone):
         raise InputError(f"{type(backbone).__name__} trains on data sets, not on structures")
+    backbone.labels = _labels(settings)
     if settings.data.stream:
         return _streamed(backbone, train, valid, settings)
     structures = _structures(train)

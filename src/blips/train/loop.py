@@ -70,13 +70,7 @@ class Trainer:
         self.config, self.folder, self.display = config, folder, display
         self.train_data, self.valid_data, self.replay_data = train, valid, replay
         self.dtype = DTYPES[settings.dtype]
-        self.fabric = Fabric(
-            accelerator=settings.accelerator,
-            devices=settings.devices,
-            num_nodes=settings.nodes,
-            strategy=settings.strategy,
-            loggers=_loggers(config, folder),
-        )
+        self.fabric = _fabric(config, folder)
         self.fabric.launch()
         self.model = model.to(self.dtype)
         self._frozen = _frozen_parameters(model, settings)
@@ -293,6 +287,25 @@ def _backbone_parameters(model: Model, settings: TrainingConfig) -> list[torch.n
             f"vanish; use training.loss={' or '.join(DISTRIBUTION_LOSSES)}"
         )
     return [p for p in model.backbone.parameters() if p.requires_grad]
+
+
+def _fabric(config: RunConfig, folder: RunFolder) -> Fabric:
+    """Devices and processes as the configuration asks; an error where there are none such."""
+    settings = config.training
+    try:
+        return Fabric(
+            accelerator=settings.accelerator,
+            devices=settings.devices,
+            num_nodes=settings.nodes,
+            strategy=settings.strategy,
+            loggers=_loggers(config, folder),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"training.accelerator={settings.accelerator}, devices={settings.devices}, "
+            f"strategy={settings.strategy} cannot be used here: {error} "
+            "accelerator=auto takes what there is"
+        ) from None
 
 
 def _loggers(config: RunConfig, folder: RunFolder) -> list[Any]:

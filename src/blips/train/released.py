@@ -14,8 +14,9 @@ import torch
 
 from blips.backbones import RELEASED
 from blips.backbones import load as load_backbone
+from blips.backbones.zoo import nearest
 from blips.conversion import bayesianize
-from blips.errors import CheckpointError
+from blips.errors import CheckpointError, ConfigError
 from blips.potential import BayesianPotential
 from blips.train import checkpoint
 from blips.train.checkpoint import Saveable, posterior_from, read_tensors
@@ -31,11 +32,26 @@ def load(path: str | Path, device: str | torch.device = "cpu", **options: Any) -
         device: where the model goes.
         options: of a released model, such as `weights` (a file of its package) and `trust`.
     """
+    place = usable_device(device)
     if is_released_name(path):
-        return load_released(str(path), **options).to(device)
+        return load_released(str(path), **options).to(place)
+    if not Path(path).suffix and not Path(path).exists():
+        raise ConfigError(f"{path} is neither a file nor a released model; {nearest(str(path))}")
     if options:
-        raise TypeError(f"{path} is no released model and takes no {', '.join(options)}")
-    return checkpoint.load(path, device)
+        raise ConfigError(f"{path} is no released model and takes no {', '.join(options)}")
+    return checkpoint.load(path, place)
+
+
+def usable_device(name: str | torch.device) -> torch.device:
+    """The device of that name, or an error where there is none such on this machine."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"device {str(name)!r} cannot be used here ({reason}); use cpu, or a machine and a "
+            "build of torch that have it"
+        ) from None
 
 
 def is_released_name(name: object) -> bool:

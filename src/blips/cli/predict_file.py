@@ -1,0 +1,146 @@
+"""Predict a file of any length into another, as it is read; what is interrupted can go on.
+
+Frames are appended, batch by batch and synchronised with the disk, to OUTPUT.part, which takes the
+place of OUTPUT when it is complete. Batches depend on the structures alone, so a prediction that
+goes on after its last whole batch ends with the bytes of one that was never interrupted.
+"""
+
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import ase.io
+import numpy as np
+from ase import Atoms
+
+from blips import keys
+from blips.cli.app import known_elements
+from blips.data.labels import Labels, available
+from blips.data.structures import iter_checked, iter_structures, whole_xyz_frames
+from blips.errors import InputError
+from blips.files import writing
+from blips.inference.rows import batches_of
+from blips.prediction import Model, Prediction
+from blips.progress import track
+
+MOST_ATOMS = 512  # of a batch
+
+
+@dataclass
+class Done:
+    """What a prediction of a file was: numbers of structures, and the first batch."""
+
+    example: Prediction
+    structures: int = 0
+    kept: int = 0  # from the run that was interrupted
+    labelled: int = 0
+
+
+def predict_file(
+    potential: Model,
+    source: Path,
+    output: Path,
+    *,
+    resume: bool = False,
+    labels: Labels | None = None,
+    **options: Any,
+) -> Done:
+    """Predict the structures of one file into another (extxyz); memory does not grow with them.
+
+    Args:
+        potential: with error bars.
+        source: any file that ASE reads.
+        output: file to write; labels of the structures stay in it.
+        resume: keep the whole batches of a run that was interrupted.
+        labels: names of the labels.
+        options: of `potential.predict`.
+    """
+    part = _part_of(output, resume)
+    elements = known_elements(potential.backbone)
+    checked = iter_checked(iter_structures(source), source, elements=elements, labels=labels)
+    total = sum(1 for _ in track(checked, "reading"))
+    offsets = whole_xyz_frames(part) if part.exists() else np.zeros(1, dtype=int)
+    batches = batches_of(iter_structures(source), MOST_ATOMS)
+    done: Done | None = None
+    first = position = 0  # structures done, and bytes that are theirs
+    try:
+        with writing(output), part.open("r+b" if part.exists() else "wb") as file:
+            for batch in track(batches, "predicting", total, len):
+                last = first + len(batch)
+                there = last < len(offsets)
+                if done is None or not there:
+                    prediction = potential.predict(batch, batch_size=len(batch), **options)
+                    done = done or Done(prediction)
+                    text = _text(prediction.to_atoms(batch, beside=labels or Labels()))
+                    if there:
+                        _check_same(file, text, part)
+                    else:
+                        _write(file, position, text)
+                done.kept += len(batch) if there else 0
+                done.labelled += sum(bool(available(atoms, labels)) for atoms in batch)
+                first, position = last, int(offsets[last]) if there else file.tell()
+            file.truncate(position)
+    finally:
+        if part.stat().st_size == 0:
+            part.unlink()
+    assert done is not None  # iter_checked refuses files without structures
+    os.replace(part, output)
+    done.structures = first
+    return done
+
+
+def summary_of(path: Path) -> dict[str, list[float]]:
+    """What matters of each structure of a predicted file, as `Prediction.summary` has it."""
+    found: dict[str, list[float]] = {}
+    for atoms in iter_structures(path):
+        results = {} if atoms.calc is None else atoms.calc.results
+        std = atoms.arrays.get(keys.FORCES_UNCERTAINTY)
+        values = {
+            keys.ENERGY: atoms.info.get(f"predicted_{keys.ENERGY}", results.get(keys.ENERGY)),
+            keys.ENERGY_UNCERTAINTY: atoms.info.get(keys.ENERGY_UNCERTAINTY),
+            "largest_force_uncertainty": std if std is None else np.linalg.norm(std, axis=1).max(),
+        }
+        for name, value in values.items():
+            if value is not None:
+                found.setdefault(name, []).append(float(value))
+    return found
+
+
+def _part_of(output: Path, resume: bool) -> Path:
+    """The file that grows, after making sure that it can be written."""
+    if not output.parent.is_dir():
+        raise InputError(f"{output}: the folder {output.parent} does not exist; create it first")
+    part = output.with_name(f"{output.name}.part")
+    if part.exists() and not resume:
+        raise InputError(
+            f"{part} is of a prediction that was interrupted; continue it with --resume, or remove "
+            "it to start anew"
+        )
+    return part
+
+
+def _text(frames: list[Atoms]) -> bytes:
+    text = io.StringIO()
+    ase.io.write(text, frames, format="extxyz")
+    return text.getvalue().encode()
+
+
+def _check_same(file: BinaryIO, text: bytes, part: Path) -> None:
+    """Refuse to go on where the first batch does not come out as it did before."""
+    file.seek(0)
+    if file.read(len(text)) != text:
+        raise InputError(
+            f"{part} was made with another model, other structures, settings or another machine; "
+            "give the same ones, or remove it to start anew"
+        )
+
+
+def _write(file: BinaryIO, position: int, text: bytes) -> None:
+    """Put whole frames behind those before, onto the disk."""
+    file.seek(position)
+    file.truncate()
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,107 @@
+"""Progress of loops that take long: a bar with the time left, on terminals and in notebooks.
+
+    with progress_shown():                     # what commands do
+        for batch in track(batches, "predicting", total=len(batches)): ...
+
+Outside of such a block `track` only passes on what it is given. Bars appear after two seconds;
+where nobody watches (a log file), a line says every half minute how far the work is.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+DELAY = 2.0  # s before a bar appears
+BETWEEN_LINES = 30.0  # s
+
+Item = TypeVar("Item")
+
+
+class Bars:
+    """One live display for all loops of a command; rich allows no second one."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self.console = Console(stderr=True)
+        self.seen = self.console.is_terminal or self.console.is_jupyter
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        texts = (TextColumn(c) if isinstance(c, str) else c for c in columns)
+        self.live = Progress(*texts, TextColumn("left"), console=self.console, transient=True)
+        self.begun = time.monotonic()
+        self.told = self.begun
+
+    def show(self, task: Any, since: float) -> None:
+        """Draw the bar, or say how far the task is, if it is time for that."""
+        now = time.monotonic()
+        if self.seen and now - self.begun > DELAY:
+            self.live.start()  # once more does nothing
+        elif not self.seen and now - self.told > BETWEEN_LINES:
+            self.told = now
+            text = f"{task.description}: {task.completed:.0f}"
+            if task.total:
+                left = (now - since) * (task.total / task.completed - 1)
+                text += f" of {task.total:.0f}, about {left / 60:.0f} min left"
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        """Take the bars away; stopping what was never started would print an empty line."""
+        if self.live.live.is_started:
+            self.live.stop()
+
+
+_bars: ContextVar[Bars | None] = ContextVar("bars", default=None)
+
+
+@contextmanager
+def progress_shown() -> Iterator[None]:
+    """Within the block, show the progress of loops that use `track`."""
+    if _bars.get() is not None:
+        yield
+        return
+    bars = Bars()
+    token = _bars.set(bars)
+    try:
+        yield
+    finally:
+        bars.stop()
+        _bars.reset(token)
+
+
+def track(
+    items: Iterable[Item],
+    title: str,
+    total: int | None = None,
+    count: Callable[[Item], int] = lambda item: 1,
+) -> Iterator[Item]:
+    """Pass on the items, and show how many are done.
+
+    Args:
+        items: to work on.
+        title: of the work, e.g. "predicting".
+        total: of what `count` counts, where it is known.
+        count: what one item counts.
+    """
+    bars = _bars.get()
+    if bars is None:
+        yield from items
+        return
+    task = bars.live.add_task(title, total=total)
+    (shown,) = (one for one in bars.live.tasks if one.id == task)
+    since = time.monotonic()
+    try:
+        for item in items:
+            yield item
+            bars.live.advance(task, count(item))
+            bars.show(shown, since)
+    finally:
+        bars.live.remove_task(task)
