@@ -224,7 +224,7 @@ def test_the_schema_describes_what_is_accepted(folder):
 @pytest.mark.parametrize("name", ["train", "finetune", "active"])
 def test_every_key_of_a_template_has_a_comment_and_none_is_lost(name):
     lines = invoke("template", name).stdout.splitlines()
-    assert all(re.search(r": .*# \w|:  # \w", line) for line in lines)
+    assert all(re.search(r": .*# \S|:  # \S", line) for line in lines)
     assert not [line for line in lines if line.rstrip().endswith("one of")]
     if name == "active":
         from blips.active.config import load_campaign

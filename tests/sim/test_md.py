@@ -219,13 +219,15 @@ def test_the_volume_follows_the_pressure(folder, tmp_path):
         settings = MDSettings(ensemble="npt", pressure=pressure, friction=50.0, timestep=2.0)
         dynamics = _dynamics(atoms, settings, np.random.default_rng(0))
         dynamics.run(300)
-        volume = atoms.get_volume() / len(atoms)
+        found = []
+        for _ in range(80):
+            dynamics.run(10)
+            found.append((atoms.get_volume(), -atoms.get_stress(include_ideal_gas=True)[:3].mean()))
+        volume, mean_pressure = np.mean(found, axis=0)
         assert volumes.setdefault(pressure, volume) == volume
-        shape = atoms.cell.array / volume ** (1 / 3)
-        np.testing.assert_allclose(shape, shape[0, 0] * np.eye(3), atol=1e-9)
-        stress = atoms.get_stress(include_ideal_gas=True)[:3].mean()
-        assert -stress / GPa == pytest.approx(pressure, abs=6.0)
-    assert 0.82 < volumes[20.0] / volumes[0.0] < 0.93  # Cu: bulk modulus about 140 GPa
+        assert mean_pressure / GPa == pytest.approx(pressure, abs=1.5)
+        np.testing.assert_allclose(atoms.cell.array, atoms.cell[0, 0] * np.eye(3), atol=1e-9)
+    assert 0.85 < volumes[20.0] / volumes[0.0] < 0.93  # Cu: bulk modulus about 140 GPa
 
 
 def test_the_command_runs_npt_and_refuses_what_it_cannot(folder, tmp_path):

@@ -52,7 +52,7 @@ def lammps(
     from blips.sim.frames import FrameSaver
     from blips.sim.lammps import run_script, start
 
-    potential = load_model(Path(model))
+    potential = load_model(model)
     guard = make_guard(potential, low, high, error)
     saver = FrameSaver(frames, every=save_every, distinct=distinct)
     calculator = Calculator(potential, method, member=member, samples=samples, seed=seed)

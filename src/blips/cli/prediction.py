@@ -208,12 +208,12 @@ def evaluate(
     labels = labels_of(backbone, energy_key, forces_key)
     atoms = read_known(structures, backbone, labels)
     references = References.of(atoms, labels)
-    options = stress_too(atoms, references)
+    stress = bool(stress_too(atoms, references))
     with progress_shown():
         if isinstance(potential, ErrorBars):
-            prediction = potential.predict(atoms, samples=samples, seed=seed, **options)
+            prediction = potential.predict(atoms, samples=samples, seed=seed, stress=stress)
         else:
-            prediction = predict_plain(backbone, atoms, **options)
+            prediction = predict_plain(backbone, atoms, stress=stress)
         result = assess(prediction, references, n_bootstrap=bootstrap)
         name = Path(model).stem
         path = write_evaluation(folder / "metrics.json", {name: result})
