@@ -306,7 +306,7 @@ def exit_of(monkeypatch, capsys, folder, *arguments):
         (["predict", "model.safetensors", "data.extxyz", "-o", "no/x"], ["no", "create it"]),
         (["predict", "model.safetensors", "data.extxyz", "-o", "x", "--method", "mp"], ["mp"]),
         (["calibrate", "model.safetensors", "data.extxyz", "-o", "x", "--kind", "k"], ["isotonic"]),
-        (["report", "absent"], ["not a folder"]),
+        (["report", "absent"], ["absent is not there"]),
         (["predict"], ["Missing argument"]),
         (["prdict"], ["No such command"]),
     ],
