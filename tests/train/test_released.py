@@ -7,7 +7,7 @@ from ase import Atoms
 from ase.build import bulk
 
 import blips
-from blips.errors import CheckpointError
+from blips.errors import CheckpointError, ConfigError
 from blips.train import released
 
 SHIPPED = ("chgnet", "mattersim-1m", "sevennet-0")
@@ -82,7 +82,7 @@ def test_error_bars_of_other_weights_are_refused(monkeypatch):
 
 
 def test_names_and_options_are_checked(tmp_path):
-    with pytest.raises(CheckpointError, match="no checkpoint"):
-        blips.load("no-such-model")
-    with pytest.raises(TypeError, match="no released model"):
+    with pytest.raises(ConfigError, match="neither a file nor a released model; did you mean 'ch"):
+        blips.load("chgnt")
+    with pytest.raises(ConfigError, match="no released model"):
         blips.load(tmp_path / "model.safetensors", weights="x")
