@@ -14,7 +14,8 @@ def test_energies_are_judged_per_atom():
     structures = [Atoms(f"H{size}") for size in sizes]
     for atoms, energy in zip(structures, -errors, strict=True):
         atoms.calc = SinglePointCalculator(atoms, energy=energy)
-    prediction = Prediction(n_atoms=sizes, method="map", energy=np.zeros(4), energy_std=stds)
+    given = {"energy": np.zeros(4), "energy_std": stds}
+    prediction = Prediction(n_atoms=sizes, method="mc", samples=8, **given)
     found = {
         name: metric["value"] for name, metric in measure_energies(prediction, structures).items()
     }
