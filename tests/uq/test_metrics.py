@@ -112,8 +112,8 @@ def test_calibrated_predictions_are_found_calibrated():
 def test_ece_closed_forms():
     n = 1000
     zero, one = np.zeros(n), np.ones(n)
-    huge_sigma = metrics.ece(zero, 1e9 * one, one)  # all z just above 0: p_obs = [p > 1/2]
-    assert huge_sigma == pytest.approx(0.25, abs=0.006)
+    huge_std = metrics.ece(zero, 1e9 * one, one)  # all z just above 0: p_obs = [p > 1/2]
+    assert huge_std == pytest.approx(0.25, abs=0.006)
     one_sided = metrics.ece(zero, 1e-9 * one, one)  # p_obs = 0 up to p = 1
     assert one_sided == pytest.approx(0.5, abs=0.006)
     two_sided = metrics.ece(zero, 1e-9 * one, np.where(np.arange(n) % 2, 1.0, -1.0))
@@ -121,7 +121,7 @@ def test_ece_closed_forms():
 
 
 def test_ece_of_a_wrong_scale_matches_its_integral():
-    scale = 0.4  # predicted sigma is 0.4 of the true one: p_obs = Phi(0.4 * Phi^-1(p))
+    scale = 0.4  # predicted std is 0.4 of the true one: p_obs = Phi(0.4 * Phi^-1(p))
     p = np.linspace(0, 1, 20_001)[1:-1]
     expected = np.mean(np.abs(p - stats.norm.cdf(scale * stats.norm.ppf(p))))
     quantiles = stats.norm.ppf((np.arange(5000) + 0.5) / 5000)
@@ -160,11 +160,25 @@ def test_ence_by_hand():
     np.testing.assert_allclose(rms_std, [1.0, 2.0])
     np.testing.assert_allclose(rmse, [1.0, 4.0])
     assert metrics.ence(np.zeros(4), std, error, n_bins=2) == pytest.approx(0.5)
-    with pytest.raises(InputError, match="n_bins"):
-        metrics.ence(np.zeros(4), std, error, n_bins=5)
+    for impossible in (0, 5):
+        with pytest.raises(InputError, match="n_bins"):
+            metrics.ence(np.zeros(4), std, error, n_bins=impossible)
+    (whole_std,), (whole,) = metrics.binned_errors(np.zeros(4), std, error, n_bins=1)
+    assert (whole_std, whole) == pytest.approx((np.sqrt(2.5), np.sqrt(34 / 4)))
 
 
-def test_ence_shares_errors_between_equal_sigmas():
+def test_bins_of_unequal_numbers_differ_by_one_and_keep_every_item():
+    starts, counts = metrics.equal_bins(11, 3)
+    assert starts.tolist() == [0, 3, 7]
+    assert counts.tolist() == [3, 4, 4]
+
+
+def test_a_target_on_the_edge_of_its_interval_is_covered():
+    edge = stats.norm.ppf(0.95)
+    assert metrics.coverage([0.0, 0.0], [1.0, 1.0], [edge, -edge], [0.9]) == [1.0]
+
+
+def test_ence_shares_errors_between_equal_stds():
     error = np.array([3.0, 0.0, 0.0, 1.0])
     rmse = metrics.binned_errors(np.zeros(4), np.ones(4), error, n_bins=2)[1]
     np.testing.assert_allclose(rmse, np.sqrt([2.5, 2.5]))
@@ -192,7 +206,7 @@ def test_ence_floor_of_a_calibrated_model():
         (["a", "b"], "real numbers"),
     ],
 )
-def test_bad_sigma_is_refused(metric, std, message):
+def test_bad_std_is_refused(metric, std, message):
     with pytest.raises(InputError, match=message):
         metric([0.0, 0.0], std, [1.0, 1.0])
 
