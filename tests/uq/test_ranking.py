@@ -29,6 +29,13 @@ def test_spearman_matches_torchmetrics_and_ignores_the_square():
     assert metrics.spearman(std**2, error**2) == pytest.approx(expected, abs=1e-6)
 
 
+def test_spearman_of_two_items_and_of_constants():
+    assert metrics.spearman([1.0, 2.0], [3.0, 4.0]) == pytest.approx(1.0)
+    assert metrics.spearman([1.0, 2.0], [4.0, 3.0]) == pytest.approx(-1.0)
+    assert metrics.spearman([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) == 0.0
+    assert metrics.spearman([1.0, 2.0, 3.0], [1.0, 1.0, 1.0]) == 0.0
+
+
 def scipy_spearman(a, b):
     return 0.0 if np.ptp(a) == 0.0 or np.ptp(b) == 0.0 else stats.spearmanr(a, b)[0]
 
