@@ -13,6 +13,7 @@ from blips.backbones.base import Backbone
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import ModelConfig, load_config
 from blips.conversion import bayesianize
+from blips.data.sanity import warn_of_labels
 from blips.errors import ConfigError
 from blips.inference.scale import keys_of
 from blips.potential import BayesianPotential
@@ -125,6 +126,7 @@ def conditioned(
     potential = bayesianize(model) if isinstance(model, Backbone) else model
     if anew:
         potential.posterior = None
+    warn_of_labels(valid or (), options.get("labels"))
     has = set() if valid is None else set(keys_of(valid, options.get("labels")))
     released = isinstance(model, Backbone) and model.pretrained
     if not (align and released and keys.ENERGY in has):

@@ -19,6 +19,7 @@ from blips.config import RunConfig, Source, load_config
 from blips.data.batch import TrainingData
 from blips.data.dataset import AtomData, StreamedData, StructureData
 from blips.data.labels import Labels
+from blips.data.sanity import warn_of_labels
 from blips.data.splits import Split, group_split, random_split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import BlipsError, ConfigError, InputError
@@ -182,6 +183,7 @@ def _datasets(
         raise InputError("training structures need validation structures, not a data set")
     else:
         valid_structures = _structures(valid)
+    warn_of_labels(structures, _labels(settings))
     set_reference_energies(backbone, structures, settings)
     return (
         _data(backbone, structures, settings, _name(train, "training")),

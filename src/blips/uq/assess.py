@@ -13,6 +13,7 @@ from ase import Atoms
 from ase.stress import full_3x3_to_voigt_6_stress
 
 from blips.data.labels import QUANTITIES, Labels, available, extract
+from blips.data.sanity import warn_of_labels
 from blips.errors import InputError
 from blips.files import replacing
 from blips.prediction import Model, Prediction
@@ -63,6 +64,7 @@ class References:
         """
         if not structures:
             raise InputError("no structures to evaluate on; the list is empty")
+        warn_of_labels(structures, labels)
         found: dict[str, list[np.ndarray]] = {name: [] for name in QUANTITIES}
         missing = {"energy": lambda n: (), "forces": lambda n: (n, 3), "stress": lambda n: (3, 3)}
         for atoms in structures:

@@ -1,0 +1,177 @@
+r"""Do labels look like energies in eV and forces in eV/A? Warnings where they do not.
+
+Two tests, both blind to the orientation of molecules, on structures of the same atoms in the same
+order:
+
+* Energies against forces: for two frames that differ by small displacements d, E_2 - E_1 is about
+  -(F_1 + F_2) . d / 2. The slope of one on the other is 1; -1 tells a wrong sign, 27.2 Hartree
+  beside eV.
+* Stiffness of bonds: the force that pushes two neighbours apart, (F_j - F_i) . r / (2 |r|), falls
+  with their distance by k = 1 to 150 eV/A^2. k < 0 tells a wrong sign, k of many hundreds labels in
+  kcal/mol or kJ/mol, bonds of hydrogen with k of 1 labels in Hartree.
+
+They speak only where the correlation is high, so labels of another kind, or too few, are passed.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+
+import numpy as np
+from ase import Atoms
+from ase.data import chemical_symbols
+from ase.geometry import find_mic
+
+from blips import keys
+from blips.data.labels import Labels, available, extract
+
+MOST_FRAMES, MOST_ATOMS = 200, 200
+LEAST_FRAMES = 8
+LARGEST_MOVE = 0.6  # A, of an atom between two frames that are compared
+HIGH_CORRELATION = 0.9  # of energies with forces
+BOND_CORRELATION = 0.7  # of forces with distances
+STIFFEST, SOFTEST_WITH_HYDROGEN = 250.0, 4.0  # eV/A^2; N2 has 143, C-H, N-H and O-H 28 to 50
+FACTORS = {23.06: "kcal/mol", 96.49: "kJ/mol", 27.21: "Hartree", 13.61: "Rydberg"}
+
+Array = np.ndarray
+Frame = tuple[Array, Array, Array, Atoms]  # positions, forces, energy (NaN without), structure
+
+
+def warn_of_labels(structures: Sequence[Atoms], labels: Labels | None = None) -> None:
+    """Warn of labels that look as if their unit or sign were another one."""
+    for problem in suspicions(structures, labels):
+        warnings.warn(
+            f"the labels look wrong: {problem}. Check their names and units (energy_unit, "
+            "length_unit of the labels)",
+            stacklevel=3,
+        )
+
+
+def suspicions(structures: Sequence[Atoms], labels: Labels | None = None) -> list[str]:
+    """Sentences about what looks wrong; none where labels look right or cannot be judged."""
+    series = [frames for frames in _series(structures, labels) if len(frames) >= LEAST_FRAMES]
+    found = _energies_against_forces(series), _stiffness(series)
+    return [sentence for sentence in found if sentence]
+
+
+def _series(structures: Sequence[Atoms], labels: Labels | None) -> Iterator[list[Frame]]:
+    """Frames of the same atoms in the same order, in their order."""
+    by_atoms: dict[tuple[int, ...], list[Frame]] = {}
+    spaced = np.linspace(0, len(structures) - 1, min(len(structures), MOST_FRAMES)).astype(int)
+    for atoms in (structures[int(k)] for k in np.unique(spaced)):
+        has = available(atoms, labels)
+        if keys.FORCES not in has or not 2 <= len(atoms) <= MOST_ATOMS:
+            continue
+        values = extract(atoms, [name for name in has if name != keys.STRESS], labels)
+        energy = values.get(keys.ENERGY, np.array(np.nan))
+        frame = (atoms.positions, values[keys.FORCES], energy, atoms)
+        by_atoms.setdefault(tuple(atoms.numbers), []).append(frame)
+    yield from by_atoms.values()
+
+
+def _energies_against_forces(series: list[list[Frame]]) -> str | None:
+    work, change = [], []
+    for frames in series:
+        near = pairwise(frames) if len(frames) > 30 else combinations(frames, 2)
+        for (first, forces, energy, atoms), (second, others, other, _) in near:
+            if np.isnan(energy) or np.isnan(other):
+                continue
+            move, turn = _displacement(first, second, atoms)
+            if 0 < np.abs(move).max() <= LARGEST_MOVE:
+                work.append(-0.5 * float(((forces + others @ turn) * move).sum()))
+                change.append(float(other - energy))
+    if len(work) < LEAST_FRAMES or not np.any(work) or not np.std(change) > 0:
+        return None
+    slope, correlation = np.polyfit(work, change, 1)[0], np.corrcoef(work, change)[0, 1]
+    if abs(correlation) < HIGH_CORRELATION or 0.5 < slope < 2.0:
+        return None
+    if slope < 0:
+        return "energies rise where forces say that they fall: is the sign of the forces wrong?"
+    return (
+        f"differences of energies are {slope:.3g} times what forces along the displacements give "
+        f"({len(work)} pairs of frames); {_units(slope)}"
+    )
+
+
+def _units(factor: float) -> str:
+    """Which unit a factor between energies and forces speaks for."""
+    for known, unit in FACTORS.items():
+        for value, who in ((known, "energies"), (1 / known, "forces")):
+            if abs(np.log(factor / value)) < 0.1:
+                return f"are the {who} in {unit}, the others in eV?"
+    return "they are not in the same unit"
+
+
+def _displacement(first: Array, second: Array, atoms: Atoms) -> tuple[Array, Array]:
+    """Displacements [N, 3] after the best superposition, and its rotation [3, 3] (rows turn)."""
+    if atoms.pbc.any():
+        return _nearest_image(second - first, atoms), np.eye(3)
+    mean = second.mean(axis=0)
+    u, _, v = np.linalg.svd((second - mean).T @ (first - first.mean(axis=0)))
+    turn = u @ np.diag([1.0, 1.0, np.sign(np.linalg.det(u @ v))]) @ v
+    return (second - mean) @ turn - (first - first.mean(axis=0)), turn
+
+
+def _stiffness(series: list[list[Frame]]) -> str | None:
+    """Judge k of each kind of bond, by regression of forces on distances around their means."""
+    lengths: dict[tuple[int, int], list[Array]] = {}
+    pushes: dict[tuple[int, int], list[Array]] = {}
+    for frames in series:
+        for i, j in _neighbours(frames[0]):
+            numbers = frames[0][3].numbers
+            kind = (min(numbers[i], numbers[j]), max(numbers[i], numbers[j]))
+            length, push = np.array([_bond(frame, i, j) for frame in frames]).T
+            kept = np.abs(length / np.median(length) - 1.0) < 0.3  # not where partners changed
+            if not kept.any():
+                continue
+            lengths.setdefault(kind, []).append(length[kept] - length[kept].mean())
+            pushes.setdefault(kind, []).append(push[kept] - push[kept].mean())
+    for kind, parts in lengths.items():
+        x, y = np.concatenate(parts), np.concatenate(pushes[kind])
+        if len(x) < 3 * LEAST_FRAMES or not (x.std() > 1e-4 and y.std() > 0):
+            continue
+        k, correlation = -float(x @ y / (x @ x)), np.corrcoef(x, y)[0, 1]
+        if problem := _judged(kind, k, correlation):
+            return problem
+    return None
+
+
+def _judged(kind: tuple[int, int], k: float, correlation: float) -> str | None:
+    bond = f"{chemical_symbols[kind[0]]}-{chemical_symbols[kind[1]]}"
+    if correlation > BOND_CORRELATION:
+        return f"{bond} bonds are pushed apart the more, the longer they are: forces of wrong sign?"
+    if correlation > -BOND_CORRELATION:
+        return None
+    if k > STIFFEST:
+        return (
+            f"{bond} bonds have a stiffness of {k:.0f} eV/A^2, and none has more than 150: are the "
+            "forces in kcal/mol or kJ/mol?"
+        )
+    if kind[0] == 1 and kind[1] in (6, 7, 8) and k < SOFTEST_WITH_HYDROGEN:
+        return (
+            f"{bond} bonds have a stiffness of {k:.2g} eV/A^2 in place of 25 to 50: are the forces "
+            "in Hartree or Rydberg?"
+        )
+    return None
+
+
+def _neighbours(frame: Frame) -> set[tuple[int, int]]:
+    """Each atom and its nearest neighbour."""
+    distances = frame[3].get_all_distances(mic=True)
+    np.fill_diagonal(distances, np.inf)
+    return {(min(i, int(j)), max(i, int(j))) for i, j in enumerate(distances.argmin(axis=1))}
+
+
+def _bond(frame: Frame, i: int, j: int) -> tuple[float, float]:
+    """Distance of two atoms, and the force that pushes them apart."""
+    positions, forces, _, atoms = frame
+    between = _nearest_image(positions[j : j + 1] - positions[i], atoms)[0]
+    length = float(np.linalg.norm(between))
+    return length, 0.5 * float((forces[j] - forces[i]) @ between) / length
+
+
+def _nearest_image(vectors: Array, atoms: Atoms) -> Array:
+    """Shortest periodic images of vectors [n, 3]."""
+    if not atoms.pbc.any():
+        return vectors
+    return find_mic(vectors, atoms.cell, atoms.pbc)[0]  # pyright: ignore[reportArgumentType]
