@@ -98,6 +98,13 @@ def test_order_of_the_data_does_not_matter(data, random):
     assert metrics.ence(*shuffled, n_bins=2) == pytest.approx(metrics.ence(*data, n_bins=2))
 
 
+def test_components_are_the_last_axis_of_any_array():
+    mean, std, target = (values.reshape(2, 5, 3) for values in calibrated(30))
+    for score in (metrics.gaussian_nll, metrics.crps_gaussian):
+        found = score(mean, std, target, components="sum")
+        assert found == pytest.approx(3 * score(mean, std, target, components="mean"))
+
+
 # ----------------------------------------------------------------------------------- calibration
 def test_calibrated_predictions_are_found_calibrated():
     n = 20_000

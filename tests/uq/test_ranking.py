@@ -115,6 +115,8 @@ def test_rejection_curve_by_hand():
     assert curve.random == pytest.approx(3.0)
     assert curve.auc == pytest.approx(2.5)
     assert curve.auc_normalised == pytest.approx((2.5 - 5.5 / 3) / (3.0 - 5.5 / 3))
+    small = metrics.rejection_curve([1.0, 3.0, 2.0], [1e-3, 2e-3, 6e-3])  # another unit
+    assert small.auc_normalised == pytest.approx(curve.auc_normalised)
 
 
 @given(rankings())
