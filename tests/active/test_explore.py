@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import torch
 from ase.build import bulk, molecule
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
 from campaigns import tiny_campaign
 
 import blips
@@ -19,9 +21,30 @@ from blips.errors import InputError
 @pytest.fixture(scope="module")
 def walk_of(tmp_path_factory):
     """Frames of a short trajectory with a small model of random weights."""
+    return walker_with(small_model(), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def conditioned_walk_of(tmp_path_factory):
+    """The same with a model whose posterior has seen three structures, and fits none of them."""
+    structures = [molecule("NH3") for _ in range(6)]
+    for seed, atoms in enumerate(structures):
+        atoms.rattle(0.05, seed=seed)
+        atoms.calc = EMT()
+        results = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
+        atoms.calc = SinglePointCalculator(atoms, **results)
+    model = small_model()
+    model.condition(structures[:3], valid=structures[3:])
+    return walker_with(model, tmp_path_factory.mktemp("conditioned"))
+
+
+def small_model():
     torch.manual_seed(0)
-    model = blips.bayesianize(PaiNN(cutoff=4.0, features=8, blocks=1, num_basis=4), seed=0)
-    path = blips.save(model, tmp_path_factory.mktemp("model") / "model.safetensors")
+    return blips.bayesianize(PaiNN(cutoff=4.0, features=8, blocks=1, num_basis=4), seed=0)
+
+
+def walker_with(model, folder):
+    path = blips.save(model, folder / "model.safetensors")
 
     def make(
         start,
@@ -69,6 +92,38 @@ def test_members_and_the_mean_go_different_ways(walk_of):
     assert np.array_equal(ends["member 1"], ends["member 1 again"])
     for first, second in (("mean", "member 0"), ("member 0", "member 1")):
         assert np.abs(ends[first] - ends[second]).max() > 1e-6
+
+
+def test_wild_members_are_brought_near_the_mean(conditioned_walk_of):
+    """A member of a posterior that knows little moves atoms by as much as labels' forces would."""
+    start = molecule("NH3")
+    start.rattle(0.05, seed=1)
+    moved = {}
+    short = {"steps": 2, "every": 2}
+    mean = conditioned_walk_of(start, **short)[-1][0]
+    for limit in (1e9, 0.1, 1e-4):
+        end = conditioned_walk_of(start, potential="member", typical_force=limit, **short)[-1][0]
+        moved[limit] = np.abs(end.positions - mean.positions).max()
+    assert moved[1e9] > 10 * moved[0.1]
+    assert moved[0.1] == pytest.approx(1e3 * moved[1e-4], rel=0.1)
+
+
+def test_a_trajectory_that_a_guard_ends_begins_anew(conditioned_walk_of):
+    """With an automatic limit every trajectory leaves its start; a given one is kept to."""
+    start = molecule("NH3")
+    frames = conditioned_walk_of(
+        start, temperature=3000.0, limits={"force_std": 1e-9}, soft=True, steps=60, every=5
+    )
+    ended = [origin["step"] for _, origin in frames if "guard" in origin]
+    assert ended
+    assert ended[0] < 60
+    steps = [origin["step"] for _, origin in frames]
+    assert steps == list(range(0, 61, 5))
+    after = [np.abs(atoms.positions - start.positions).max() for atoms, _ in frames]
+    restarted = steps.index(ended[0]) + 1
+    assert after[restarted] < after[restarted - 1]  # near the start again
+    strict = conditioned_walk_of(start, limits={"force_std": 1e-9}, steps=60, every=5)
+    assert [origin["step"] for _, origin in strict] == [0]
 
 
 def test_pressure_changes_the_cell(walk_of):

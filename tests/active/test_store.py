@@ -17,7 +17,7 @@ from blips.active.config import load_campaign
 from blips.active.database import CampaignError, DamagedCampaignError
 from blips.active.frames import digest, from_json, to_json
 from blips.active.store import DATABASE, CampaignStore, Pick
-from blips.errors import InputError
+from blips.errors import BlipsError, InputError
 
 
 def picks(count=3, round=0):
@@ -208,3 +208,43 @@ def test_names_that_are_no_text_are_damage(tmp_path):
 def test_a_folder_without_campaign_is_named(tmp_path):
     with pytest.raises(CampaignError, match="holds no campaign"):
         CampaignStore(tmp_path, writable=False)
+
+
+@pytest.mark.parametrize(
+    ("statement", "read"),
+    [
+        (
+            "UPDATE blips_facts SET value = '{\"a\": ' WHERE name = 'config'",
+            lambda s: s.fact("config"),
+        ),
+        (
+            "UPDATE blips_facts SET value = '[1, 2]' WHERE name = 'config'",
+            lambda s: s.fact("config"),
+        ),
+        ("UPDATE blips_stages SET result = 'nonsense'", lambda s: s.stage(0, "select")),
+        ("UPDATE blips_stages SET result = '7'", lambda s: s.stage(0, "select")),
+        ("UPDATE blips_picks SET reason = '{'", lambda s: s.picks()),
+        ("UPDATE blips_picks SET structure = '{\"numbers\": [7'", lambda s: s.picks()),
+        ("UPDATE blips_chunks SET best = ''", lambda s: s.chunks(1)),
+        ("UPDATE blips_walks SET frames = '{}'", lambda s: s.frames(1)),
+        ("UPDATE systems SET positions = X'00'", lambda s: s.labelled()),
+        ("UPDATE systems SET calculator_parameters = 'x', data = 'x'", lambda s: s.labelled()),
+    ],
+)
+def test_damaged_json_in_a_sound_file_is_one_line(tmp_path, statement, read):
+    with CampaignStore(tmp_path) as store:
+        store.begin(load_campaign(tiny_campaign(tmp_path)))
+        chosen = picks()
+        store.add_picks(chosen, 0, {"chosen": 3})
+        store.add_label(chosen[0], RESULTS)
+        store.add_frames(1, 0, [(chosen[0].atoms, {"walker": 0})])
+        store.add_chunk(1, 0, {"rows": []})
+        read(store)
+    with sqlite3.connect(tmp_path / DATABASE) as damaging:
+        damaging.execute(statement)
+    damaging.close()
+    with CampaignStore(tmp_path) as store, pytest.raises(BlipsError) as raised:
+        read(store)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert "damaged" in message or "no structure of a campaign" in message

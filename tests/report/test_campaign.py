@@ -58,7 +58,7 @@ def test_a_campaign_that_has_just_begun():
 
 def test_a_baseline_is_drawn_and_compared():
     random = SUMMARY | {
-        "config": {"select": {"score": "random"}},
+        "config": {"select": {"rule": "random"}},
         "curve": [
             {"round": 1, "labels": 20, "force_mae": 0.4},
             {"round": 2, "labels": 40, "force_mae": 0.3},
@@ -75,3 +75,18 @@ def test_a_baseline_is_drawn_and_compared():
     better = random | {"curve": [{"round": 1, "labels": 20, "force_mae": 0.1}]}
     page = Page(render_campaign("ammonia", SUMMARY, baseline=better))
     assert "did not get there with 40" in page.text
+
+
+def test_a_campaign_without_a_test_set_is_judged_by_the_labels_it_asked_for():
+    curve = [
+        {"round": 1, "labels": 20, "surprise": {"force_mae": 0.5, "force_std": 0.6}},
+        {"round": 2, "labels": 30, "surprise": {"force_mae": 0.3, "force_std": 0.2}},
+        {"round": 3, "labels": 40, "surprise": {}},
+    ]
+    page = Page(render_campaign("ammonia", SUMMARY | {"curve": curve}))
+    plot = json.loads(page.scripts[0])["figures"]["curve-plot"]
+    assert plot["series"][0]["x"] == [20, 30]
+    assert plot["series"][0]["y"] == [0.5, 0.3]
+    assert "before it was trained on them" in plot["note"]
+    assert "from 0.5 eV/Å with 20 labels to 0.3 eV/Å with 30" in page.text
+    assert "surprise" not in page.text

@@ -93,11 +93,7 @@ class Campaign:
         raise AssertionError("unreachable")
 
     def _end(self, round: int, reason: str) -> str:
-        before = self.store.stage(round, "end")
-        if before is None or before["reason"] != reason:
-            if before is not None:
-                self.store.reopen(round, "end")
-            self.store.finish(round, "end", {"reason": reason})
+        self.store.finish(round, "end", {"reason": reason})
         self.display.stage(round, f"the campaign has ended: {reason}")
         return reason
 
@@ -116,15 +112,10 @@ class Campaign:
 
     def _model(self, round: int) -> str:
         """Train and evaluate; returns a reason to stop, or nothing."""
-        model = trained(self.store, round)
-        if model is None:
+        if trained(self.store, round) is None:  # not yet, or its file is lost: the same again
             self.display.stage(round, "training")
-            if self.store.stage(round, "train") is not None:
-                self.store.reopen(round, "train")  # its file is lost: the same is trained again
             self.store.finish(round, "train", train_round(self.store, self.config, round))
-            model = trained(self.store, round)
-            if model is None:
-                raise CampaignError(f"the model of round {round} vanished as it was written")
+        model = self._trained(round)
         errors = self.store.stage(round, "evaluate")
         if errors is None:
             self.display.stage(round, "evaluating")
@@ -141,8 +132,11 @@ class Campaign:
         They are the candidates that it was least certain of, so its errors are large there; but
         every campaign has them, and they fall as it learns.
         """
-        found, model = self.store.stage(round, "surprise"), trained(self.store, round)
-        if found is None and model is not None:
+        if round == 0:
+            return
+        found = self.store.stage(round, "surprise")
+        if found is None:
+            model = self._trained(round)
             labelled = self.store.labelled(before=round + 1)[len(self.store.labelled(round)) :]
             samples, seed = self.config.select.samples, self.config.seed
             found = errors_on(model_of(model.job()), labelled, samples, seed) if labelled else {}
@@ -150,6 +144,12 @@ class Campaign:
         if found and not self.store.stage(round, "evaluate"):
             labels = len(self.store.labelled(before=round))
             self.display.finished({"round": round, "labels": labels, **found})
+
+    def _trained(self, round: int) -> Model:
+        model = trained(self.store, round)
+        if model is None:
+            raise CampaignError(f"the model of round {round} vanished; start the campaign again")
+        return model
 
     def _enough(self, round: int, errors: dict[str, Any], labels: int) -> str:
         stop = self.config.stop
@@ -166,9 +166,7 @@ class Campaign:
         """Explore and select; returns a reason to stop, or nothing."""
         before = self.store.stage(round, "select")
         if before is None:
-            model = trained(self.store, round)
-            if model is None:
-                raise CampaignError(f"the model of round {round} vanished; start again")
+            model = self._trained(round)
             limits, typical_force = self._limits(round)
             candidates = self._explore(round, model, limits, typical_force)
             self.display.stage(round, "screening candidates")
@@ -181,7 +179,7 @@ class Campaign:
             before = {
                 "chosen": len(picks),
                 "seen": screening.seen,
-                "excluded": screening.excluded,
+                "excluded": dict(sorted(screening.excluded.items())),
                 "largest": screening.largest,
             }
             target, largest = self.config.stop.force_std, screening.largest.get("force_std")

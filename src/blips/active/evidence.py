@@ -8,6 +8,7 @@ from ase import Atoms
 from torch import Tensor
 
 from blips.active.database import CampaignError
+from blips.active.frames import digest
 from blips.backbones.base import AtomisticBackbone
 from blips.bayes.condition import GaussianPosterior
 from blips.bayes.random import seeded_generator
@@ -21,7 +22,6 @@ def candidate_rows(
     structures: Sequence[Atoms],
     *,
     rows: int,
-    numbers: Sequence[int],
     seed: int = 0,
     energies: bool = True,
 ) -> np.ndarray:
@@ -35,8 +35,7 @@ def candidate_rows(
         potential: conditioned, with its evidence.
         structures: geometries.
         rows: force rows of each.
-        numbers: of the structures, which with the seed decide their random sums.
-        seed: of the random sums.
+        seed: of the random sums, with the geometry: equal structures have equal rows.
         energies: whether energies are labelled too; else their rows are left out.
     """
     gaussian, backbone = _gaussian(potential), potential.backbone
@@ -44,11 +43,7 @@ def candidate_rows(
         raise CampaignError(f"{type(backbone).__name__} is no potential of atoms")
     parts: list[np.ndarray] = []
     for batch in batches_of(structures):
-        first = sum(map(len, parts))
-        generators = [
-            seeded_generator("candidates", seed, number)
-            for number in numbers[first : first + len(batch)]
-        ]
+        generators = [seeded_generator("candidates", seed, digest(atoms)) for atoms in batch]
         found = _rows_of_batch(potential, backbone, batch, rows, generators)  # [S, 1 + rows, d]
         parts.append(whitened(gaussian, found if energies else found[:, 1:]))
     return np.concatenate(parts)

@@ -47,22 +47,64 @@ class Model:
         return {"model": self.path, "digest": self.digest, **more}
 
 
-@dataclass(frozen=True)
 class Screening:
-    """What screening found.
+    """The best candidates so far; which they are in the end does not depend on the order.
 
     Attributes:
-        rows: (number, scores) of the best, best first; if those within the limits are too few,
-            also the least uncertain beyond them, with the score "beyond".
+        rows: (number, scores) of the best, best first; those beyond the automatic limit come last,
+            the least uncertain first, with the score "beyond".
         seen: candidates in all.
         excluded: how many are beyond a limit or known, by reason.
         largest: largest value of every score among those that can be chosen.
     """
 
-    rows: list[Row]
-    seen: int
-    excluded: dict[str, int]
-    largest: dict[str, float]
+    def __init__(self, config: CampaignConfig, round: int) -> None:
+        self.rows: list[Row] = []
+        self.seen = 0
+        self.excluded: Counter[str] = Counter()
+        self.largest: dict[str, float] = {}
+        self._rule, self._power = config.select.rule, config.select.cost
+        self._count = config.select.keep * config.select.batch
+        self._soft = config.limits.force_std == "auto"
+        self._seed, self._round = config.seed, round
+
+    def summary(self, numbers: list[int], result: dict[str, Any], seen: int) -> dict[str, Any]:
+        """Give what is worth keeping of a screened chunk, JSON-able."""
+        rows: list[Row] = []
+        for number, row, reason in zip(numbers, result["scores"], result["excluded"], strict=True):
+            if row is None or (reason is not None and not (self._soft and reason == "force_std")):
+                continue
+            if self._rule == "random":
+                row["random"] = random_score(self._seed, self._round, number)
+            if reason is not None:
+                row["beyond"] = 1.0
+            rows.append((number, row))
+        excluded = Counter(reason for reason in result["excluded"] if reason is not None)
+        excluded["known"] += seen - len(numbers)
+        found = [row for _, row in rows]
+        rows.sort(key=self._key)
+        worst = self._key(self.rows[-1]) if len(self.rows) >= self._count else None
+        rows = [row for row in rows[: self._count] if worst is None or self._key(row) < worst]
+        names = [name for name in (found[0] if found else ()) if name != "beyond"]
+        largest = {name: max(row[name] for row in found) for name in names}
+        return {"rows": rows, "excluded": +excluded, "largest": largest, "seen": seen}
+
+    def add(self, content: dict[str, Any]) -> None:
+        """Take in what `summary` kept of a chunk."""
+        self.rows += [(number, row) for number, row in content["rows"]]
+        self.rows.sort(key=self._key)
+        del self.rows[self._count :]
+        self.excluded.update(content["excluded"])
+        self.seen += content["seen"]
+        for name, value in content["largest"].items():
+            self.largest[name] = max(value, self.largest.get(name, value))
+
+    def _key(self, row: Row) -> tuple[bool, float, int]:
+        """Within the limits the largest score first, beyond them the least uncertain."""
+        number, scores = row
+        if "beyond" in scores:
+            return True, scores["force_std"], number
+        return False, -scores[self._rule] / scores["atoms"] ** self._power, number
 
 
 def screen_candidates(
@@ -85,9 +127,9 @@ def screen_candidates(
         round: number of the round.
         limits: of the configuration, with numbers for what is "auto" there; else none is.
     """
-    select, top = config.select, _Top(config, round)
+    select, found = config.select, Screening(config, round)
     for content in store.chunks(round).values():
-        top.add(content)
+        found.add(content)
     known, done = store.known_digests(), set(store.chunks(round))
     waiting: dict[int, tuple[int, list[int], int]] = {}
     common = {
@@ -108,71 +150,16 @@ def screen_candidates(
             numbers = [number for number, _ in fresh]
             waiting[place] = (chunk, numbers, len(part))
             texts = [to_json(atoms) for _, atoms in fresh]
-            yield model.job(structures=texts, numbers=numbers, **common)
+            yield model.job(structures=texts, **common)
 
     for place, result in executor.run(screen, jobs()):
         if isinstance(result, JobLost):
             raise CampaignError(f"screening lost its workers ({result}); start the campaign again")
         chunk, numbers, seen = waiting.pop(place)
-        content = top.summary(numbers, result, seen)
-        top.add(content)
+        content = found.summary(numbers, result, seen)
+        found.add(content)
         store.add_chunk(round, chunk, content)
-    return top.screening()
-
-
-class _Top:
-    """The best candidates so far; which they are in the end does not depend on the order."""
-
-    def __init__(self, config: CampaignConfig, round: int) -> None:
-        self.rule, self.power = config.select.rule, config.select.cost
-        self.count = config.select.keep * config.select.batch
-        self.soft = config.limits.force_std == "auto"
-        self.seed, self.round = config.seed, round
-        self.rows: list[Row] = []
-        self.excluded: Counter[str] = Counter()
-        self.largest: dict[str, float] = {}
-        self.seen = 0
-
-    def summary(self, numbers: list[int], result: dict[str, Any], seen: int) -> dict[str, Any]:
-        """What is worth keeping of a screened chunk, JSON-able."""
-        rows: list[Row] = []
-        for number, row, reason in zip(numbers, result["scores"], result["excluded"], strict=True):
-            if row is None or (reason is not None and not (self.soft and reason == "force_std")):
-                continue
-            if self.rule == "random":
-                row["random"] = random_score(self.seed, self.round, number)
-            if reason is not None:
-                row["beyond"] = 1.0
-            rows.append((number, row))
-        excluded = Counter(reason for reason in result["excluded"] if reason is not None)
-        excluded["known"] += seen - len(numbers)
-        found = [row for _, row in rows]
-        rows.sort(key=self._key)
-        worst = self._key(self.rows[-1]) if len(self.rows) >= self.count else None
-        rows = [row for row in rows[: self.count] if worst is None or self._key(row) < worst]
-        names = [name for name in (found[0] if found else ()) if name != "beyond"]
-        largest = {name: max(row[name] for row in found) for name in names}
-        return {"rows": rows, "excluded": +excluded, "largest": largest, "seen": seen}
-
-    def add(self, content: dict[str, Any]) -> None:
-        self.rows += [(number, row) for number, row in content["rows"]]
-        self.rows.sort(key=self._key)
-        del self.rows[self.count :]
-        self.excluded.update(content["excluded"])
-        self.seen += content["seen"]
-        for name, value in content["largest"].items():
-            self.largest[name] = max(value, self.largest.get(name, value))
-
-    def screening(self) -> Screening:
-        excluded = dict(sorted(self.excluded.items()))
-        return Screening(self.rows, self.seen, excluded, self.largest)
-
-    def _key(self, row: Row) -> tuple[bool, float, int]:
-        """Within the limits the largest score first, beyond them the least uncertain."""
-        number, scores = row
-        if "beyond" in scores:
-            return True, scores["force_std"], number
-        return False, -scores[self.rule] / scores["atoms"] ** self.power, number
+    return found
 
 
 def choose(
@@ -226,7 +213,6 @@ def _rows_job(
 ) -> dict[str, Any]:
     return model.job(
         structures=[to_json(atoms) for _, atoms, _ in candidates],
-        numbers=[number for number, _, _ in candidates],
         rows=config.select.rows,
         seed=config.seed,
         energies=energies,
@@ -259,11 +245,12 @@ def _target_file(model: Model) -> Path:
 
 
 def _without_repeats(candidates: list[Candidate]) -> list[Candidate]:
-    """The first of equal geometries."""
-    first: dict[str, Candidate] = {}
+    """Of equal geometries the one with the smallest number, at the place of the best."""
+    found: dict[str, Candidate] = {}
     for candidate in candidates:
-        first.setdefault(digest(candidate[1]), candidate)
-    return list(first.values())
+        name = digest(candidate[1])
+        found[name] = min(candidate, found.get(name, candidate), key=lambda one: one[0])
+    return list(found.values())
 
 
 def _pick(

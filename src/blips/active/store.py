@@ -102,7 +102,7 @@ class CampaignStore(CampaignDatabase):
         return None if row is None else self.parsed(row[0])
 
     def finish(self, round: int, stage: str, result: Mapping[str, Any]) -> None:
-        """Record that a stage is finished."""
+        """Record that a stage is finished, in place of an earlier result."""
         with self.transaction() as cursor:
             _finish(cursor, round, stage, result)
 
@@ -110,11 +110,6 @@ class CampaignStore(CampaignDatabase):
         """The last round that has anything finished; -1 where there is none."""
         rows = self.rows("SELECT MAX(round) FROM blips_stages")
         return -1 if rows[0][0] is None else int(rows[0][0])
-
-    def reopen(self, round: int, stage: str) -> None:
-        """Forget that a stage was finished; it is done again."""
-        with self.transaction() as cursor:
-            cursor.execute("DELETE FROM blips_stages WHERE round = ? AND stage = ?", (round, stage))
 
     # Candidates
 
@@ -246,4 +241,6 @@ class CampaignStore(CampaignDatabase):
 
 
 def _finish(cursor: sqlite3.Cursor, round: int, stage: str, result: Mapping[str, Any]) -> None:
-    cursor.execute("INSERT INTO blips_stages VALUES (?, ?, ?)", (round, stage, json.dumps(result)))
+    cursor.execute(
+        "INSERT OR REPLACE INTO blips_stages VALUES (?, ?, ?)", (round, stage, json.dumps(result))
+    )

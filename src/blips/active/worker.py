@@ -161,7 +161,7 @@ def screen(job: dict[str, Any]) -> dict[str, Any]:
     """Scores of a chunk of candidates.
 
     Args:
-        job: model, digest, structures, numbers, samples, method, seed, limits, rule, rows, target
+        job: model, digest, structures, samples, method, seed, limits, rule, rows, target
             (file of the rows of target structures, for expected_reduction).
 
     Returns:
@@ -178,38 +178,34 @@ def screen(job: dict[str, Any]) -> dict[str, Any]:
             excluded.append(findings[0].limit if findings else None)
         sound = [i for i, reason in enumerate(excluded) if reason is None]
         scores: list[dict[str, float] | None] = [None] * len(structures)
-        rows = _scores(job, [(structures[i], job["numbers"][i]) for i in sound])
+        rows = _scores(job, [structures[i] for i in sound])
         for i, row in zip(sound, rows, strict=True):
             excluded[i] = "not finite" if row is None else _beyond(row, limits)
             scores[i] = row if excluded[i] in (None, *SOFT) else None
         return {"scores": scores, "excluded": excluded}
 
 
-def _scores(
-    job: Mapping[str, Any], candidates: Sequence[tuple[Atoms, int]]
-) -> list[dict[str, float] | None]:
+def _scores(job: Mapping[str, Any], structures: Sequence[Atoms]) -> list[dict[str, float] | None]:
     """Scores of each candidate; None where the model has no numbers for it."""
-    if not candidates:
+    if not structures:
         return []
     try:
-        scores = _scores_of_batch(job, *zip(*candidates, strict=True))
+        scores = _scores_of_batch(job, structures)
     except InputError:
-        if len(candidates) == 1:
+        if len(structures) == 1:
             return [None]
-        return [row for candidate in candidates for row in _scores(job, [candidate])]
+        return [row for atoms in structures for row in _scores(job, [atoms])]
     rows = [
         {name: float(values[place]) for name, values in scores.items()}
-        for place in range(len(candidates))
+        for place in range(len(structures))
     ]
     return [row if np.isfinite(list(row.values())).all() else None for row in rows]
 
 
-def _scores_of_batch(
-    job: Mapping[str, Any], structures: Sequence[Atoms], numbers: Sequence[int]
-) -> dict[str, np.ndarray]:
+def _scores_of_batch(job: Mapping[str, Any], structures: Sequence[Atoms]) -> dict[str, np.ndarray]:
     model = model_of(job)
     prediction = model.predict(
-        list(structures), samples=job["samples"], method=job["method"], seed=job["seed"]
+        structures, samples=job["samples"], method=job["method"], seed=job["seed"]
     )
     first = np.concatenate([[0], np.cumsum(prediction.n_atoms)[:-1]]).astype(int)
     std = np.linalg.norm(prediction.array("forces_total_std"), axis=1)  # [N]
@@ -221,9 +217,7 @@ def _scores_of_batch(
         "atoms": prediction.n_atoms,
     }
     if job["rule"] in CLOSED_FORM:
-        rows = candidate_rows(
-            model, structures, rows=job["rows"], numbers=numbers, seed=job["seed"]
-        )
+        rows = candidate_rows(model, structures, rows=job["rows"], seed=job["seed"])
         scores["information"] = information(rows)
         if job["rule"] == "expected_reduction":
             scores["expected_reduction"] = expected_reduction(rows, np.load(job["target"]))
@@ -247,7 +241,7 @@ def rows_of(job: dict[str, Any]) -> np.ndarray:
     """Rows of candidates, see `candidate_rows`.
 
     Args:
-        job: model, digest, structures, numbers, rows, seed, energies.
+        job: model, digest, structures, rows, seed, energies.
     """
     with kept_num_threads():
         torch.set_num_threads(1)
@@ -255,7 +249,6 @@ def rows_of(job: dict[str, Any]) -> np.ndarray:
             model_of(job),
             [from_json(text) for text in job["structures"]],
             rows=job["rows"],
-            numbers=job["numbers"],
             seed=job["seed"],
             energies=job["energies"],
         )

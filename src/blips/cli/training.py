@@ -1,5 +1,6 @@
 """Commands that make models: train, finetune, active, export."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,7 +91,15 @@ def active(
 
     typed = [text for text in sources if is_override(text)]
     config = load_campaign(*sources, typed=typed)
-    summary = run_campaign(config, display=not quiet)
+    try:
+        summary = run_campaign(config, display=not quiet)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"interrupted; every finished label is safe in {config.folder}, and the same command "
+            f"goes on: blips active {shlex.join(sources)}",
+            err=True,
+        )
+        raise typer.Exit(130) from None
     typer.echo(
         f"{summary['labels']} labels, {summary['quarantined']} set aside; {summary['ended']}; "
         f"everything is in {config.folder}"

@@ -61,13 +61,13 @@ def render_campaign(
         sets: structures for the 3D view, see `blips.report.structures`.
         baseline: summary of a campaign to compare with.
     """
-    curve, picks = summary["curve"], summary["picks"]
+    curve, picks = _errors(summary), summary["picks"]
     plots = {CURVE: _curve(curve, baseline), RANKS: _scores(picks)}
     drawn = {key: plot.to_dict() for key, plot in plots.items() if plot is not None}
     titles = {CURVE: "Errors over labels", RANKS: "Scores of the picks"}
     first = "".join(
         f"<p>{escape(text)}</p>"
-        for text in (_sentence(summary), _compared(curve, baseline))
+        for text in (_sentence(summary, curve), _compared(curve, baseline))
         if text
     )
     sections = [
@@ -80,6 +80,16 @@ def render_campaign(
     ]
     lead = f"Ended: {summary['ended']}." if summary["ended"] else "Not ended yet."
     return document(f"Campaign {name}", lead, sections, {"sets": list(sets), "figures": drawn})
+
+
+def _errors(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Errors of every model: on the test set, else on the labels that it asked for."""
+    curve = [dict(entry) for entry in summary["curve"]]
+    surprises = [entry.pop("surprise", None) or {} for entry in curve]
+    if any("force_mae" in entry for entry in curve):
+        return curve
+    both = zip(curve, surprises, strict=True)
+    return [{**entry, **found, "asked_for": True} for entry, found in both if found]
 
 
 def _in_3d(sets: Sequence[Mapping[str, Any]]) -> str:
@@ -95,7 +105,7 @@ def _compared(curve: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any] | 
     """How many labels of the baseline's this campaign needed for its last error."""
     from blips.active.summary import labels_to_reach
 
-    other = [] if baseline is None else _judged(baseline["curve"])
+    other = [] if baseline is None else _judged(_errors(baseline))
     own = _judged(curve)
     if not other or not own:
         return ""
@@ -117,10 +127,9 @@ def _score(summary: Mapping[str, Any] | None) -> str:
     return str((summary or {}).get("config", {}).get("select", {}).get("rule", "another campaign"))
 
 
-def _sentence(summary: Mapping[str, Any]) -> str:
+def _sentence(summary: Mapping[str, Any], curve: Sequence[Mapping[str, Any]]) -> str:
     counts = f"{summary['labels']} labels, {summary['quarantined']} set aside, "
     text = counts + f"{summary['open']} open."
-    curve = summary["curve"]
     if curve and "force_mae" in curve[-1]:
         first, last = curve[0], curve[-1]
         text += (
@@ -147,7 +156,9 @@ def _curve(
     if len(curve) < 2 or not series:
         return None
     note = f"{len(curve)} models on one test set."
-    other = [] if baseline is None else _judged(baseline["curve"])
+    if "asked_for" in curve[0]:
+        note = "Each model on the labels that it asked for, before it was trained on them."
+    other = [] if baseline is None else _judged(_errors(baseline))
     if other:
         series.append(_line(f"baseline ({_score(baseline)}): force MAE (eV/Å)", other, "force_mae"))
         note += " The baseline is another campaign."

@@ -1,0 +1,107 @@
+"""How long does it take to choose a batch from a large pool in closed form?
+
+    python -m benchmarks.selection --structures 10000 --output results/benchmarks/selection
+
+A conditioned PaiNN of the default size chooses ten of displaced NH3 geometries by every rule, with
+two workers. Seconds are of the processor, of all processes together, over the number of workers:
+what it takes on as many quiet cores. Ratios are to a prediction of the whole pool without error
+bars, by the same workers.
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+import blips
+from benchmarks.pool import write_pool
+from blips.active.candidates import Candidates
+from blips.active.config import Rule, load_campaign
+from blips.active.executor import make_executor
+from blips.active.select import Model, choose, screen_candidates
+from blips.active.store import CampaignStore
+from blips.active.worker import file_digest
+from blips.backbones import PaiNN
+from blips.data.ammonia import load_ammonia
+
+WORKERS = 2
+
+
+def processor_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in found)
+
+
+def timed(work: Callable[[], Any]) -> dict[str, float]:
+    """Processor seconds on `WORKERS` cores, and seconds by the clock on this machine as it is."""
+    before, begun = processor_seconds(), time.perf_counter()
+    work()
+    busy = (processor_seconds() - before) / WORKERS
+    return {"seconds": busy, "clock": time.perf_counter() - begun}
+
+
+def select(folder: Path, pool: Path, model: Model, rule: str) -> None:
+    """Screen the pool and choose a batch."""
+    config = load_campaign(
+        {
+            "initial": {"structures": str(pool)},
+            "explore": {"kind": "pool", "pool": str(pool)},
+            "select": {"rule": rule, "chunk": 256},
+            "executor": {"kind": "local", "workers": WORKERS},
+        }
+    )
+    candidates = Candidates.of_file(pool)
+    with CampaignStore(folder / rule) as store:
+        with make_executor(config.executor) as executor:
+            found = screen_candidates(candidates, model, config, store, executor, round=1)
+        picks = choose(candidates, found, model, config, 1, config.select.batch)
+    if len(picks) != config.select.batch or found.seen != candidates.total:
+        raise SystemExit(f"{len(picks)} of {found.seen} structures were chosen")
+
+
+def main() -> None:
+    """Choose by every rule."""
+    parser = argparse.ArgumentParser(description="Time of selection in closed form.")
+    parser.add_argument("--structures", type=int, default=10_000)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    potential = blips.bayesianize(PaiNN(cutoff=5.0))
+    potential.condition(load_ammonia("train"), valid=load_ammonia("valid"))
+    rows: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        path = blips.save(potential, folder / "model.safetensors")
+        model = Model(str(path), file_digest(path))
+        write_pool(folder / "pool.extxyz", options.structures)
+        frames = [
+            atoms
+            for _, atoms, _ in Candidates.of_file(folder / "pool.extxyz").fetch(
+                range(options.structures)
+            )
+        ]
+        rows["map"] = timed(lambda: potential.predict(frames, method="map"))
+        for rule in get_args(Rule):
+            rows[rule] = timed(
+                lambda rule=rule: select(folder, folder / "pool.extxyz", model, rule)
+            )
+            print(rule, json.dumps(rows[rule]), flush=True)
+    for row in rows.values():
+        row["ratio"] = row["seconds"] / rows["map"]["seconds"]
+    result = {"structures": options.structures, "workers": WORKERS, "rules": rows}
+    print(json.dumps(result, indent=1))
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
