@@ -163,5 +163,10 @@ def test_calibration_uses_what_is_labelled_and_says_what_it_gained():
         "Forces of 6 structures: every std is multiplied by 2. Within their 90 % interval lay "
         "0 % of these labels before, 100 % do now."
     )
+    model.predict = lambda atoms, calibrated: replace(
+        prediction(error=0.2), forces_std=np.where(np.arange(39).reshape(13, 3) % 3, 0.1, 0.0)
+    )
+    certain = recalibrate(model, structures())  # what symmetry makes certain does not count
+    assert certain["forces"].factor == pytest.approx(2.0)
     with pytest.raises(InputError, match="unknown calibration"):
         recalibrate(model, structures(), kind="temperature")

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
 from blips.errors import InputError
 from blips.uq import (
@@ -191,6 +192,13 @@ def test_seed_decides():
     first, again = (evaluate(**d, n_bootstrap=10, seed=1) for _ in range(2))
     assert first == again
     assert first.forces["mae"].low != evaluate(**d, n_bootstrap=10, seed=2).forces["mae"].low
+
+
+def test_a_target_on_the_edge_of_its_interval_is_covered():
+    edge = ndtri(0.95)
+    ends = np.array([edge, -edge])
+    found = evaluate(np.zeros(2), np.ones(2), ends, None, None, None, [1, 1], n_bootstrap=0)
+    assert found.energy["coverage_90"].value == 1.0
 
 
 def test_overconfidence_shows():
