@@ -48,9 +48,9 @@ class LennardJones(AtomisticBackbone):
         return {keys.ENERGIES: self.readout(features).squeeze(-1)}
 
 
-def lennard_jones(tau: float = TAU) -> blips.BayesianPotential:
+def lennard_jones(tau: float = TAU, cutoff: float = CUTOFF) -> blips.BayesianPotential:
     """The model with a posterior that is as wide as its prior: v ~ N(0, tau^2 I)."""
-    potential = blips.bayesianize(LennardJones().double())
+    potential = blips.bayesianize(LennardJones(cutoff).double())
     labelled = crystal()
     labelled.rattle(0.05, seed=0)
     zero = np.zeros((len(labelled), 3))

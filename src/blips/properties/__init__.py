@@ -7,6 +7,8 @@ Every function returns `Properties`: by quantity the value of the plain model, i
 values and the units, with what failed by the member's number.
 """
 
+from blips.properties.barrier import barrier
+from blips.properties.dynamics import diffusion, distribution
 from blips.properties.elastic import elastic
 from blips.properties.eos import equation_of_state
 from blips.properties.formation import formation_energy
@@ -19,6 +21,9 @@ __all__ = [
     "Properties",
     "Property",
     "PropertyError",
+    "barrier",
+    "diffusion",
+    "distribution",
     "elastic",
     "equation_of_state",
     "formation_energy",

@@ -80,6 +80,23 @@ def _heat(axes: "Axes", found: Properties) -> None:
     axes.set(xlabel="temperature (K)", ylabel="heat capacity (J/K/mol)")
 
 
+def _profile(axes: "Axes", found: Properties) -> None:
+    energies = found.details["energies"] - found.details["energies"][0]
+    for curve in found.details.get("member_energies", ()):
+        axes.plot(curve - curve[0], color=GREY, lw=0.7)
+    axes.plot(energies, "o-", color=BLUE, lw=2, ms=4)
+    axes.set(xlabel="image", ylabel="energy above the first (eV)")
+
+
+def _distribution(axes: "Axes", found: Properties) -> None:
+    if "distances" in found.details:
+        _with_std(axes, found.details["distances"], found["radial_distribution"])
+        axes.set(xlabel="distance (Å)", ylabel="g(r)")
+    else:
+        _with_std(axes, found.details["lags"], found["displacement"])
+        axes.set(xlabel="time (fs)", ylabel="mean squared displacement (Å²)")
+
+
 def _with_std(axes: "Axes", x: np.ndarray, one: Property) -> None:
     axes.fill_between(x, one.value - one.std, one.value + one.std, color=BLUE, alpha=0.2, lw=0)
     axes.plot(x, one.value, color=BLUE, lw=1.5)
@@ -88,4 +105,6 @@ def _with_std(axes: "Axes", x: np.ndarray, one: Property) -> None:
 CURVES: dict[str, tuple[Callable[["Axes", Properties], None], ...]] = {
     "equation_of_state": (_equation_of_state,),
     "phonons": (_bands, _dos, _heat),
+    "barrier": (_profile,),
+    "dynamics": (_distribution,),
 }

@@ -122,7 +122,7 @@ def relaxed(
     for _ in range(steps + 1):
         prediction = surface([found[i] for i in active], stress=cell)
         for place, i in enumerate(active):
-            _give_results(found[i], prediction[place])
+            give_results(found[i], prediction[place])
             forces = movers[i].get_forces()
             largest[i] = np.sqrt(np.square(forces).sum(axis=1).max())
         active = [i for i in active if not largest[i] < fmax]
@@ -140,7 +140,7 @@ def relaxed(
     )
 
 
-def _give_results(atoms: Atoms, one: Any) -> None:
+def give_results(atoms: Atoms, one: Any) -> None:
     """Let ASE find what was predicted for this very geometry."""
     results: dict[str, Any] = {"energy": float(one.array("energy")[0]), "forces": one.forces}
     if one.stress is not None:

@@ -1,0 +1,142 @@
+r"""Barriers with error bars: the nudged elastic band of ASE, or a path as it is.
+
+    barrier = E(top) - E(first),     d barrier_k = ( b(top) - b(first) ) . v_k
+
+to first order at the plain model's path, as its top and its ends are stationary. What a member
+errs by at both geometries cancels; error bars of the two energies, added as if they were
+independent, would be too wide. Members who run their own band start from the plain model's.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.mep import NEB
+from ase.optimize import FIRE
+
+from blips.errors import InputError
+from blips.potential import BayesianPotential
+from blips.properties.relax import STEPS, energy_factor, give_results, relaxed
+from blips.properties.result import Properties, PropertyError, Values, check_method, gathered
+from blips.properties.surfaces import (
+    Progress,
+    Surface,
+    by_members,
+    energy_changes,
+    plain_surface,
+    quiet,
+)
+
+Array = np.ndarray
+UNITS = {"barrier": "eV", "reverse_barrier": "eV", "reaction_energy": "eV"}
+FMAX = 0.05  # eV/A, of the band
+
+
+def barrier(
+    potential: BayesianPotential,
+    path: Sequence[Atoms],
+    *,
+    band: bool = True,
+    images: int = 7,
+    method: str = "linear",
+    members: int = 16,
+    seed: int = 0,
+    fmax: float = FMAX,
+    steps: int = STEPS,
+    progress: Progress = quiet,
+) -> Properties:
+    """Barrier between the ends of a path, both ways, and the energy between them.
+
+    Args:
+        potential: with a posterior.
+        path: the two ends, or also images between them.
+        band: relax the ends and a climbing band between them; False takes the path as it is,
+            such as a scan of an angle.
+        images: of the band with its ends, where `path` has the ends alone.
+        method: "linear", or "members": each runs a band of its own.
+        members: K.
+        seed: of the draws.
+        fmax: largest force of ends and band at the end, eV/A.
+        steps: of each at most.
+        progress: is told what is being done.
+
+    Returns:
+        Quantities of `UNITS`; `details["energies"]` [images] and `details["member_energies"]`
+        [K, images] are profiles along the plain model's path.
+    """
+    check_method(method, members)
+    if len(path) < 2 or any(list(one.symbols) != list(path[0].symbols) for one in path):
+        raise InputError("a path needs at least two structures with the same atoms in one order")
+    surface, factor = plain_surface(potential), energy_factor(potential)
+    mean = [atoms.copy() for atoms in path]
+    if band:
+        progress("the band of the mean")
+        mean = climbing_band(surface, _images(mean, images), fmax, steps)
+    energies = surface(mean).array("energy")
+    value = heights(energies)
+    details: dict[str, Any] = {"energies": energies}
+    if potential.posterior is not None or method == "linear":
+        changes = factor * energy_changes(potential, mean, members, seed)  # [K, images]
+        details["member_energies"] = energies + changes
+    if method == "linear" or not band:
+        top = int(energies.argmax()) if method == "linear" else None
+        profiles = details.get("member_energies")
+        if profiles is None:
+            profiles = [m.predict(mean, forces=False).energy for m in potential.draw(members, seed)]
+        found = [heights(np.asarray(profile), top) for profile in profiles]
+        return gathered("barrier", method, UNITS, value, found, details=details)
+
+    def of_member(surface: Surface) -> Values:
+        own = heights(surface(climbing_band(surface, mean, fmax, steps)).array("energy"))
+        return {name: value[name] + factor * (own[name] - value[name]) for name in UNITS}
+
+    values, failures = by_members(potential, members, seed, of_member, progress)
+    return gathered("barrier", method, UNITS, value, values, failures, details)
+
+
+def heights(energies: Array, top: int | None = None) -> Values:
+    """Barriers and reaction energy of a profile [images], eV; its top is the highest image."""
+    highest = float(energies.max() if top is None else energies[top])
+    first, last = float(energies[0]), float(energies[-1])
+    return {
+        "barrier": highest - first,
+        "reverse_barrier": highest - last,
+        "reaction_energy": last - first,
+    }
+
+
+def climbing_band(surface: Surface, path: Sequence[Atoms], fmax: float, steps: int) -> list[Atoms]:
+    """Relax the ends, then the band between them; all images of a step are one batch."""
+    ends = relaxed(surface, [path[0], path[-1]], fmax=fmax, steps=steps)
+    images = [ends[0], *(atoms.copy() for atoms in path[1:-1]), ends[1]]
+    band = NEB(images, climb=True, method="improvedtangent", allow_shared_calculator=False)
+    optimiser = FIRE(band, logfile=None)  # type: ignore[arg-type]
+    largest = np.inf
+    for _ in range(steps + 1):
+        prediction = surface(images)
+        for number, atoms in enumerate(images):
+            give_results(atoms, prediction[number])
+        largest = float(np.sqrt(np.square(band.get_forces()).sum(axis=1).max()))
+        if largest < fmax:
+            for atoms in images:
+                atoms.calc = None
+            return images
+        if not np.isfinite(largest):
+            break
+        optimiser.step()
+    raise PropertyError(
+        f"the band did not converge in {steps} steps: a force of {largest:.3g} eV/A is left, "
+        f"expected less than {fmax:g}; give a better path, or allow more steps or force"
+    )
+
+
+def _images(path: list[Atoms], count: int) -> list[Atoms]:
+    """Interpolate between two ends; a longer path is kept."""
+    if len(path) > 2:
+        return path
+    if count < 3:
+        raise InputError(f"images={count}; a band needs at least 3, its ends among them")
+    images = [path[0], *(path[0].copy() for _ in range(count - 2)), path[1]]
+    NEB(images, method="improvedtangent").interpolate(mic=bool(path[0].pbc.any()))
+    return images

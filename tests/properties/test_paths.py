@@ -1,0 +1,151 @@
+"""Barriers and averages of dynamics against closed forms."""
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import bulk
+from ase.constraints import FixAtoms
+from scipy.optimize import minimize_scalar
+
+from blips import properties
+from blips.errors import InputError
+from blips.properties import PropertyError
+from blips.properties.dynamics import mean_squared_displacement, slope, time_std
+from properties.models import DISTANCE, EPSILON, lennard_jones, relative_changes
+
+MEMBERS = 4
+APART = 5.8  # A between two fixed atoms; a third one between them is bound to either
+
+
+def hop(position: float) -> Atoms:
+    atoms = Atoms("Cu3", [[0, 0, 0], [position, 0, 0], [APART, 0, 0]])
+    atoms.set_constraint(FixAtoms([0, 2]))
+    return atoms
+
+
+def powers(position: float) -> np.ndarray:
+    """(s/r)^12 and (s/r)^6, summed over both bonds."""
+    near = DISTANCE / np.array([position, APART - position])
+    return np.array([(near**12).sum(), (near**6).sum()])
+
+
+def energy(position: float, p: float, q: float) -> float:
+    return p * powers(position)[0] - 2 * q * powers(position)[1]
+
+
+def lowest(p: float, q: float) -> float:
+    found = minimize_scalar(energy, bounds=(2.3, 2.8), args=(p, q), method="bounded")
+    return float(found.x)
+
+
+@pytest.fixture(scope="module")
+def potential():
+    return lennard_jones(tau=1e-2, cutoff=4.0)
+
+
+@pytest.mark.parametrize("method", ["linear", "members"])
+def test_a_barrier_errs_by_what_its_two_ends_do_not_share(potential, method):
+    options = {"images": 5, "members": MEMBERS, "fmax": 1e-4, "method": method}
+    found = properties.barrier(potential, [hop(2.55), hop(APART - 2.55)], **options)
+    dp, dq = relative_changes(potential, MEMBERS)
+    start, top = lowest(EPSILON, EPSILON), APART / 2
+    exact = energy(top, EPSILON, EPSILON) - energy(start, EPSILON, EPSILON)
+    assert exact > 0.02
+    assert found["barrier"].value == pytest.approx(exact, abs=1e-5)
+    assert found["reverse_barrier"].value == pytest.approx(exact, abs=1e-5)
+    assert found["reaction_energy"].std < 1e-5  # by symmetry all of its error is shared
+    if method == "linear":
+        difference = powers(top) - powers(start)
+        expected = exact + EPSILON * (dp * difference[0] - 2 * dq * difference[1])
+    else:
+        pairs = EPSILON * (1 + np.stack([dp, dq], axis=1))
+        expected = [energy(top, p, q) - energy(lowest(p, q), p, q) for p, q in pairs]
+    np.testing.assert_allclose(found["barrier"].members, expected, atol=2e-5)
+    single = EPSILON * np.abs(dp * powers(top)[0] - 2 * dq * powers(top)[1]).max()
+    assert found["barrier"].std < single
+    assert not found.failures
+    assert len(found.plot().axes) == 4
+
+
+def test_a_scan_is_taken_as_it_is(potential):
+    scan = [hop(x) for x in (2.6, 2.7, 2.9, 3.1)]
+    found = properties.barrier(potential, scan, band=False, members=MEMBERS)
+    expected = energy(2.9, EPSILON, EPSILON) - energy(2.6, EPSILON, EPSILON)
+    assert found["barrier"].value == pytest.approx(expected)
+    assert found.details["member_energies"].shape == (MEMBERS, 4)
+
+
+def test_bands_that_do_not_converge_are_named(potential):
+    ends = [hop(2.55), hop(APART - 2.55)]
+    with pytest.raises(PropertyError, match="the band did not converge in 12 steps"):
+        properties.barrier(potential, ends, steps=12, fmax=1e-6, members=MEMBERS)
+    wild = lennard_jones(tau=0.8, cutoff=4.0)  # some members bind nothing
+    options = {"images": 5, "members": 8, "method": "members", "steps": 60}
+    found = properties.barrier(wild, ends, **options)
+    assert found.failures
+    assert len(found["barrier"].members) == 8 - len(found.failures)
+
+
+def test_bad_paths_are_refused(potential):
+    with pytest.raises(InputError, match="at least two structures with the same atoms"):
+        properties.barrier(potential, [hop(2.55), Atoms("Cu2")])
+    with pytest.raises(InputError, match="at least 3"):
+        properties.barrier(potential, [hop(2.55), hop(3.2)], images=2)
+
+
+def walk(rng, diffusion: float, frames: int = 600, atoms: int = 60) -> list[Atoms]:
+    """Random walkers with <x^2> = 2 D t for each component, D in A^2 per frame."""
+    steps = rng.normal(scale=np.sqrt(2 * diffusion), size=(frames, atoms, 3))
+    return [Atoms("Cu60", positions) for positions in steps.cumsum(axis=0)]
+
+
+def test_diffusion_of_random_walkers_and_its_two_errors():
+    rng = np.random.default_rng(0)
+    mean = walk(rng, 0.01)
+    same = properties.diffusion(mean, [walk(rng, 0.01) for _ in range(8)], interval=10.0)
+    exact = 0.01 / 10.0 * 0.1  # A^2/fs -> cm^2/s
+    one, error = same["diffusion"], float(same.details["time_std"]["diffusion"])
+    assert one.value == pytest.approx(exact, abs=4 * error)
+    assert 0.02 * exact < error < 0.4 * exact
+    assert one.std < 1.5 * error  # members that agree: all of their spread is that of time
+    scales = np.linspace(0.2, 1.8, 8)
+    differ = properties.diffusion(mean, [walk(rng, 0.01 * s) for s in scales], interval=10.0)
+    spread = exact * scales.std(ddof=1)
+    assert differ["diffusion"].std == pytest.approx(spread, rel=0.3)
+    assert len(differ.plot().axes) == 2
+    with pytest.raises(InputError, match="at least 2 members"):
+        properties.diffusion(mean, [mean], 10.0)
+
+
+def test_displacement_of_a_drift_alone_is_none():
+    frames = np.arange(40.0)[:, None, None] * np.ones((1, 5, 3))
+    assert mean_squared_displacement(frames, 19) == pytest.approx(np.zeros(19), abs=1e-12)
+    assert slope(np.arange(1, 20) * 0.3) == pytest.approx(0.3)
+
+
+def test_the_error_of_time_is_that_of_a_mean():
+    """Frames that repeat n times have the error of one n-th of them."""
+    rng = np.random.default_rng(1)
+    independent = rng.normal(size=(4000, 200))
+    assert time_std(independent).mean() == pytest.approx(1 / np.sqrt(4000), rel=0.05)
+    correlated = np.repeat(independent[:400], 10, axis=0)
+    assert time_std(correlated).mean() == pytest.approx(1 / np.sqrt(400), rel=0.05)
+
+
+def test_a_radial_distribution_has_both_errors():
+    potential = lennard_jones(tau=1e-3)
+    frames = []
+    for seed in range(40):
+        frame = bulk("Cu", "fcc", a=DISTANCE * np.sqrt(2), cubic=True).repeat((2, 1, 1))
+        frame.rattle(0.02, seed=seed)
+        frames.append(frame)
+    found = properties.distribution(potential, frames, 300.0, largest=3.0, bins=30, members=4)
+    one = found["radial_distribution"]
+    assert set(np.flatnonzero(one.value > 1)) == {24, 25}  # both sides of 2.5 A
+    assert one.std.max() > 0
+    assert found.details["time_std"]["radial_distribution"].max() > 0
+    cold = properties.distribution(potential, frames, 1e-2, largest=3.0, bins=30, members=4)
+    assert len(cold.failures) + len(cold["radial_distribution"].members) == 4
+    assert "effective frames" in next(iter(cold.failures.values()))
+    with pytest.raises(InputError, match="at least 32"):
+        properties.distribution(potential, frames[:10], 300.0)
