@@ -24,6 +24,7 @@ from blips.active.display import CampaignDisplay
 from blips.active.executor import InlineExecutor, make_executor
 from blips.active.select import Model, Screening, choose, screen_candidates
 from blips.active.store import CampaignStore
+from blips.active.training import force_mae_bound
 from blips.active.worker import file_digest
 from blips.cli import app
 from blips.errors import ConfigError, InputError
@@ -74,9 +75,9 @@ def test_the_summary_tells_the_story(finished):
     assert all(point["force_mae"] > 0 for point in summary["curve"])
     assert [entry["chosen"] for entry in summary["rounds"]] == [6, 3, 3]
     last = summary["picks"][-1]
-    assert last["reason"]["rule"] == "force_std"
+    assert last["reason"]["rule"] == "information"
     assert {"walker", "temperature", "step"} <= last["reason"]["origin"].keys()
-    assert last["score"] == last["reason"]["scores"]["force_std"]
+    assert last["score"] == last["reason"]["scores"]["information"]
     assert campaign_summary(f"{config['folder']}/campaign.db")["labels"] == 12
     json.dumps({k: v for k, v in summary.items() if k != "picks"})
 
@@ -94,7 +95,7 @@ def test_the_report_shows_what_was_picked_in_3d(finished, tmp_path):
     picks = {pick["name"]: pick for pick in summary["picks"] if pick["round"] == 1}
     assert {entry["index"] for entry in shown} == picks.keys()
     for entry in shown:  # the std that it was picked for, and the error that its label showed
-        score = picks[entry["index"]]["score"]
+        score = picks[entry["index"]]["reason"]["scores"]["force_std"]
         assert entry["std_max"] == pytest.approx(score, rel=1e-3)
     worst = max(shown, key=lambda entry: entry["std_max"])
     path = f"{config['folder']}/{summary['curve'][0]['model']}"
@@ -105,7 +106,7 @@ def test_the_report_shows_what_was_picked_in_3d(finished, tmp_path):
     error = np.linalg.norm(found.forces - atoms.get_forces(), axis=1)
     np.testing.assert_allclose(worst["error"], error, rtol=1e-2)
     assert "Picks in 3D" in text
-    assert "The baseline (force_std) ended at" in text
+    assert "The baseline (information) ended at" in text
     with pytest.raises(InputError, match="no campaign"):
         write_report(tmp_path, tmp_path / "x.html", baseline=tmp_path)
 
@@ -172,6 +173,34 @@ def test_a_target_error_ends_a_campaign(finished, tmp_path):
     assert summary["ended"] == "1 rounds are done"
 
 
+def test_the_bound_covers_new_errors_as_often_as_it_says():
+    """Errors in proportion to the std, by whatever law: a new one is below its bound."""
+    rng = np.random.default_rng(0)
+    held = []
+    for _ in range(2000):
+        ratios = sorted(rng.lognormal(size=19))
+        held.append(rng.lognormal() * 0.3 <= force_mae_bound(ratios, 0.3, 0.9))
+    assert np.mean(held) == pytest.approx(0.9, abs=0.02)
+    assert force_mae_bound([1.0] * 8, 0.3, 0.9) is None  # too few labels for so much confidence
+    assert force_mae_bound([*[1.0] * 8, 5.0], 0.3, 0.9) == pytest.approx(1.5)
+
+
+def test_a_campaign_without_a_test_set_ends_when_its_bound_reaches_the_target(tmp_path):
+    config = tiny_campaign(tmp_path, stop={"confidence": 0.5})
+    summary = run_campaign(load_campaign(config), display=False)
+    first, second = summary["rounds"][1:]
+    assert first["force_mae_bound"] is None  # nothing was foreseen yet
+    bound = second["force_mae_bound"]
+    assert bound > 0
+    config = {**config, "folder": str(tmp_path / "again")}
+    target = 1.01 * bound
+    short = run_campaign(load_campaign(config, f"stop.force_mae={target}"), display=False)
+    assert f"below {bound:.3g} eV/A with 50 % confidence" in short["ended"]
+    assert short["labels"] == 9
+    more = run_campaign(load_campaign(config), display=False)  # without the target it goes on
+    assert labels_of(more) == labels_of(summary)
+
+
 def test_targets_and_budget_end_a_campaign(tmp_path):
     config = tiny_campaign(tmp_path, stop={"labels": 7})
     summary = run_campaign(load_campaign(config), display=False)
@@ -183,7 +212,7 @@ def test_targets_and_budget_end_a_campaign(tmp_path):
     assert "no candidate is less certain" in summary["ended"]
 
 
-@pytest.mark.parametrize("rule", ["energy_std", "information", "expected_reduction", "random"])
+@pytest.mark.parametrize("rule", ["energy_std", "force_std", "expected_reduction", "random"])
 def test_every_rule_chooses_from_a_pool(tmp_path, rule):
     ase.io.write(tmp_path / "pool.extxyz", [*rattled(20, 3), *rattled(2, 4, scale=3.0)])
     config = tiny_campaign(tmp_path, select={"rule": rule}, stop={"rounds": 1})
@@ -208,7 +237,7 @@ def test_a_campaign_is_judged_by_the_labels_that_it_asks_for(finished, tmp_path)
     path = f"{config['folder']}/{second['model']}"
     asked = [pick["atoms"] for pick in summary["picks"] if pick["round"] == 2]
     expected = errors_on(model_of({"model": path, "digest": file_digest(path)}), asked, 4, 0)
-    assert second["surprise"] == pytest.approx(expected)
+    assert second["surprise"] == expected
     assert first["surprise"]["structures"] == 3
 
     console = Console(file=io.StringIO(), record=True, width=100, _environ={})
@@ -224,15 +253,18 @@ def test_a_campaign_is_judged_by_the_labels_that_it_asks_for(finished, tmp_path)
 
 def test_a_model_that_knows_little_asks_for_its_neighbourhood(tmp_path):
     """Beyond the automatic limit the least uncertain come first; within it the most uncertain."""
-    config = load_campaign(tiny_campaign(tmp_path), "select.batch=3", "select.keep=1")
-    scores = [{"force_std": std, "atoms": 4.0} for std in (1.0, 9.0, 7.0, 2.0)]
+    config = load_campaign(
+        tiny_campaign(tmp_path, select={"rule": "force_std", "batch": 3, "keep": 1})
+    )
+    scores = [{"force_std": s, "mean_std": s, "atoms": 4.0} for s in (1.0, 9.0, 7.0, 2.0)]
     excluded = [None, "force_std", "force_std", None]
     found = Screening(config, 1)
     found.add(found.summary([5, 6, 7, 8], {"scores": scores, "excluded": excluded}, 4))
     assert [number for number, _ in found.rows] == [8, 5, 7]
     assert found.excluded == {"force_std": 2}
     assert found.largest["force_std"] == 9.0
-    strict = Screening(load_campaign(tiny_campaign(tmp_path), "limits.force_std=5"), 1)
+    assert found.mean_std == 19.0 / 4
+    strict = Screening(load_campaign(config.model_dump(), "limits.force_std=5"), 1)
     content = strict.summary([5, 6, 7, 8], {"scores": scores, "excluded": excluded}, 4)
     assert [number for number, _ in content["rows"]] == [8, 5]
 

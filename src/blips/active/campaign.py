@@ -25,10 +25,16 @@ from blips.active.executor import DaskExecutor, InlineExecutor, JobLost, make_ex
 from blips.active.frames import digest, from_json, to_json
 from blips.active.label import close_labeller, label
 from blips.active.labeller import journal_file, read_journal
-from blips.active.select import Model, choose, screen_candidates
+from blips.active.select import Model, Screening, choose, screen_candidates
 from blips.active.store import CampaignStore, Pick
 from blips.active.summary import campaign_summary
-from blips.active.training import errors_on, evaluate_round, train_round, trained
+from blips.active.training import (
+    errors_on,
+    evaluate_round,
+    force_mae_bound,
+    train_round,
+    trained,
+)
 from blips.active.worker import model_of, walk
 from blips.data.structures import check_structures, read_structures
 from blips.errors import ConfigError
@@ -173,6 +179,9 @@ class Campaign:
             screening = screen_candidates(
                 candidates, model, self.config, self.store, self.executor, round, limits
             )
+            bound = self._bound(round, screening)
+            if reason := self._certain(bound):
+                return reason
             self.display.stage(round, "selecting")
             batch = self._batch(round)
             picks = choose(candidates, screening, model, self.config, round, batch)
@@ -181,6 +190,7 @@ class Campaign:
                 "seen": screening.seen,
                 "excluded": dict(sorted(screening.excluded.items())),
                 "largest": screening.largest,
+                "force_mae_bound": bound,
             }
             target, largest = self.config.stop.force_std, screening.largest.get("force_std")
             if target is not None and largest is not None and largest <= target:
@@ -192,6 +202,22 @@ class Campaign:
         if largest is None:
             return f"all {before['seen']} candidates were thrown out ({before['excluded']})"
         return f"no candidate is less certain than {largest:.3g} eV/A"
+
+    def _bound(self, round: int, screening: Screening) -> float | None:
+        """Bound the force MAE on the candidates by what the last labels showed; None: unknown."""
+        ratios = (self.store.stage(round - 1, "surprise") or {}).get("ratios", [])
+        return force_mae_bound(ratios, screening.mean_std, self.config.stop.confidence)
+
+    def _certain(self, bound: float | None) -> str:
+        """A reason to stop where there is no test set: the bound has reached the target."""
+        stop = self.config.stop
+        judged = self.config.evaluate.structures is not None
+        if judged or bound is None or stop.force_mae is None or bound > stop.force_mae:
+            return ""
+        return (
+            f"the force MAE on the candidates is below {bound:.3g} eV/A with "
+            f"{100 * stop.confidence:.0f} % confidence (target {stop.force_mae:g})"
+        )
 
     def _batch(self, round: int) -> int:
         batch, budget = self.config.select.batch, self.config.stop.labels

@@ -80,7 +80,7 @@ class LimitsConfig(Section):
 class SelectConfig(Section):
     """Which candidates are labelled."""
 
-    rule: Rule = "force_std"
+    rule: Rule = "information"
     batch: int = Field(default=10, ge=1, description="labels in a round")
     samples: int = Field(default=16, ge=2, description="posterior samples for a candidate")
     method: Literal["auto", "conditioned", "mc", "frozen"] = "auto"
@@ -147,7 +147,10 @@ class StopConfig(Section):
 
     rounds: int = Field(default=10, ge=0, description="rounds of selection")
     labels: int | None = Field(default=None, ge=1, description="budget, the initial ones included")
-    force_mae: float | None = Field(default=None, gt=0, description="eV/A, of the evaluation")
+    force_mae: float | None = Field(
+        default=None, gt=0, description="eV/A, of the evaluation; without one a bound on candidates"
+    )
+    confidence: float = Field(default=0.9, gt=0, lt=1, description="of that bound")
     force_std: float | None = Field(
         default=None, gt=0, description="eV/A: no candidate is less certain"
     )

@@ -6,9 +6,11 @@ structures of these few. A gain can only fall as picks are made, so the batch is
 candidates wherever its last gain is above the score of the last one that was kept.
 """
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,8 @@ class Screening:
         self.seen = 0
         self.excluded: Counter[str] = Counter()
         self.largest: dict[str, float] = {}
+        self._stds: list[float] = []  # sums over the chunks, ascending
+        self._counted = 0
         self._rule, self._power = config.select.rule, config.select.cost
         self._count = config.select.keep * config.select.batch
         self._soft = config.limits.force_std == "auto"
@@ -87,7 +91,14 @@ class Screening:
         rows = [row for row in rows[: self._count] if worst is None or self._key(row) < worst]
         names = [name for name in (found[0] if found else ()) if name != "beyond"]
         largest = {name: max(row[name] for row in found) for name in names}
-        return {"rows": rows, "excluded": +excluded, "largest": largest, "seen": seen}
+        std = {"sum": fsum(row["mean_std"] for row in found), "count": len(found)}
+        counts = {"excluded": +excluded, "seen": seen}
+        return {"rows": rows, "largest": largest, "std": std, **counts}
+
+    @property
+    def mean_std(self) -> float:
+        """Mean force std of a component over all that can be chosen, eV/A."""
+        return fsum(self._stds) / max(self._counted, 1)
 
     def add(self, content: dict[str, Any]) -> None:
         """Take in what `summary` kept of a chunk."""
@@ -96,6 +107,8 @@ class Screening:
         del self.rows[self._count :]
         self.excluded.update(content["excluded"])
         self.seen += content["seen"]
+        self._counted += content["std"]["count"]
+        insort(self._stds, content["std"]["sum"])
         for name, value in content["largest"].items():
             self.largest[name] = max(value, self.largest.get(name, value))
 

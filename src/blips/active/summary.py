@@ -20,7 +20,7 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
             force_rank_correlation) on the test structures; `surprise` has the same of the labels
             that this model asked for, before anything was trained on them.
         rounds: one entry for each selection: round, chosen, seen, excluded (by reason), largest
-            (scores).
+            (scores), force_mae_bound (eV/A, on the candidates).
         picks: one entry for each chosen structure: name, round, status, score, reason (score,
             gain, rank, origin, scores), atoms (with labels where there are any), log (of failed
             attempts).

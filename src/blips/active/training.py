@@ -1,8 +1,11 @@
 """The model of a round: trained on all labels so far, and judged."""
 
+from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ase import Atoms
 
 from blips.active.config import CampaignConfig
@@ -87,9 +90,13 @@ def evaluate_round(model: Model, config: CampaignConfig) -> dict[str, Any]:
 def errors_on(
     potential: BayesianPotential, structures: list[Atoms], samples: int, seed: int
 ) -> dict[str, Any]:
-    """MAE of energies (per atom) and force components, std, and the rank correlation of both."""
+    """MAE of energies (per atom) and force components, std, and the rank correlation of both.
+
+    `ratios` are the force MAE of each structure over its mean force std, for `force_mae_bound`.
+    """
     found = potential.predict(structures, samples=samples, seed=seed)
-    judged = assess(found, References.of(structures), n_bootstrap=0)
+    references = References.of(structures)
+    judged = assess(found, references, n_bootstrap=0)
     wanted = {
         "energy_mae": judged.energy_per_atom.get("mae"),
         "force_mae": judged.forces.get("mae"),
@@ -98,4 +105,30 @@ def errors_on(
         "force_rank_correlation": judged.forces_per_atom.get("spearman"),
     }
     errors = {name: found.value for name, found in wanted.items() if found is not None}
-    return {"structures": len(structures), **errors}
+    ratios: list[float] = []
+    if references.forces is not None:
+        owner = np.repeat(np.arange(len(structures)), references.n_atoms)
+        error, std = np.abs(found.forces - references.forces), found.array("forces_total_std")
+        ratios = sorted(
+            (np.bincount(owner, error.sum(1)) / np.bincount(owner, std.sum(1))).tolist()
+        )
+    return {"structures": len(structures), **errors, "ratios": ratios}
+
+
+def force_mae_bound(ratios: Sequence[float], mean_std: float, confidence: float) -> float | None:
+    """Bound the force MAE on candidates by split conformal prediction, eV/A.
+
+    The error of a new structure is below q times its std with the stated confidence, q the
+    ceil((n + 1) confidence)-th of the n ratios of error and std that the last labels showed. These
+    were chosen because their std was large, so ratios are carried over, not errors.
+
+    Args:
+        ratios: of the labels of the last round, ascending, by the model that had not seen them.
+        mean_std: mean force std of the candidates by the model of now, eV/A.
+        confidence: between 0 and 1.
+
+    Returns:
+        The bound; None where the labels are too few for the confidence (9 give 90 %).
+    """
+    place = ceil((len(ratios) + 1) * confidence)
+    return ratios[place - 1] * mean_std if place <= len(ratios) else None

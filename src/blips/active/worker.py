@@ -208,12 +208,14 @@ def _scores_of_batch(job: Mapping[str, Any], structures: Sequence[Atoms]) -> dic
         structures, samples=job["samples"], method=job["method"], seed=job["seed"]
     )
     first = np.concatenate([[0], np.cumsum(prediction.n_atoms)[:-1]]).astype(int)
-    std = np.linalg.norm(prediction.array("forces_total_std"), axis=1)  # [N]
+    components = prediction.array("forces_total_std")  # [N, 3]
+    std = np.linalg.norm(components, axis=1)  # [N]
     force = np.linalg.norm(prediction.array("forces"), axis=1)  # [N]
     scores = {
         "energy_std": prediction.array("energy_total_std") / prediction.n_atoms,
         "force_std": np.maximum.reduceat(std, first),
         "force": np.maximum.reduceat(force, first),
+        "mean_std": np.add.reduceat(components.mean(axis=1), first) / prediction.n_atoms,
         "atoms": prediction.n_atoms,
     }
     if job["rule"] in CLOSED_FORM:
