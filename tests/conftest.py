@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,12 @@ settings.register_profile("blips", deadline=None, max_examples=25, derandomize=T
 settings.load_profile("blips")
 
 REPOSITORY = Path(__file__).parents[1]
+COMMAND_ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(REPOSITORY / "src"),
+    "OMP_NUM_THREADS": "1",
+    "COLUMNS": "80",
+}
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +44,16 @@ def float64():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="session")
+def command():
+    """(arguments) -> the finished process of the real command."""
+
+    def run(*arguments, timeout=120, cwd=None):
+        return subprocess.run(
+            [sys.executable, "-m", "blips", *map(str, arguments)],
+            capture_output=True, text=True, timeout=timeout, cwd=cwd, env=COMMAND_ENVIRONMENT,
+        )  # fmt: skip
+
+    return run

@@ -129,6 +129,9 @@ def test_train_info_validate_template(folder, monkeypatch):
     text = run("train", "config.yaml", "training.epochs=2", "training.tensorboard=false")
     assert "runs/blips" in text
     text = run("info", "runs/blips/best.safetensors")
+    assert text.startswith("PaiNN, ")
+    assert "error bars: conditioned on 18 structures" in text
+    text = run("info", "runs/blips/best.safetensors", "--all")
     assert '"backbone": "painn"' in text
     assert "edge rows" in text
 

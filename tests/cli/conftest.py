@@ -1,8 +1,5 @@
-"""The real command in real processes, on files that are made once."""
+"""Files that are made once for the tests of the command."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import ase.io
@@ -12,9 +9,6 @@ import torch
 import blips
 from blips.backbones import PaiNN
 from helpers import TINY, morse_ammonia
-
-SOURCE = str(Path(blips.__file__).parents[1])
-ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
 
 
 @pytest.fixture(scope="session")
@@ -39,16 +33,3 @@ def folder(examples, tmp_path, monkeypatch) -> Path:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(scope="session")
-def command():
-    """(arguments) -> the finished process."""
-
-    def run(*arguments, timeout=120, cwd=None, **options):
-        return subprocess.run(
-            [sys.executable, "-m", "blips", *map(str, arguments)],
-            capture_output=True, text=True, timeout=timeout, cwd=cwd, env=ENVIRONMENT, **options,
-        )  # fmt: skip
-
-    return run

@@ -130,7 +130,7 @@ def load_model(model: str, device: str = "cpu") -> "Potential":
 
 
 def labels_of(
-    backbone: "Backbone", energy_key: str | None, forces_key: str | None
+    backbone: "Backbone | None", energy_key: str | None, forces_key: str | None
 ) -> "Labels | None":
     """Names of labels: those typed, else those that the model was trained with."""
     from dataclasses import replace
@@ -139,7 +139,8 @@ def labels_of(
 
     given = {"energy_key": energy_key, "forces_key": forces_key}
     typed = {name: key for name, key in given.items() if key is not None}
-    return replace(backbone.labels or Labels(), **typed) if typed else backbone.labels
+    trained_with = None if backbone is None else backbone.labels
+    return replace(trained_with or Labels(), **typed) if typed else trained_with
 
 
 def read_known(path: Path, backbone: "Backbone", labels: "Labels | None" = None) -> list["Atoms"]:

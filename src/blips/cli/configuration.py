@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from blips.cli.app import Files, Json, Model, app, print_json
+from blips.cli.app import Files, Json, Model, app, known_elements, print_json
 from blips.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from blips.config import RunConfig
+    from blips.train.checkpoint import Saveable
 
 TEMPLATES: dict[str, dict[str, Any]] = {
     "train": {"data": {"train": "train.extxyz"}},
@@ -42,12 +43,18 @@ TEMPLATES: dict[str, dict[str, Any]] = {
 
 
 @app.command()
-def info(model: Model, json: Json = False) -> None:
-    """What a model file holds: architecture, posterior, calibration.
+def info(
+    model: Model,
+    everything: Annotated[
+        bool, typer.Option("--all", help="also hyperparameters, and which maps are Bayesian")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """What a model is: architecture, elements, error bars, calibration.
 
     Example: blips info model.safetensors
     """
-    from blips.train.checkpoint import describe
+    from blips.train.checkpoint import backbone_of, describe
     from blips.train.released import is_released_name, load, provenance
 
     found = load(model)
@@ -58,9 +65,32 @@ def info(model: Model, json: Json = False) -> None:
     if json:
         print_json({**about, "bayesian_maps": report and str(report())})
         return
-    print_json(about)
+    backbone = backbone_of(found)
+    weights = sum(weight.numel() for weight in backbone.parameters())
+    elements = known_elements(backbone)
+    known = f"{len(elements)} elements" if elements else "elements unknown"
+    typer.echo(f"{type(backbone).__name__}, {weights} weights in {about['dtype']}, {known}")
+    typer.echo(f"error bars: {_error_bars(found)}")
+    if "labels" in about:
+        typer.echo(f"trained on labels {about['labels']}")
     if report is not None:
-        typer.echo(report())
+        typer.echo(report() if everything else str(report()).splitlines()[-1])
+    if everything:
+        print_json(about)
+
+
+def _error_bars(model: "Saveable") -> str:
+    """In words, where the error bars of a model come from."""
+    from blips.potential import BayesianPotential
+    from blips.prediction import Model as ErrorBars
+
+    if not isinstance(model, ErrorBars):
+        return "none; blips condition gives it some"
+    words = type(model).__name__
+    if isinstance(model, BayesianPotential):
+        words = str(model.posterior or "the paper's posterior; not conditioned on data")
+    known = ", ".join(model.calibration)
+    return f"{words}; calibrated for {known}" if known else words
 
 
 @app.command()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from blips.cli.app import Output, Samples, Seed, app
+from blips.cli.app import EnergyKey, ForcesKey, Output, Samples, Seed, app, labels_of
 from blips.defaults import SAMPLES
 
 
@@ -27,7 +27,10 @@ def demo(
 @app.command()
 def report(
     target: Annotated[
-        Path, typer.Argument(help="a run, a model, a campaign, or what blips predict wrote")
+        Path,
+        typer.Argument(
+            help="a run, a model, a released one's name, a campaign, or what predict wrote"
+        ),
     ],
     output: Output = Path("report.html"),
     structures: Annotated[
@@ -41,21 +44,26 @@ def report(
     baseline: Annotated[
         Path | None, typer.Option(help="of a campaign: folder of a random one to compare with")
     ] = None,
+    energy_key: EnergyKey = None,
+    forces_key: ForcesKey = None,
 ) -> None:
     """Write one HTML file that opens offline: metrics, plots, structures in 3D.
 
     Example: blips report runs/demo -o report.html
     """
+    from blips.progress import progress_shown
     from blips.report import write_report
 
-    path = write_report(
-        target,
-        output,
-        structures=structures or (),
-        samples=samples,
-        seed=seed,
-        bootstrap=bootstrap,
-        shown=shown,
-        baseline=baseline,
-    )
+    with progress_shown():
+        path = write_report(
+            target,
+            output,
+            structures=structures or (),
+            samples=samples,
+            seed=seed,
+            bootstrap=bootstrap,
+            shown=shown,
+            baseline=baseline,
+            labels=labels_of(None, energy_key, forces_key),
+        )
     typer.echo(f"report in {path}, {path.stat().st_size / 1e6:.1f} MB")

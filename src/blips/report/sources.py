@@ -30,6 +30,7 @@ from blips.data.structures import check_structures, read_structures
 from blips.errors import InputError
 from blips.files import write_atomically
 from blips.prediction import Prediction
+from blips.train.released import is_released_name
 from blips.train.run import RunFolder
 
 MANIFEST = "report.json"
@@ -82,10 +83,13 @@ def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> S
     """
     target = Path(target)
     given = {Path(path).stem: _read(Path(path)) for path in structures}
+    if is_released_name(str(target)):
+        note = ("A released model; --structures test.extxyz adds predictions.",)
+        return Sources(f"Model {target}", target, given, notes=() if given else note)
     if not target.exists():
         raise InputError(
-            f"{target} is not there; give a run's folder (runs/blips), a model (best.safetensors) "
-            "or a file that blips predict wrote (predicted.extxyz)"
+            f"{target} is not there; give a run's folder (runs/blips), a model (best.safetensors, "
+            "chgnet) or a file that blips predict wrote (predicted.extxyz)"
         )
     if target.is_file() and target.suffix != ".safetensors":
         return _of_predictions(target, given)

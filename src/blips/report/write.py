@@ -9,6 +9,7 @@ from ase import Atoms
 
 from blips.backbones.base import Backbone
 from blips.baselines import predict_plain
+from blips.data.labels import Labels
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.files import write_atomically
@@ -18,7 +19,8 @@ from blips.report.campaign import CAMPAIGN, write_campaign
 from blips.report.document import TRAINING, render
 from blips.report.sources import Sources, find_sources
 from blips.report.structures import uncertain_structures, viewed_set
-from blips.train.checkpoint import Saveable, describe, load
+from blips.train.checkpoint import Saveable, backbone_of, describe
+from blips.train.released import load
 from blips.train.run import environment
 from blips.uq.assess import References, assess
 from blips.uq.evaluate import Evaluation
@@ -35,6 +37,7 @@ def write_report(
     bootstrap: int = 1000,
     shown: int = 12,
     baseline: str | Path | None = None,
+    labels: Labels | None = None,
 ) -> Path:
     """Write a report as one HTML file.
 
@@ -49,13 +52,16 @@ def write_report(
         bootstrap: resamples for the intervals.
         shown: structures of each set in the 3D view.
         baseline: of a campaign: folder of another one to compare with.
+        labels: names and units of the labels; default: those that the model was trained with.
     """
     if (Path(target) / CAMPAIGN).is_file():
         return write_campaign(target, output, baseline=baseline, shown=shown)
     if baseline is not None:
         raise InputError(f"{target} is no campaign; a baseline is for campaigns of active learning")
     sources = find_sources(target, structures)
-    model = None if sources.model is None else load(sources.model)
+    model = None if sources.model is None else load(str(sources.model))
+    trained_with = None if model is None else backbone_of(model).labels
+    labels = labels or trained_with or sources.labels
     evaluations: dict[str, Evaluation] = {}
     sets: list[dict[str, Any]] = []
     notes = list(sources.notes)
@@ -63,7 +69,7 @@ def write_report(
         predicted = sources.predictions.get(name)
         if predicted is None:
             predicted = _predict(model, atoms, samples, seed)
-        references = References.of(atoms, sources.labels, required=False)
+        references = References.of(atoms, labels, required=False)
         if references.energy is None and references.forces is None:
             notes.append(f"No structure of {name} has labels: its errors are not known.")
         else:

@@ -79,8 +79,8 @@ class References:
         known = {name: None if np.isnan(a).all() else a for name, a in arrays.items()}
         if required and known["energy"] is None and known["forces"] is None:
             raise InputError(
-                "no structure has an energy or forces; evaluation needs labels (say under which "
-                "keys with data.labels)"
+                "no structure has an energy or forces under the names of the labels; say which "
+                "they are with --energy-key and --forces-key (labels=Labels(...) in Python)"
             )
         return cls(
             n_atoms=np.array([len(atoms) for atoms in structures]),
