@@ -6,6 +6,7 @@
 | MODEL-elastic-members | the same of fewer materials, by members | the same |
 | MODEL-formation | formation energy from DFT energies of elements, or the model's own | WBM |
 | MODEL-heat | heat capacity at 300 K, to first order | Alexandria |
+| acac-barrier | profile of a dihedral angle by a small PaiNN, see `barriers.py` | BOTNet's set |
 
 Materials are drawn at random among those with at most 6 atoms in the cell; a run ends after its
 minutes of processor time and judges what it has. Files are kept by structure, so that it resumes.
@@ -23,8 +24,10 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from blips.properties.phonons import IMAGINARY
 from blips.properties.pool import run_pool
 from blips.properties.result import Properties, Property
+from studies.properties import barriers
 from studies.properties.data import Material, dft_references, elemental_crystals, materials
 from studies.properties.measure import judged, softening
 from studies.spec import Findings, Layout, Run, RunSpec
@@ -63,7 +66,7 @@ def specs(profile: str) -> list[RunSpec]:
             settings = {"model": model, "table": table, "structures": count, "members": 16}
             settings |= {"largest": size.largest, "minutes": size.minutes, "fmax": 0.01}
             found.append(RunSpec(STUDY, f"{model}-{table}", settings, 0))
-    return found
+    return [*found, RunSpec(STUDY, "acac-barrier", barriers.SETTINGS, 0)]
 
 
 def prepare(profile: str, console: Console) -> None:
@@ -75,6 +78,8 @@ def execute(run: Run) -> Findings:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of elements without data
     settings = run.spec.settings
+    if run.spec.name == "acac-barrier":
+        return barriers.scan(run)
     table, _, way = settings["table"].partition("-")
     chosen = materials(table, settings["structures"], settings["largest"], run.spec.seed)
     options = {name: settings[name] for name in ("members", "fmax")}
@@ -120,6 +125,8 @@ def _heat(run: Run, chosen: Sequence[Material], options: Mapping[str, Any]) -> J
     """Heat capacity of the cell, J/K/mol, at 300 K."""
     options = {**options, "temperatures": (300.0,)}
     for material, found in _computed(run, "phonons", chosen, **options):
+        if not isinstance(found, str) and found.details["lowest_frequency"] < IMAGINARY:
+            found = found.details["notes"][0]
         if not isinstance(found, str):
             one = found["heat_capacity"]
             number = Property.of(one.name, float(one.value[0]), one.members[:, 0], one.units)  # pyright: ignore[reportIndexIssue]
