@@ -1,0 +1,96 @@
+r"""i-PI: a committee of members as a driver of its path-integral dynamics.
+
+    i-pi-py_driver -m custom -P $(python -m blips.sim.ipi_driver) -u -a nh3 \
+        -o model=model.safetensors,template=start.xyz,members=8
+
+Energies, forces and virials of all members go to i-PI with those of the plain model, as its
+`ffcommittee` reads them (`<parse_json>`), so that its `active_thresh`, its reweighting and its
+weighted baseline work on them. The committee is shifted so that its mean is the plain model:
+
+    E_k -> E + (E_k - mean over members),    which leaves the spread as it is.
+
+i-PI counts in Hartree and Bohr; with members=0 the plain model is alone.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ase.io
+import numpy as np
+from ase.units import Bohr, Hartree
+
+from blips.backbones.base import graph_batches
+from blips.backbones.foreign import require
+from blips.data.neighbours import NeighbourCache
+from blips.errors import InputError
+from blips.potential import BayesianPotential
+from blips.prediction import Prediction
+
+if TYPE_CHECKING:
+    from ipi.pes.dummy import Dummy_driver
+else:
+    Dummy_driver = require("ipi.pes.dummy", "pip install ipi").Dummy_driver
+
+__DRIVER_NAME__ = "blips"
+__DRIVER_CLASS__ = "Committee"
+
+
+class Committee(Dummy_driver):
+    """A committee of members of a posterior, as i-PI calls drivers.
+
+    Args:
+        template: file with the elements and the periodicity, any that ASE reads.
+        model: a model written by blips, or a released one's name.
+        members: K, of the committee.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self, template: str, model: str, members: int = 8, seed: int = 0, **options: Any
+    ) -> None:
+        from blips.train.released import load
+
+        potential = load(model)
+        if not isinstance(potential, BayesianPotential):
+            raise InputError(f"{model} has no members; give a model that blips.bayesianize made")
+        if members == 1 or members < 0:
+            raise InputError(f"a committee of {members} has no spread; expected 0, or 2 and more")
+        self.potential = potential
+        self.members = potential.draw(int(members), seed=int(seed))
+        self.atoms: Any = ase.io.read(template, -1)
+        self.neighbours = NeighbourCache()
+        super().__init__(**options)
+
+    def compute_structure(
+        self, cell: np.ndarray, pos: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+        """Evaluate one structure: columns of `cell` and rows of `pos` in Bohr."""
+        self.atoms.set_cell(cell.T * Bohr)
+        self.atoms.positions = pos.reshape(-1, 3) * Bohr
+        (graph,) = graph_batches(self.potential.backbone, self.atoms, 1, [self.neighbours])
+        plain = self.potential.predict(graph, method="map", stress=True)
+        means = self._atomic_units(plain)
+        if not self.members:
+            return *means, ""
+        committee = [self._atomic_units(m.predict(graph, stress=True)) for m in self.members]
+        shifted: dict[str, Any] = {}
+        for name, mean, several in zip(
+            ("pot", "force", "virial"), means, zip(*committee, strict=True), strict=True
+        ):
+            stacked = np.stack(several).reshape(len(several), -1)  # [K, 1, 3 N or 9]
+            centred = mean.reshape(-1) + stacked - stacked.mean(axis=0)
+            shifted[f"committee_{name}"] = (centred[:, 0] if name == "pot" else centred).tolist()
+        return *means, json.dumps(shifted)
+
+    def _atomic_units(self, prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Give energy [], forces [N, 3] and virial [3, 3] in Hartree and Bohr."""
+        energy = np.asarray(prediction.array("energy"), dtype=float)[0]
+        forces = np.asarray(prediction.array("forces"), dtype=float)
+        stress = np.asarray(prediction.array("stress"), dtype=float)[0]
+        virial = -stress * self.atoms.get_volume()
+        return energy / Hartree, forces * Bohr / Hartree, virial / Hartree
+
+
+if __name__ == "__main__":
+    print(Path(__file__).resolve())
