@@ -79,7 +79,7 @@ BUILT_FROM := pyproject.toml setup.py src/blips/backbones/messages.c
 $(STAMP): $(BUILT_FROM) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dft,active,test,lint,dist,docs,chgnet,sevennet,orb,mattersim-lean,torchsim,lammps,ipi,properties]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dft,active,test,lint,dist,docs,chgnet,sevennet,orb,mattersim-lean,torchsim,lammps,ipi,ani,properties]"
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps mattersim schnetpack
 	$(BIN)/pip install --quiet -c constraints.txt --no-deps bayesian-torch blitz-bayesian-pytorch
 	$(BIN)/python recipes/fetch_weights.py mattersim-1m

@@ -64,15 +64,16 @@ class Committee(Dummy_driver):
 
     def compute_structure(
         self, cell: np.ndarray, pos: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+    ) -> tuple[float, np.ndarray, np.ndarray, str]:
         """Evaluate one structure: columns of `cell` and rows of `pos` in Bohr."""
         self.atoms.set_cell(cell.T * Bohr)
         self.atoms.positions = pos.reshape(-1, 3) * Bohr
         (graph,) = graph_batches(self.potential.backbone, self.atoms, 1, [self.neighbours])
         plain = self.potential.predict(graph, method="map", stress=True)
         means = self._atomic_units(plain)
+        energy, forces, virial = means
         if not self.members:
-            return *means, ""
+            return float(energy[0]), forces, virial, ""
         committee = [self._atomic_units(m.predict(graph, stress=True)) for m in self.members]
         shifted: dict[str, Any] = {}
         for name, mean, several in zip(
@@ -81,11 +82,11 @@ class Committee(Dummy_driver):
             stacked = np.stack(several).reshape(len(several), -1)  # [K, 1, 3 N or 9]
             centred = mean.reshape(-1) + stacked - stacked.mean(axis=0)
             shifted[f"committee_{name}"] = (centred[:, 0] if name == "pot" else centred).tolist()
-        return *means, json.dumps(shifted)
+        return float(energy[0]), forces, virial, json.dumps(shifted)
 
     def _atomic_units(self, prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Give energy [], forces [N, 3] and virial [3, 3] in Hartree and Bohr."""
-        energy = np.asarray(prediction.array("energy"), dtype=float)[0]
+        """Give energy [1], forces [N, 3] and virial [3, 3] in Hartree and Bohr."""
+        energy = np.asarray(prediction.array("energy"), dtype=float)
         forces = np.asarray(prediction.array("forces"), dtype=float)
         stress = np.asarray(prediction.array("stress"), dtype=float)[0]
         virial = -stress * self.atoms.get_volume()
