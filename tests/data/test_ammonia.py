@@ -109,7 +109,7 @@ def test_missing_packages_are_named(package: str, splits, monkeypatch):
         monkeypatch.setattr("blips.data.ammonia._density_functional", lambda atoms: (0.0, 0.0))
         monkeypatch.setitem(sys.modules, "dftd3.interface", None)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InputError, match=rf"{package}.*pip install 'blips\[dft\]'"):
+    with pytest.raises(InputError, match=rf"{package}.*pip install 'blips-mlip\[dft\]'"):
         label(splits["train"][0])
 
 

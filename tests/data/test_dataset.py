@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blips import keys
-from blips.data.dataset import Batch, StreamedData, StructureData, Subset
+from blips.data.dataset import Batch, StreamedData, StructureData
 from blips.data.graph import AtomGraph
 from blips.data.labels import Labels
 from blips.errors import InputError
@@ -151,16 +151,6 @@ def test_streamed_file_must_be_sound_and_stay_so(tmp_path):
     ase.io.write(path, crystals(4))
     with pytest.raises(InputError, match="changed while it was in use"):
         stream.batch([1])
-
-
-def test_subset_counts_on_its_own_and_keeps_names():
-    data = StructureData(crystals(), CUTOFF, source="all.xyz")
-    part = Subset(data, [5, 2, 3])
-    assert len(part) == 3
-    assert part.name_of(1) == "all.xyz, frame 2"
-    batch = part.batch([1, 0])
-    assert batch.indices == (1, 0)
-    torch.testing.assert_close(batch.graph.positions, data.batch([2, 5]).graph.positions)
 
 
 @pytest.mark.parametrize("indices", [[], [6], [0, -1]])

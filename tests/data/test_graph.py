@@ -213,3 +213,9 @@ def test_plain_graphs_have_vectors_from_receiver_to_sender():
         num_structures=1,
     )
     assert graph.vectors().tolist() == [[1.0, 2.0, 3.0]]
+
+
+@pytest.mark.parametrize("number", [-1, 119, 10**6])
+def test_numbers_that_are_no_elements_are_refused(number: int):
+    with pytest.raises(InputError, match=f"{number}.*; expected elements, 1 to 118"):
+        AtomGraph.from_atoms(Atoms(numbers=[1, number], positions=[[0, 0, 0], [0, 0, 1]]), 3.0)

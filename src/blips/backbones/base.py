@@ -16,13 +16,11 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.radial import CosineCutoff, GaussianBasis
-from blips.data.graph import AtomGraph, Graph
+from blips.data.graph import MAX_ATOMIC_NUMBER, AtomGraph, Graph
 from blips.data.labels import Labels
 from blips.data.neighbours import NeighbourCache
 from blips.errors import InputError
 from blips.progress import track
-
-MAX_ATOMIC_NUMBER = 118
 
 
 class Backbone(nn.Module):

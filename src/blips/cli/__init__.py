@@ -50,7 +50,7 @@ def _explained(error: Exception) -> str:
     if isinstance(error, BlipsError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
-        return f"the package {error.name} is missing; pip install 'blips[train]' brings it"
+        return f"the package {error.name} is missing; pip install 'blips-mlip[train]' brings it"
     if isinstance(error, MemoryError):
         return "out of memory; use smaller structures, or fewer samples"
     return f"{error}; check the path, its permissions and the space"

@@ -1,6 +1,6 @@
 """Structures in and out: files, graphs, splits and the shipped NH3 set."""
 
-from blips.data.batch import Batch, Subset, TrainingData
+from blips.data.batch import Batch, TrainingData
 from blips.data.dataset import StreamedData, StructureData
 from blips.data.elements import energy_scale, fit_reference_energies
 from blips.data.graph import AtomGraph, Graph
@@ -21,7 +21,6 @@ __all__ = [
     "Split",
     "StreamedData",
     "StructureData",
-    "Subset",
     "TrainingData",
     "check_structures",
     "energy_scale",

@@ -68,28 +68,6 @@ class TrainingData(Protocol):
         ...
 
 
-class Subset:
-    """Part of a data set, for instance the training part of a split."""
-
-    def __init__(self, data: TrainingData, indices: Sequence[int]) -> None:
-        check_indices(indices, len(data))
-        self.data = data
-        self.indices = tuple(indices)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def name_of(self, index: int) -> str:
-        """Name in the whole data set."""
-        return self.data.name_of(self.indices[index])
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """Structures with these numbers within the part, in this order."""
-        check_indices(indices, len(self))
-        batch = self.data.batch([self.indices[index] for index in indices])
-        return replace(batch, indices=tuple(indices))
-
-
 def check_indices(indices: Sequence[int], size: int) -> None:
     """Error unless there are indices, all within 0 to size - 1."""
     if len(indices) == 0:

@@ -11,7 +11,7 @@ from ase import Atoms
 from torch import Tensor
 
 from blips import keys
-from blips.data.batch import Batch, Subset, TrainingData, check_indices
+from blips.data.batch import Batch, TrainingData, check_indices
 from blips.data.graph import AtomGraph
 from blips.data.labels import Labels, extract
 from blips.data.structures import read_xyz_frame, xyz_frame_offsets
@@ -22,7 +22,6 @@ __all__ = [
     "Batch",
     "StreamedData",
     "StructureData",
-    "Subset",
     "TrainingData",
 ]
 

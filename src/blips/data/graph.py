@@ -16,6 +16,8 @@ from torch import Tensor
 from blips.data.neighbours import NeighbourCache, find_neighbours
 from blips.errors import InputError
 
+MAX_ATOMIC_NUMBER = 118
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -194,13 +196,19 @@ class AtomGraph(Graph):
         dtype = dtype or torch.get_default_dtype()
         if not isinstance(atoms, Atoms):
             return cls.batch([cls.from_atoms(one, cutoff, dtype) for one in atoms])
+        numbers = atoms.numbers.astype(np.int64)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() <= MAX_ATOMIC_NUMBER:
+            raise InputError(
+                f"atomic numbers from {numbers.min()} to {numbers.max()}; expected elements, 1 to "
+                f"{MAX_ATOMIC_NUMBER}"
+            )
         found = cache.find(atoms, cutoff) if cache else find_neighbours(atoms, cutoff)
         return cls(
             positions=torch.as_tensor(atoms.positions.copy(), dtype=dtype),
             edge_index=torch.as_tensor(found.edges),
             structure=torch.zeros(len(atoms), dtype=torch.int64),
             num_structures=1,
-            numbers=torch.as_tensor(atoms.numbers.astype(np.int64)),
+            numbers=torch.as_tensor(numbers),
             cell=torch.as_tensor(atoms.cell.array[None].copy(), dtype=dtype),
             pbc=torch.as_tensor(atoms.pbc[None].copy()),
             edge_shift=torch.as_tensor(found.shift, dtype=dtype),
