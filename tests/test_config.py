@@ -33,6 +33,7 @@ def test_the_resolved_configuration_reads_back_the_same(tmp_path):
         ("training.epochs=many", "training.epochs: Input should be a valid integer"),
         ("training.loss=mea", "training.loss"),
         ("model.bayes.prior_dropout=2", "less than 1"),
+        ("training.kl_weight=.inf", "training.kl_weight: Input should be a finite number"),
         ("absent.yaml", "no configuration file absent.yaml"),
         ("seed=[1", "cannot read the value"),
     ],

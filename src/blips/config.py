@@ -17,9 +17,9 @@ Loss = Literal["mae", "mse", "huber", "conditional_huber", "nll", "crps"]
 
 
 class Section(BaseModel):
-    """A part of the configuration; refuses keys that it does not know."""
+    """A part of the configuration; refuses keys that it does not know, infinity and NaN."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class BayesConfig(Section):

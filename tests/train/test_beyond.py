@@ -42,12 +42,16 @@ def test_every_structure_has_a_std_of_its_own(batch):
 def test_the_loss_has_the_weighted_kl_of_displaced_structures(batch):
     torch.manual_seed(0)
     potential = bayesianize(PaiNN(cutoff=CUTOFF, features=8, blocks=1))
+    with torch.no_grad():  # an untrained inference network gives all structures the same
+        for parameter in potential.encoder.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
     key = ("step", 3)
     config = TrainingConfig(noise=True, kl_weight=0.5, beyond_weight=2.0, beyond_displacement=0.4)
     terms = Objective(potential, config, num_data=6)(batch, key, 1.0)
     moved = displaced(batch.graph, 0.4, seeded_generator(*key, "beyond"))
     expected = potential.kl(potential.coefficients(moved))
     assert terms.parts["kl_beyond"] == pytest.approx(float(expected.detach()))
+    assert terms.parts["kl_beyond"] != pytest.approx(terms.parts["kl"], rel=1e-3)
     assert float(terms.total.detach()) == pytest.approx(
         terms.parts["loss"] + 0.5 * terms.parts["kl"] + 2.0 * terms.parts["kl_beyond"]
     )

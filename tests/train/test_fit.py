@@ -14,10 +14,12 @@ import yaml
 
 import blips
 from blips.backbones import PaiNN
-from blips.config import load_config
+from blips.config import TrainingConfig, load_config
+from blips.data.dataset import StructureData
 from blips.errors import ConfigError, InputError
 from blips.train.checkpoint import read_tensors
 from blips.train.loop import NonFiniteLossError
+from blips.train.objective import Objective
 from blips.train.run import environment
 from studies.nbody import EGNN, ParticleData
 
@@ -233,3 +235,56 @@ def test_particle_models_train_on_data_sets(tmp_path):
     assert result.progress.best_loss < 0.5 * result.progress.history[0]["valid_loss"]
     with pytest.raises(InputError, match="not on structures"):
         blips.fit(model, [], valid=[], config=config, folder=tmp_path / "b", display=False)
+
+
+def encoder_weights(model) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.encoder.parameters()]
+
+
+def test_the_kl_warms_up_in_proportion_to_the_epoch(tmp_path, structures):
+    """In epoch 1 of 4 the weight 0.4 counts as 0.1."""
+    found = []
+    for name, options in {
+        "warm": {"kl_weight": 0.4, "kl_warmup_epochs": 4},
+        "quarter": {"kl_weight": 0.1},
+        "whole": {"kl_weight": 0.4},
+    }.items():
+        model = potential()
+        fit(model, structures, tmp_path / name, epochs=1, **options)
+        found.append(encoder_weights(model))
+    warm, quarter, whole = found
+    assert all(map(torch.equal, warm, quarter))
+    assert not all(map(torch.equal, warm, whole))
+
+
+def test_validation_and_best_checkpoint_have_the_averaged_weights(tmp_path, structures):
+    model = potential()
+    result = fit(model, structures, tmp_path, epochs=1, ema_decay=0.5, lr=0.05)
+    best = read_tensors(tmp_path / "best.safetensors")[0]
+    last = read_tensors(tmp_path / "last.safetensors")[0]
+    name = "backbone.embedding.weight"
+    assert torch.equal(best[name], last[f"average.{name}"])
+    assert not torch.equal(best[name], last[f"model.{name}"])
+    valid = structures[1]
+    found = model.predict(valid, method="map")  # the model ends with its best weights
+    forces = np.concatenate([atoms.get_forces() for atoms in valid])
+    energy = [atoms.get_potential_energy() for atoms in valid]
+    expected = np.abs(found.forces - forces).mean() + 0.1 * np.abs(found.energy - energy).mean()
+    row = result.progress.history[0]
+    assert row["valid_loss"] == pytest.approx(expected, rel=1e-3)
+    assert row["valid_mae_forces"] == pytest.approx(
+        1000 * np.abs(found.forces - forces).mean(), rel=0.01
+    )
+    per_atom = np.abs(found.energy - energy) / found.n_atoms
+    assert row["valid_mae_energy"] == pytest.approx(1000 * per_atom.mean(), rel=0.01)
+    assert f"MAE {row['valid_mae_energy']:.3g} meV/atom" in str(result)
+
+
+def test_the_elbo_divides_the_kl_by_the_number_of_data(structures):
+    model, data = potential(), StructureData(structures[0], 4.0)
+    config = TrainingConfig(noise=True, kl_reduction="elbo")
+    few, many = (
+        Objective(model, config, num_data)(data.batch(range(4)), ("step", 0), 1.0).parts["kl"]
+        for num_data in (12, 120)
+    )
+    assert few == pytest.approx(10 * many)

@@ -66,3 +66,13 @@ def test_the_moving_average_is_a_geometric_mean_of_the_past_and_swaps_back():
     assert float(model.weight.detach()) == pytest.approx(expected)
     average.swap(model)
     assert torch.equal(model.weight.detach(), torch.tensor([[2.0]]))
+
+
+def test_a_plateau_remembers_its_best_loss_across_a_resumption():
+    config = load_config({"training": {"lr": 0.1, "schedule": {"kind": "plateau", "patience": 0}}})
+    optimizer = make_optimizer(nn.Linear(1, 1), config.training)
+    before, after = (Schedule(optimizer, config.training, total_steps=4) for _ in range(2))
+    before.after_epoch(1.0)
+    after.restore(before.state())
+    after.after_epoch(2.0)  # worse than the best before
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)

@@ -40,7 +40,7 @@ def train(
 
     with _resumable("train"):
         result = train_from_config(sources, resume=resume)
-    typer.echo(f"best validation loss {result.progress.best_loss:.6g}, run in {result.folder}")
+    typer.echo(str(result))
 
 
 @app.command()
@@ -56,7 +56,7 @@ def finetune(
 
     with _resumable("finetune"):
         result = train_from_config(sources, resume=resume, only_released=True)
-    typer.echo(f"best validation loss {result.progress.best_loss:.6g}, run in {result.folder}")
+    typer.echo(str(result))
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Progress of a training run on the terminal: a bar, the loss terms, the time left."""
 
+from collections.abc import Mapping
 from typing import Self
 
 from rich.console import Console
@@ -19,7 +20,7 @@ class TrainingDisplay:
     def __init__(self, title: str, epochs: int, done: int = 0, console: Console | None = None):
         self.console = console or Console()
         self.epochs = epochs
-        self._best = float("inf")
+        self._best, self._errors = float("inf"), ""
         self._progress = Progress(
             TextColumn(f"[bold]{title}"),
             BarColumn(),
@@ -46,25 +47,32 @@ class TrainingDisplay:
 
     def step(self, epoch: int, parts: dict[str, float]) -> None:
         """Show the terms of a training step."""
-        self._progress.update(self._task, terms=_terms(parts, self._best))
+        self._progress.update(self._task, terms=self._terms(parts))
 
     def epoch(self, row: dict[str, float]) -> None:
         """Advance by one epoch."""
-        self._best = min(self._best, row["valid_loss"])
+        if row["valid_loss"] < self._best:
+            self._best, self._errors = row["valid_loss"], errors_of(row)
         self._progress.update(self._task, completed=row["epoch"])
         epoch, tenth = int(row["epoch"]), max(1, self.epochs // 10)
         if not self.console.is_terminal and (epoch % tenth == 0 or epoch == self.epochs):
             train = {k.removeprefix("train_"): v for k, v in row.items() if k.startswith("train_")}
             self.console.print(
-                f"{self.title}: epoch {epoch}/{self.epochs}  {_terms(train, self._best)}",
+                f"{self.title}: epoch {epoch}/{self.epochs}  {self._terms(train)}",
                 highlight=False,
                 soft_wrap=True,
             )
 
+    def _terms(self, parts: dict[str, float]) -> str:
+        names = {"coef_edge": "α", "coef_node": "β"}  # noqa: RUF001 - the method's own symbols
+        shown = [f"{names.get(name, name)} {value:.3g}" for name, value in parts.items()]
+        if self._best < float("inf"):
+            shown.append(f"best valid {self._best:.3g} {self._errors}".rstrip())
+        return "  ".join(shown)
 
-def _terms(parts: dict[str, float], best: float) -> str:
-    names = {"coef_edge": "α", "coef_node": "β"}  # noqa: RUF001 - the method's own symbols
-    shown = [f"{names.get(name, name)} {value:.3g}" for name, value in parts.items()]
-    if best < float("inf"):
-        shown.append(f"best valid {best:.3g}")
-    return "  ".join(shown)
+
+def errors_of(row: Mapping[str, float]) -> str:
+    """Mean absolute errors on the validation structures in an epoch's row, in words."""
+    units = {"valid_mae_energy": "meV/atom", "valid_mae_forces": "meV/Å"}
+    found = [f"{row[name]:.3g} {unit}" for name, unit in units.items() if name in row]
+    return f"(MAE {', '.join(found)})" if found else ""

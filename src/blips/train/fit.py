@@ -25,7 +25,7 @@ from blips.data.structures import check_structures, read_structures
 from blips.errors import BlipsError, ConfigError, InputError
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import describe, read_tensors, restore, state_of, write_tensors
-from blips.train.display import TrainingDisplay
+from blips.train.display import TrainingDisplay, errors_of
 from blips.train.loop import Trainer
 from blips.train.loss import DISTRIBUTION_LOSSES
 from blips.train.objective import Model
@@ -46,6 +46,12 @@ class FitResult:
     progress: Progress
     train_data: TrainingData
     valid_data: TrainingData
+
+    def __str__(self) -> str:
+        """One line for people."""
+        best = self.progress.history[self.progress.best_epoch - 1]
+        loss = f"{self.progress.best_loss:.6g} {errors_of(best)}".rstrip()
+        return f"best validation loss {loss}, run in {self.folder}"
 
 
 def fit(

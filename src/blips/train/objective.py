@@ -92,7 +92,10 @@ class Objective(nn.Module):
 
     @torch.no_grad()  # forces switch gradients on where they need them
     def evaluate(self, batch: Batch, seed: int = 0) -> dict[str, float]:
-        """Validation terms: MAP for point losses, K fixed samples for distribution losses."""
+        """Validation terms: MAP for point losses, K fixed samples for distribution losses.
+
+        Beside the loss, the mean absolute errors in meV/atom and meV/A, whatever the loss.
+        """
         config = self.config
         derivatives = self._derivatives(batch, create_graph=False)
         if isinstance(self.model, Likelihood):
@@ -107,7 +110,8 @@ class Objective(nn.Module):
             outputs = self.model.sample(batch.graph, generators, **derivatives).outputs
         else:
             outputs = self.model(batch.graph, **derivatives)
-        return _total(self._data_terms(outputs, batch, count)).parts
+        terms = _total(self._data_terms(outputs, batch, count)).parts
+        return terms | mean_absolute_errors(outputs, batch, count)
 
     def _training_terms(
         self, batch: Batch, noise_key: NoiseKey
@@ -178,6 +182,17 @@ def _total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> L
         parts[name] = float(value.detach())
         total = total + weight * value
     return LossTerms(total, parts)
+
+
+def mean_absolute_errors(outputs: Outputs, batch: Batch, count: int) -> dict[str, float]:
+    """Errors of the mean of `count` samples: energies in meV/atom, forces in meV/A."""
+    errors: dict[str, float] = {}
+    for name, size in ((keys.ENERGY, atom_counts(batch.graph)), (keys.FORCES, 1.0)):
+        if name in batch.targets and name in outputs:
+            target = batch.targets[name]
+            mean = outputs[name].reshape(count, *target.shape).mean(dim=0)
+            errors[f"mae_{name}"] = 1000.0 * float(((mean - target).abs() / size).mean())
+    return errors
 
 
 def plain_outputs(backbone: Backbone, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
