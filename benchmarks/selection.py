@@ -70,6 +70,7 @@ def main() -> None:
     """Choose by every rule."""
     parser = argparse.ArgumentParser(description="Time of selection in closed form.")
     parser.add_argument("--structures", type=int, default=10_000)
+    parser.add_argument("--rules", nargs="+", default=list(get_args(Rule)), choices=get_args(Rule))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -89,7 +90,7 @@ def main() -> None:
             )
         ]
         rows["map"] = timed(lambda: potential.predict(frames, method="map"))
-        for rule in get_args(Rule):
+        for rule in options.rules:
             rows[rule] = timed(
                 lambda rule=rule: select(folder, folder / "pool.extxyz", model, rule)
             )

@@ -162,7 +162,7 @@ def test_cost_is_weighed_against_information():
     rows = np.zeros((2, 1, 3))
     rows[0, 0, 0], rows[1, 0, 1] = 2.0, 1.0
     assert ByInformation(rows).choose(1)[0].index == 0
-    dear = ByInformation(rows, np.array([64.0, 1.0])).choose(1)[0]
+    dear = ByInformation(rows, np.array([64.0, 2.0])).choose(1)[0]
     assert dear.index == 1
     assert_allclose(dear.gain, 0.5 * np.log(2.0))  # of the label, not over its cost
 
