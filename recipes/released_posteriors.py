@@ -34,15 +34,16 @@ ROWS, DIMENSION, DRAWS = 6, 2048, 64  # more dimensions than rows: directions ha
 OUTPUT = Path(__file__).parents[1] / "src/blips/data" / FOLDER
 
 
-def condition(name: str, data: Path, weights: Path | None = None) -> BayesianPotential:
+def condition(
+    name: str, data: Path, weights: Path | None = None, count: int = CONDITIONED
+) -> BayesianPotential:
     """The released model, conditioned; the scale is that of its force errors."""
     options = {} if weights is None else {"weights": weights, "trust": True}
     potential = bayesianize(load(name, **options))
     geometries, valid, _ = mptrj_split(data, potential.backbone)
     no_shift = dict.fromkeys(range(119), 0.0)
-    potential.condition(
-        geometries, valid=moved(valid, no_shift, ("forces",)), rows=ROWS, dimension=DIMENSION
-    )
+    labelled = moved(valid[:count], no_shift, ("forces",))
+    potential.condition(geometries[:count], valid=labelled, rows=ROWS, dimension=DIMENSION)
     potential.posterior = potential.conditioned().only_draws(DRAWS)
     return potential
 
@@ -72,13 +73,16 @@ def main() -> None:
     parser.add_argument("--data", default=os.environ.get("BLIPS_DATA", "."))
     parser.add_argument("--weights", type=Path, help="of one model: a pickle that you trust")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="with weights: a checkpoint")
+    parser.add_argument("--count", type=int, default=CONDITIONED, help="with weights: structures")
     options = parser.parse_args()
+    if options.count != CONDITIONED and not options.weights:
+        parser.error("what is shipped is conditioned on all structures")
     if options.weights and (len(options.models) > 1 or options.output == OUTPUT):
         parser.error("weights are those of one model; say where its checkpoint goes, --output")
     torch.set_num_threads(1)
     for name in options.models:
         start = time.perf_counter()
-        potential = condition(name, Path(options.data), options.weights)
+        potential = condition(name, Path(options.data), options.weights, options.count)
         if options.weights:
             path = save(potential, options.output)
         else:
