@@ -21,6 +21,7 @@ from blips.baselines import DeepEnsemble, LastLayerRigidity, ShallowEnsemble, pr
 from blips.baselines.last_layer import inputs_of, readout_of
 from blips.baselines.llpr import Rigidity
 from blips.baselines.llpr import Scale as RigidityScale
+from blips.bayes import generators
 from blips.bayes.condition import Evidence, normals
 from blips.conversion import bayesianize
 from blips.data.graph import AtomGraph
@@ -107,7 +108,7 @@ def some_posterior(
 
 def _one_by_one(potential: Any, graph: AtomGraph, count: int) -> None:
     for k in range(count):
-        potential.outputs_of(graph, range(k, k + 1), 0, {"forces": True})
+        potential.sample(graph, generators(0, 1, first=k))
 
 
 def _rigidity(plain: PaiNN) -> LastLayerRigidity:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import blips
 from blips.backbones import PaiNN, SchNet
+from blips.bayes.noise import generators
 from blips.errors import BlipsError, InputError, TooLargeError
 from blips.inference.memory import (
     SAFETY,
@@ -116,7 +117,7 @@ def test_a_hundred_thousand_atoms_are_refused_by_the_machine(crystal, monkeypatc
 
 def test_a_hundred_thousand_atoms_run_sample_by_sample(crystal):
     potential, graph = crystal
-    sampled = lambda part: potential.outputs_of(part, range(1), 0, {"forces": True})  # noqa: E731
+    sampled = lambda part: potential.sample(part, generators(0, 1))  # noqa: E731
     assert potential._gauge.chunk("mc", graph, 8, MemoryBound(2e9, 1e12), sampled) == 1
     assert passes_side_by_side(rows_of(graph)) == 1  # not one on each core
 
@@ -126,13 +127,12 @@ def test_a_hundred_thousand_atoms_by_map_fit_eight_gigabytes(crystal):
     torch.manual_seed(0)
     potential, (_, graph) = blips.bayesianize(PaiNN(cutoff=3.0, features=64)), crystal
     gauge, bound = potential._gauge, MemoryBound(2e9, 8e9)
-    derivatives = {"forces": True, "stress": False}
 
     def plain(part):
-        return potential.outputs_of(part, None, 0, derivatives)
+        return potential(part)
 
     def sampled(part):
-        return potential.outputs_of(part, range(1), 0, derivatives)
+        return potential.sample(part, generators(0, 1))
 
     gauge.check("map", graph, bound, plain)
     assert 2e9 < gauge.needed("map", graph, plain) < gauge.needed("mc", graph, sampled)
@@ -159,7 +159,7 @@ def test_what_a_part_takes_says_what_the_whole_takes(method):
 
     def run(part):
         if method == "mc":
-            return potential.outputs_of(part, range(1), 0, {"forces": True})
+            return potential.sample(part, generators(0, 1))
         return potential.predict(part, method=method, memory_gb=100)
 
     peak = peak_bytes(lambda: run(graph))

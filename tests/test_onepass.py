@@ -32,7 +32,7 @@ def structures():
 def test_it_is_the_variance_of_many_samples_when_the_noise_is_small(potential, structures):
     sampled = potential.predict(structures, samples=600, method="mc", forces=False).energy_std
     found = potential.one_pass(structures, forces=False)
-    assert found.attribution().energy_var.sqrt().numpy() == pytest.approx(sampled, rel=0.15)
+    assert found.energy_var.sqrt().numpy() == pytest.approx(sampled, rel=0.15)
 
 
 def test_outputs_are_those_of_the_posterior_means(potential, structures):
@@ -46,12 +46,12 @@ def test_outputs_are_those_of_the_posterior_means(potential, structures):
 
 
 def test_shares_of_edges_and_atoms_add_up(potential, structures):
-    found = potential.one_pass(structures).attribution()
+    found = potential.one_pass(structures)
     total = sum(float(shares.sum()) for shares in found.row_var.values())
     assert total == pytest.approx(float(found.energy_var.sum()))
     assert total == pytest.approx(float(found.atom_var.sum()))
     assert set(found.row_var) == {"edge", "node"}
-    one = potential.one_pass(structures[3]).attribution()
+    one = potential.one_pass(structures[3])
     assert float(one.energy_var[0]) == pytest.approx(float(found.energy_var[3]))
 
 

@@ -61,7 +61,8 @@ def rotated(atoms: Atoms, q: torch.Tensor) -> Atoms:
     return turned
 
 
-def one_sample(potential, graph, **options):
+def one_sample(potential, graph, estimator=None, **options):
+    potential.estimator = estimator or potential.estimator
     return potential.sample(graph, noise.generators(5, 1), **options).outputs
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import blips
 from blips.backbones import PaiNN
+from blips.data.graph import AtomGraph
 from blips.errors import InputError
 from blips.inference.memory import (
     MemoryBound,
@@ -18,7 +19,7 @@ from blips.inference.memory import (
     peak_bytes,
     rows_of,
 )
-from blips.inference.moments import RunningMoments
+from blips.inference.monte_carlo import moments, sampled_outputs
 from blips.prediction import Prediction
 from blips.uq.calibrate import ScaleCalibrator
 from studies.nbody import EGNN, ParticleGraph
@@ -36,22 +37,24 @@ def structures() -> list[Atoms]:
     return [molecule("NH3"), silicon, molecule("H2O")]
 
 
-@given(
-    sizes=st.lists(st.integers(1, 7), min_size=1, max_size=5).filter(lambda s: sum(s) > 1),
-    offset=st.floats(-1e6, 1e6),
-)
-def test_running_moments_equal_numpy_however_samples_are_chunked(sizes, offset):
+@given(count=st.integers(2, 9), chunk=st.integers(1, 9), offset=st.floats(-1e6, 1e6))
+def test_moments_equal_numpy_however_samples_are_chunked(count, chunk, offset):
     rng = np.random.default_rng(0)
-    samples = offset + rng.normal(size=(sum(sizes), 4, 3))
-    plain, full = RunningMoments(), RunningMoments(covariance=True)
-    for chunk in np.split(samples, np.cumsum(sizes)[:-1]):
-        plain.add(torch.tensor(chunk))
-        full.add(torch.tensor(chunk))
-    np.testing.assert_allclose(plain.mean, samples.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(plain.var, samples.var(0, ddof=1), rtol=1e-6, atol=1e-9)
+    samples = offset + rng.normal(size=(count, 4, 3))
+    graph = AtomGraph.from_atoms(molecule("NH3"), 3.0)
+    drawn = sampled_outputs(
+        lambda _, numbers: {"forces": torch.tensor(samples[numbers].reshape(-1, 3))},
+        graph,
+        range(count),
+        chunk,
+    )
+    found = moments(drawn, covariance=True)
+    np.testing.assert_allclose(found["forces"], samples.mean(0), rtol=1e-12)
+    expected = samples.std(0, ddof=1)
+    np.testing.assert_allclose(found["forces_std"], expected, rtol=1e-6, atol=1e-9)
     for atom in range(4):
         expected = np.cov(samples[:, atom].T)
-        np.testing.assert_allclose(full.var[atom], expected, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(found["forces_cov"][atom], expected, rtol=1e-6, atol=1e-9)
 
 
 def test_shapes_units_and_single_structures(potential):

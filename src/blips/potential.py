@@ -2,8 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from html import escape
 from typing import Any, Unpack
@@ -12,28 +11,25 @@ import torch
 from ase import Atoms
 from torch import Tensor, nn
 
-from blips import keys
 from blips.backbones.base import Backbone, graph_batches
-from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
-from blips.bayes import noise as noise_context
+from blips.backbones.derivatives import Derivatives
 from blips.bayes.convert import ConversionReport, revert
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
-from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
+from blips.bayes.noise import FrozenDraw
 from blips.data.elements import element_counts
-from blips.data.graph import AtomGraph, Graph
+from blips.data.graph import Graph
 from blips.data.labels import Labels
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.inference.alignment import Alignment
 from blips.inference.condition import DIMENSION, ROWS, Conditioning, condition
-from blips.inference.conditioned import member_outputs
 from blips.inference.domain import EVERY_ELEMENT
 from blips.inference.maps import READOUT
+from blips.inference.members import Member
 from blips.inference.memory import MemoryGauge
 from blips.inference.onepass import OnePass, one_pass
-from blips.inference.posterior import Coefficients as CoefficientChoice
-from blips.inference.posterior import ConditionedPosterior
+from blips.inference.posterior import Coefficients, ConditionedPosterior, SeenWeights
 from blips.inference.predict import (
     CONDITIONED,
     NOT_CONDITIONED,
@@ -42,26 +38,9 @@ from blips.inference.predict import (
     Samples,
     predict,
 )
-from blips.inference.staleness import SeenWeights
+from blips.inference.sampling import Sample, Stochastic
 from blips.memory import keep_freed_memory
-from blips.prediction import Calibrator, Outputs, Prediction, point_prediction
-
-Coefficients = Mapping[str, Tensor]
-CoefficientFunction = Callable[[Graph], dict[str, Tensor]]
-MakeNoise = Callable[[Coefficients], Noise]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Outputs of posterior samples, and the coefficients that they were drawn with.
-
-    Attributes:
-        outputs: energy [K * S], forces [K * N, 3], ..., replica-major.
-        coefficients: [K * rows] by map name; empty for MAP.
-    """
-
-    outputs: Outputs
-    coefficients: Coefficients
+from blips.prediction import Calibrator, Outputs, Prediction
 
 
 class BayesianPotential(nn.Module):
@@ -108,15 +87,18 @@ class BayesianPotential(nn.Module):
         self, graph: Graph, *, forces: bool = True, stress: bool = False, create_graph: bool = False
     ) -> Outputs:
         """MAP outputs: the posterior means as weights, cost and numbers of the plain model."""
-        derivatives = Derivatives(forces=forces, stress=stress, create_graph=create_graph)
-        return self._evaluate(graph, None, derivatives).outputs
+        return self._stochastic.means(
+            graph, forces=forces, stress=stress, create_graph=create_graph
+        )
+
+    @property
+    def _stochastic(self) -> Stochastic:
+        return Stochastic(self.backbone, self.coefficients, self.estimator)
 
     def sample(
         self,
         graph: Graph,
         generators: Sequence[torch.Generator],
-        *,
-        estimator: str | None = None,
         **derivatives: Unpack[Derivatives],
     ) -> Sample:
         """K = len(generators) posterior samples, each row with weights of its own.
@@ -124,25 +106,15 @@ class BayesianPotential(nn.Module):
         Args:
             graph: the structures; they are replicated K times.
             generators: one per sample, see `blips.bayes.noise.generators`.
-            estimator: in place of the potential's own.
             derivatives: forces, stress, create_graph, as for `forward`.
         """
-        name = estimator or self.estimator
-        return self._evaluate(
-            graph.replicate(len(generators)),
-            lambda coefficients: SampledNoise(coefficients, generators, name),
-            derivatives,
-        )
+        return self._stochastic.sample(graph, generators, **derivatives)
 
     def frozen(
         self, graph: Graph, draws: Sequence[FrozenDraw], **derivatives: Unpack[Derivatives]
     ) -> Sample:
         """K = len(draws) members, each with one draw for all rows and all calls."""
-        return self._evaluate(
-            graph.replicate(len(draws)),
-            lambda coefficients: FrozenNoise(coefficients, draws),
-            derivatives,
-        )
+        return self._stochastic.frozen(graph, draws, **derivatives)
 
     def condition(
         self,
@@ -152,7 +124,7 @@ class BayesianPotential(nn.Module):
         maps: str | Sequence[str] = READOUT,
         dimension: int = DIMENSION,
         rows: int = ROWS,
-        coefficients: CoefficientChoice = "constant",
+        coefficients: Coefficients = "constant",
         labels: Labels | None = None,
         seed: int = 0,
     ) -> ConditionedPosterior:
@@ -214,7 +186,7 @@ class BayesianPotential(nn.Module):
         """What the posterior depends on."""
         return self if posterior.coefficients == "network" else self.backbone
 
-    def draw(self, count: int, seed: int = 0, *, method: str = "auto") -> "list[Member]":
+    def draw(self, count: int, seed: int = 0, *, method: str = "auto") -> list[Member]:
         """Draw `count` smooth, conservative potentials from the posterior; a committee.
 
         Args:
@@ -223,15 +195,21 @@ class BayesianPotential(nn.Module):
             method: "conditioned" (linear in the noise of a conditioned posterior), "frozen"
                 (weights of the paper's posterior), or "auto": the former where there is one.
         """
-        return [self.member(number, seed, method=method) for number in range(count)]
+        if self._draws_linearly(method):
+            return [Member(self, v) for v in self.conditioned().draws(count, seed)]
+        return [Member(self, FrozenDraw(seed, number)) for number in range(count)]
 
-    def member(self, number: int, seed: int = 0, *, method: str = "auto") -> "Member":
+    def member(self, number: int, seed: int = 0, *, method: str = "auto") -> Member:
         """Draw member `number` of the committee that `draw` gives."""
-        if method not in ("auto", "conditioned", "frozen"):
-            raise InputError(f"unknown method {method!r}; use auto, conditioned or frozen")
-        if method == "conditioned" or (method == "auto" and self.posterior is not None):
+        if self._draws_linearly(method):
             return Member(self, self.conditioned().draws(number + 1, seed)[-1])
         return Member(self, FrozenDraw(seed, number))
+
+    def _draws_linearly(self, method: str) -> bool:
+        """Whether members are of the conditioned posterior."""
+        if method not in ("auto", "conditioned", "frozen"):
+            raise InputError(f"unknown method {method!r}; use auto, conditioned or frozen")
+        return method == "conditioned" or (method == "auto" and self.posterior is not None)
 
     def predict(
         self,
@@ -282,10 +260,8 @@ class BayesianPotential(nn.Module):
             memory_gb=memory_gb,
         )
         parts = Parts(
-            self.backbone,
+            self._stochastic,
             self.conversion.roles,
-            self.coefficients,
-            self.outputs_of,
             self.conditioned() if self.posterior and method in CONDITIONED else None,
             self.posterior.domain if self.posterior else EVERY_ELEMENT,
             self._gauge,
@@ -301,8 +277,7 @@ class BayesianPotential(nn.Module):
     ) -> OnePass:
         """First-order variance of the energies by the paper's posterior, and its origin."""
         graph = next(graph_batches(self.backbone, atoms, sys.maxsize))
-        roles = self.conversion.roles
-        return one_pass(self.backbone, self.coefficients, graph, roles, **derivatives)
+        return one_pass(self._stochastic, graph, self.conversion.roles, **derivatives)
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
         """Alpha and beta of every Bayesian map on this input, [rows] by map name."""
@@ -310,7 +285,7 @@ class BayesianPotential(nn.Module):
 
     def kl(
         self,
-        coefficients: Coefficients,
+        coefficients: Mapping[str, Tensor],
         *,
         reduction: Reduction = "mean",
         num_data: int | None = None,
@@ -356,100 +331,3 @@ class BayesianPotential(nn.Module):
             name: sum(p.numel() for key, p in own.named_parameters(recurse=False) if key != "bias")
             for name, own in layers.items()
         }
-
-    def outputs_of(
-        self,
-        graph: Graph,
-        numbers: range | None,
-        seed: int,
-        derivatives: Derivatives,
-        frozen: bool = False,
-    ) -> Outputs:
-        """Outputs of the samples with these numbers (None for MAP), without autograd's graph."""
-        conservative = self.backbone.conservative and any(derivatives.values())
-        with torch.enable_grad() if conservative else torch.no_grad():
-            if numbers is None:
-                return self(graph, **derivatives)
-            if frozen:
-                draws = [FrozenDraw(seed, member) for member in numbers]
-                return self.frozen(graph, draws, **derivatives).outputs
-            device = graph.positions.device
-            generators = noise_context.generators(seed, len(numbers), numbers.start, device)
-            return self.sample(graph, generators, **derivatives).outputs
-
-    def _evaluate(
-        self,
-        graph: Graph,
-        make_noise: MakeNoise | None,
-        derivatives: Derivatives,
-    ) -> Sample:
-        """Outputs under the noise that `make_noise` builds from this graph's coefficients.
-
-        The coefficients are functions of the positions, so they are evaluated inside the energy
-        that forces differentiate.
-        """
-        coefficients: dict[str, Tensor] = {}
-
-        def outputs_of(graph: Graph) -> Outputs:
-            if make_noise is not None:
-                coefficients.update(self.coefficients(graph))
-            with noise_context.use(make_noise and make_noise(coefficients)):
-                return self.backbone(graph)
-
-        if not self.backbone.conservative:
-            return Sample(asked_for(outputs_of(graph), graph, derivatives), coefficients)
-        if not isinstance(graph, AtomGraph):
-            raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
-        outputs = energy_and_derivatives(
-            lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
-        )
-        return Sample(outputs, coefficients)
-
-
-class Member(nn.Module):
-    """One draw from the posterior of a potential: deterministic, smooth, conservative.
-
-    Args:
-        potential: whose backbone and inference network it shares.
-        noise: a frozen draw of the paper's posterior, or v [d] of the conditioned one: the member
-            is linear in it, E + b . v.
-    """
-
-    def __init__(self, potential: BayesianPotential, noise: FrozenDraw | Tensor) -> None:
-        super().__init__()
-        self.potential = potential
-        self.noise = noise
-
-    def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
-        """As `BayesianPotential.forward`, with this member's weights."""
-        potential, noise = self.potential, self.noise
-        if isinstance(noise, FrozenDraw):
-            return potential.frozen(graph, [noise], **derivatives).outputs
-        if derivatives.get("create_graph"):
-            raise InputError("members of a conditioned posterior cannot be trained")
-        posterior = potential.conditioned()
-        return member_outputs(
-            potential.backbone,
-            posterior,
-            graph,
-            noise,
-            forces=derivatives.get("forces", True),
-            stress=derivatives.get("stress", False),
-            coefficients=potential.coefficients if posterior.coefficients == "network" else None,
-        )
-
-    def predict(
-        self,
-        atoms: Atoms | Sequence[Atoms] | Graph,
-        *,
-        forces: bool = True,
-        stress: bool = False,
-        batch_size: int = 32,
-    ) -> Prediction:
-        """This member's energies, forces and stress; a single draw has no error bars."""
-        parts: list[Prediction] = []
-        for graph in graph_batches(self.potential.backbone, atoms, batch_size):
-            with torch.no_grad():  # forces switch gradients on where they need them
-                outputs = self(graph, forces=forces, stress=stress)
-            parts.append(point_prediction(outputs, graph, method="member"))
-        return Prediction.join(parts)

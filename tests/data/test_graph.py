@@ -10,7 +10,7 @@ from ase.build import bulk, molecule
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blips.data.graph import AtomGraph, Graph
+from blips.data.graph import AtomGraph, Graph, near_origin
 from blips.errors import InputError
 from blips.testing import random_structure
 
@@ -56,7 +56,20 @@ def test_neighbours_are_those_of_brute_force(atoms: Atoms, cutoff: float):
     graph = AtomGraph.from_atoms(atoms, cutoff, torch.float64)
     found = neighbours(graph)
     assert len(found) == len(set(found))
+    atoms.positions = graph.positions.numpy()  # in the cell
     assert set(found) == brute_force(atoms, cutoff)
+
+
+@given(atoms=structures(), far=st.sampled_from([0.0, 1e6]))
+def test_atoms_move_by_lattice_vectors_and_all_together(atoms: Atoms, far: float):
+    atoms.positions += far
+    positions, moved = near_origin(atoms)
+    assert not moved[:, ~atoms.pbc].any()
+    rest = atoms.positions - moved @ atoms.cell.array - positions
+    np.testing.assert_allclose(rest, np.round(rest[:1]).repeat(len(atoms), 0), atol=1e-8)
+    assert np.abs(positions).max() < 30.0
+    if atoms.pbc.all():
+        np.testing.assert_allclose(rest, 0.0, atol=1e-8)
 
 
 @given(atoms=structures())

@@ -139,6 +139,14 @@ def test_a_released_model_in_single_precision(released, weights, calculator):
     assert_agrees(copy.deepcopy(released).float(), quartz(rattle=0.05), theirs, 1e-5)
 
 
+def test_single_precision_holds_far_from_the_origin(small):
+    backbone = small.float()
+    here, there = quartz(rattle=0.1), quartz(rattle=0.1)
+    there.translate([1e6 + 0.123, -7e5 + 4.567, 3e5 + 8.9])
+    expected, found = (evaluate(backbone, atoms)[keys.FORCES] for atoms in (here, there))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
 def test_a_released_model_keeps_the_contract(released):
     silicon = bulk("Si")
     silicon.rattle(0.05, seed=0)

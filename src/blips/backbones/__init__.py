@@ -1,8 +1,6 @@
 """Message-passing models and the contract that makes them Bayesian."""
 
 import inspect
-from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any
 
 from blips.backbones.base import AtomisticBackbone, Backbone, ReferenceEnergies
@@ -10,7 +8,7 @@ from blips.backbones.foreign import ForeignBackbone
 from blips.backbones.generic import Adapter
 from blips.backbones.painn import PaiNN
 from blips.backbones.schnet import SchNet
-from blips.backbones.zoo import ADAPTERS, RELEASED, adapter, load
+from blips.backbones.zoo import ADAPTERS, RELEASED, adapter, load, nearest
 from blips.errors import ConfigError
 
 __all__ = [
@@ -36,12 +34,12 @@ BACKBONES: dict[str, type[Backbone]] = {"painn": PaiNN, "schnet": SchNet}
 def build(name: str, **hyperparameters: Any) -> Backbone:
     """Untrained backbone by its name, e.g. `build("painn", cutoff=5.0, features=64)`."""
     if name not in BACKBONES and name not in ADAPTERS:
-        raise ConfigError(f"unknown backbone {name!r}; {_nearest(name, [*BACKBONES, *ADAPTERS])}")
+        raise ConfigError(f"unknown backbone {name!r}; {nearest(name, [*BACKBONES, *ADAPTERS])}")
     backbone = BACKBONES[name] if name in BACKBONES else adapter(name)
     valid = inspect.signature(backbone).parameters
     for key in hyperparameters:
         if key not in valid:
-            raise ConfigError(f"backbone {name!r} has no setting {key!r}; {_nearest(key, valid)}")
+            raise ConfigError(f"backbone {name!r} has no setting {key!r}; {nearest(key, valid)}")
     return backbone(**hyperparameters)
 
 
@@ -50,10 +48,3 @@ def family_of(backbone: Backbone) -> str | None:
     if isinstance(backbone, ForeignBackbone):
         return backbone.family
     return next((name for name, cls in BACKBONES.items() if type(backbone) is cls), None)
-
-
-def _nearest(word: str, valid: Iterable[str]) -> str:
-    valid = sorted(valid)
-    close = get_close_matches(word, valid, n=1, cutoff=0.5)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    return f"{meant}Valid: {', '.join(valid)}"

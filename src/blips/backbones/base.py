@@ -264,8 +264,7 @@ def equal_shares(energy: Tensor, graph: Graph) -> Tensor:
 
     For models whose energy is not a sum over atoms.
     """
-    atoms = torch.bincount(graph.structure, minlength=graph.num_structures)  # [S]
-    return (energy.double() / atoms).index_select(0, graph.structure)
+    return (energy.double() / graph.node_counts()).index_select(0, graph.structure)
 
 
 def mlp(*widths: int, last_activation: bool = False) -> nn.Sequential:

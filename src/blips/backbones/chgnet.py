@@ -117,15 +117,12 @@ class CHGNet(ForeignBackbone):
         torch.save({"model": {**saved, "state_dict": state}}, path)
         return Path(path)
 
-    def forward(self, graph: Graph) -> dict[str, Tensor]:
-        """Energies of the atoms, [N] eV."""
-        graph = self._atom_graph(graph)
-        self.check_elements(graph)
+    def package_energies(self, graph: AtomGraph) -> Tensor:
+        """The package's own energies of the atoms, [N] eV."""
         results = self.model._compute(self._batch(graph), return_site_energies=True)
         energies = torch.cat(results["site_energies"]).double()  # [N]
         of_elements = self.model.composition_model.fc.weight[0].double()  # [94]
-        energies = energies + gather_rows(of_elements, graph.numbers - 1)
-        return {keys.ENERGIES: self.corrected(energies, graph)}
+        return energies + gather_rows(of_elements, graph.numbers - 1)
 
     @property
     def feature_sizes(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ The energy is evaluated once; with the noise of a sample held fixed, these are t
 stress of that sample (method: F = -dE/dr of the sampled energy, posterior widths included).
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -47,10 +47,28 @@ def energy_and_derivatives(
         stress: also return the stress (eV/A^3, symmetric; positive = under tension).
         create_graph: keep what is needed to differentiate the derivatives (training).
     """
-    outputs, _ = differentiate(
-        energies_of, graph, forces=forces, stress=stress, create_graph=create_graph
-    )
-    return outputs
+    if not (forces or stress):
+        energies = energies_of(graph)
+        return {keys.ENERGY: graph.sum_over_structures(energies), keys.ENERGIES: energies}
+    volumes = graph.volumes() if stress else None
+    with torch.enable_grad():
+        strained, inputs = differentiable(graph, forces=forces, stress=stress)
+        with first_derivatives_only(not create_graph):
+            energies = energies_of(strained)
+        energy = graph.sum_over_structures(energies)
+        gradients = torch.autograd.grad(
+            energy.sum(),
+            list(inputs.values()),
+            create_graph=create_graph,
+            materialize_grads=True,  # an isolated atom feels nothing
+        )
+    gradient_of = dict(zip(inputs, gradients, strict=True))
+    out = {keys.ENERGY: energy, keys.ENERGIES: energies}
+    if forces:
+        out[keys.FORCES] = -gradient_of["positions"]
+    if volumes is not None:
+        out[keys.STRESS] = gradient_of["strain"] / volumes[:, None, None]
+    return out if create_graph else {name: value.detach() for name, value in out.items()}
 
 
 def asked_for(
@@ -66,55 +84,6 @@ def asked_for(
             graph.volumes()  # says which structure has none
         raise InputError("this model predicts no stress; ask for energy and forces only")
     return {name: value for name, value in outputs.items() if wanted.get(name, True)}
-
-
-def differentiate(
-    energies_of: EnergyFunction,
-    graph: AtomGraph,
-    *,
-    forces: bool = True,
-    stress: bool = False,
-    create_graph: bool = False,
-    inner: Callable[[], Sequence[Tensor]] | None = None,
-) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """As `energy_and_derivatives`, and dE/dx of further tensors in the same backward pass.
-
-    Args:
-        energies_of: see `energy_and_derivatives`, as for the other arguments.
-        graph: a batch of structures.
-        forces: also return forces (eV/A).
-        stress: also return the stress (eV/A^3).
-        create_graph: keep what is needed to differentiate the derivatives.
-        inner: called after `energies_of`; gives intermediate results x that the energies were
-            made of.
-
-    Returns:
-        The outputs, and dE/dx in the shapes of x, E the sum of all energies.
-    """
-    if not (forces or stress or inner):
-        energies = energies_of(graph)
-        return {keys.ENERGY: graph.sum_over_structures(energies), keys.ENERGIES: energies}, []
-    volumes = graph.volumes() if stress else None
-    with torch.enable_grad():
-        strained, inputs = differentiable(graph, forces=forces, stress=stress)
-        with first_derivatives_only(not create_graph):
-            energies = energies_of(strained)
-        energy = graph.sum_over_structures(energies)
-        gradients = torch.autograd.grad(
-            energy.sum(),
-            [*inputs.values(), *(inner() if inner else ())],
-            create_graph=create_graph,
-            materialize_grads=True,  # an isolated atom feels nothing
-        )
-    gradient_of = dict(zip(inputs, gradients, strict=False))
-    out = {keys.ENERGY: energy, keys.ENERGIES: energies}
-    if forces:
-        out[keys.FORCES] = -gradient_of["positions"]
-    if volumes is not None:
-        out[keys.STRESS] = gradient_of["strain"] / volumes[:, None, None]
-    if not create_graph:
-        out = {name: value.detach() for name, value in out.items()}
-    return out, list(gradients[len(inputs) :])
 
 
 _first_only: ContextVar[bool] = ContextVar("blips_first_derivatives_only", default=False)

@@ -20,8 +20,9 @@ import torch
 from ase.data import chemical_symbols
 from torch import Tensor, nn
 
+from blips import keys
 from blips.backbones.base import AtomisticBackbone
-from blips.data.graph import AtomGraph
+from blips.data.graph import AtomGraph, Graph
 from blips.errors import CheckpointError, InputError, MissingPackageError
 
 
@@ -64,11 +65,21 @@ class ForeignBackbone(AtomisticBackbone):
         """Atomic numbers that the released model knows, whatever it was trained on since."""
         return self.known_numbers
 
-    def check_elements(self, graph: AtomGraph) -> None:
-        """Error that names the elements which the model does not know."""
+    def forward(self, graph: Graph) -> dict[str, Tensor]:
+        """Energies of the atoms, [N] eV: the package's with `reference` added, float64."""
+        graph = self.checked(graph)
+        return {keys.ENERGIES: self.reference(self.package_energies(graph), graph.numbers)}
+
+    def package_energies(self, graph: AtomGraph) -> Tensor:
+        """The package's own energies of the atoms, [N] eV."""
+        raise TypeError(f"{type(self).__name__} must say how its package is called")
+
+    def checked(self, graph: Graph) -> AtomGraph:
+        """The graph; an error that names the elements which the model does not know."""
+        graph = self._atom_graph(graph)
         known = self.known_numbers
         if known is None:
-            return
+            return graph
         there = graph.remember("elements", lambda: frozenset(graph.numbers.unique().tolist()))
         if unknown := sorted(there - known):
             symbols = ", ".join(chemical_symbols[number] for number in unknown)
@@ -76,10 +87,11 @@ class ForeignBackbone(AtomisticBackbone):
                 f"{type(self).__name__} does not know {symbols}; it was made for "
                 f"{len(known)} elements. Choose a model whose training data had them"
             )
+        return graph
 
-    def corrected(self, energies: Tensor, graph: AtomGraph) -> Tensor:
-        """The package's atomic energies [N] (eV) with `reference` added, float64."""
-        return self.reference(energies, graph.numbers)
+    def state_copy(self) -> dict[str, Tensor]:
+        """Copy the state dict of the package's model, for `export` to change."""
+        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
 
 def require(module: str, pip_line: str) -> ModuleType:

@@ -31,7 +31,7 @@ from blips.backbones.base import MAX_ATOMIC_NUMBER
 from blips.backbones.e3nn_maps import E3nnBackbone, contained
 from blips.backbones.foreign import read_checkpoint, require
 from blips.bayes.convert import revert
-from blips.data.graph import AtomGraph, Graph
+from blips.data.graph import AtomGraph
 from blips.errors import CheckpointError, InputError
 
 CLASSES = ("interaction_cls", "interaction_cls_first", "readout_cls")
@@ -105,12 +105,9 @@ class MACE(E3nnBackbone):
         _copy_state(saved, backbone.model, weights)
         return backbone
 
-    def forward(self, graph: Graph) -> dict[str, Tensor]:
-        """Energies of the atoms, [N] eV."""
-        graph = self._atom_graph(graph)
-        self.check_elements(graph)
-        energies = self.model(self._data(graph), compute_force=False)["node_energy"]
-        return {keys.ENERGIES: self.corrected(energies, graph)}
+    def package_energies(self, graph: AtomGraph) -> Tensor:
+        """The package's own energies of the atoms, [N] eV."""
+        return self.model(self._data(graph), compute_force=False)["node_energy"]
 
     def export(self, path: str | Path) -> Path:
         """Write a `*.model` that `MACECalculator` and the package's commands read."""

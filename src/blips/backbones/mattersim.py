@@ -26,7 +26,7 @@ from blips import keys
 from blips.backbones.base import edge_lengths, gather_rows
 from blips.backbones.foreign import ForeignBackbone, read_checkpoint, require
 from blips.backbones.rows import edge_pairs
-from blips.data.graph import Graph
+from blips.data.graph import AtomGraph
 from blips.defaults import cache_folder
 from blips.errors import CheckpointError
 
@@ -82,7 +82,7 @@ class MatterSim(ForeignBackbone):
     def export(self, path: str | Path) -> Path:
         """Write what `from_checkpoint` of the package's potential and calculator reads."""
         model = self.model
-        state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        state = self.state_copy()
         scale, shift = (state[f"normalizer.{name}"] for name in ("scale", "shift"))  # [95] eV
         for values in (scale, shift):
             values *= self.reference.scale.to(values)
@@ -91,10 +91,8 @@ class MatterSim(ForeignBackbone):
         torch.save(checkpoint, path)
         return Path(path)
 
-    def forward(self, graph: Graph) -> dict[str, Tensor]:
-        """Energies of the atoms, [N] eV."""
-        graph = self._atom_graph(graph)
-        self.check_elements(graph)
+    def package_energies(self, graph: AtomGraph) -> Tensor:
+        """The package's own energies of the atoms, [N] eV."""
         model = self.model
         vectors = graph.vectors()  # [E, 3]
         length = edge_lengths(vectors)  # [E]
@@ -128,8 +126,7 @@ class MatterSim(ForeignBackbone):
                 total_num_bonds=graph.num_edges,
                 three_body_edge_map=first,
             )
-        energies = model.normalizer(model.final(nodes).view(-1).double(), graph.numbers)
-        return {keys.ENERGIES: self.corrected(energies, graph)}
+        return model.normalizer(model.final(nodes).view(-1).double(), graph.numbers)
 
     def _one_hot(self, numbers: Tensor) -> Tensor:
         """[N] -> [N, 95] in the model's dtype."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from blips import keys
 from blips.backbones.base import equal_shares
 from blips.backbones.foreign import ForeignBackbone, read_checkpoint, require
-from blips.data.graph import AtomGraph, Graph
+from blips.data.graph import AtomGraph, Graph, near_origin
 from blips.data.neighbours import NeighbourCache
 from blips.errors import CheckpointError, InputError
 
@@ -135,7 +135,7 @@ class Orb(ForeignBackbone):
             )
         graph = AtomGraph.from_atoms(atoms, self.cutoff, dtype)  # also checks the structure
         search = require("orb_models.forcefield.featurization_utilities", self.pip_line)
-        positions = torch.from_numpy(atoms.positions.copy())
+        positions = torch.from_numpy(near_origin(atoms)[0])  # those of the graph
         cell = torch.from_numpy(atoms.cell.array.copy())
         wrapped = search.map_to_pbc_cell(positions, cell) if atoms.pbc.all() else positions
         edge_index, _, shift = search.compute_pbc_radius_graph(
@@ -153,9 +153,9 @@ class Orb(ForeignBackbone):
             shift = shift + moved[edge_index[0]] - moved[edge_index[1]]
         return replace(graph, edge_index=edge_index, edge_shift=shift)
 
-    def forward(self, graph: Graph) -> dict[str, Tensor]:
+    def package_energies(self, graph: AtomGraph) -> Tensor:
         """Equal shares of the energy, [N] eV."""
-        return {keys.ENERGIES: self._run(self._atom_graph(graph))[0]}
+        return self._run(graph)[0]
 
     def export(self, path: str | Path) -> Path:
         """Write a state dict, as the `weights_path` of the package's `pretrained` functions."""
@@ -163,7 +163,7 @@ class Orb(ForeignBackbone):
             raise CheckpointError(
                 f"ORB's checkpoint has no place for the energy scale {float(self.reference.scale)}"
             )
-        state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        state = self.state_copy()
         elements = state["heads.energy.reference.linear.weight"]  # [118] eV
         elements += self.reference.shift[: elements.shape[-1]].to(elements)
         torch.save(state, path)
@@ -171,13 +171,12 @@ class Orb(ForeignBackbone):
 
     def _run(self, graph: AtomGraph) -> tuple[Tensor, Any, Tensor, dict[str, Tensor]]:
         """Shares of the energy [N]; the package's batch, node features and pair repulsion."""
-        self.check_elements(graph)
         batch = self._batch(graph)
         nodes = self.model.model(batch)["node_features"]  # [N, F]
         repulsion = self.model.pair_repulsion_fn(batch)
         head = self.model.heads["energy"]
         energy = head.denormalize(head(nodes, batch).double(), batch) + repulsion["energy"]  # [S]
-        return self.corrected(equal_shares(energy, graph), graph), batch, nodes, repulsion
+        return equal_shares(energy, graph), batch, nodes, repulsion
 
     def _batch(self, graph: AtomGraph) -> Any:
         """The package's own graph, with edge vectors that positions and cell can be traced in."""
@@ -244,11 +243,11 @@ class DirectOrb(Orb):
 
     def forward(self, graph: Graph) -> dict[str, Tensor]:
         """Energy [S] eV, forces [N, 3] eV/A and, if all have a volume, stress [S, 3, 3] eV/A^3."""
-        graph = self._atom_graph(graph)
+        graph = self.checked(graph)
         shares, batch, nodes, repulsion = self._run(graph)
         heads = self.model.heads
         outputs = {
-            keys.ENERGY: graph.sum_over_structures(shares),
+            keys.ENERGY: graph.sum_over_structures(self.reference(shares, graph.numbers)),
             keys.FORCES: heads["forces"].predict(nodes, batch) + repulsion["forces"],
         }
         if graph.remember("orb-volumes", lambda: bool((torch.linalg.det(graph.cell) != 0).all())):

@@ -29,7 +29,7 @@ from torch import Tensor
 from blips import keys
 from blips.backbones.e3nn_maps import E3nnBackbone
 from blips.backbones.foreign import require
-from blips.data.graph import AtomGraph, Graph
+from blips.data.graph import AtomGraph
 from blips.errors import CheckpointError, InputError
 
 # What the package's builder reads, but for the elements, which are a list of atomic numbers here.
@@ -125,22 +125,20 @@ class SevenNet(E3nnBackbone):
         backbone.model.load_state_dict(_state(saved, config, backbone.model))
         return backbone
 
-    def forward(self, graph: Graph) -> dict[str, Tensor]:
-        """Energies of the atoms, [N] eV."""
-        graph = self._atom_graph(graph)
-        self.check_elements(graph)
+    def package_energies(self, graph: AtomGraph) -> Tensor:
+        """The package's own energies of the atoms, [N] eV."""
         data = self._data(graph)
         for name, module in self.model.named_children():
             if name not in NOT_NEEDED:
                 data = module(data)
             if name == "onehot_idx_to_onehot":  # always in single precision
                 data |= {key: data[key].to(data["edge_vec"]) for key in ("x", "node_attr")}
-        return {keys.ENERGIES: self.corrected(data["atomic_energy"].squeeze(1), graph)}
+        return data["atomic_energy"].squeeze(1)
 
     def export(self, path: str | Path) -> Path:
         """Write a checkpoint that `SevenNetCalculator` and the package's commands read."""
         settings, numbers = self.hyperparameters["settings"], self.hyperparameters["numbers"]
-        state = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        state = self.state_copy()
         state = {n: v.float() if v.is_floating_point() else v for n, v in state.items()}
         shift, scale = self._rescaling()
         state |= {SHIFT: shift.float(), SCALE: scale.float()}

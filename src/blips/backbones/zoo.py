@@ -7,6 +7,7 @@ run code that it contains, so it needs `trust=True` wherever the format is a pic
 
 import importlib
 import inspect
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -52,7 +53,7 @@ def load(name: str, **options: Any) -> ForeignBackbone:
         options: of the adapter, such as `weights` (a file) and `trust`.
     """
     if name not in RELEASED:
-        raise ConfigError(f"unknown model {name!r}; {nearest(name)}")
+        raise ConfigError(f"unknown model {name!r}; {nearest(name, RELEASED)}")
     family, preset = RELEASED[name]
     make = adapter(family).released
     if unknown := options.keys() - inspect.signature(make).parameters.keys():
@@ -69,8 +70,9 @@ def adapter(family: str) -> type[ForeignBackbone]:
     return getattr(importlib.import_module(f"blips.backbones.{module}"), name)
 
 
-def nearest(name: str) -> str:
-    """The released model whose name is nearest, and all others, for messages."""
-    close = get_close_matches(name, RELEASED, n=1, cutoff=0.4)
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """What may have been meant, and all that is valid, for error messages."""
+    valid = sorted(valid)
+    close = get_close_matches(word, valid, n=1, cutoff=0.4)
     meant = f"did you mean {close[0]!r}? " if close else ""
-    return f"{meant}Known: {', '.join(sorted(RELEASED))}"
+    return f"{meant}Valid: {', '.join(valid)}"

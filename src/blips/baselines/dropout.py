@@ -29,7 +29,7 @@ from blips.data.graph import Graph
 from blips.errors import ConversionError, InputError
 from blips.inference.memory import MemoryBound, MemoryGauge
 from blips.inference.monte_carlo import monte_carlo
-from blips.potential import Sample
+from blips.inference.sampling import Sample
 from blips.prediction import Outputs, Prediction
 from blips.train.objective import plain_outputs
 from blips.train.wrapper import Stochastic

@@ -17,6 +17,7 @@ from blips.data.neighbours import NeighbourCache, find_neighbours
 from blips.errors import InputError
 
 MAX_ATOMIC_NUMBER = 118
+NEAR = 10.0  # A, from the origin
 
 
 @dataclass(frozen=True)
@@ -203,13 +204,37 @@ class AtomGraph(Graph):
                 f"{MAX_ATOMIC_NUMBER}"
             )
         found = cache.find(atoms, cutoff) if cache else find_neighbours(atoms, cutoff)
+        positions, moved = near_origin(atoms)
+        receiver, sender = found.edges
+        shift = found.shift + moved[sender] - moved[receiver] if moved.any() else found.shift
         return cls(
-            positions=torch.as_tensor(atoms.positions.copy(), dtype=dtype),
+            positions=torch.as_tensor(positions, dtype=dtype),
             edge_index=torch.as_tensor(found.edges),
             structure=torch.zeros(len(atoms), dtype=torch.int64),
             num_structures=1,
             numbers=torch.as_tensor(numbers),
             cell=torch.as_tensor(atoms.cell.array[None].copy(), dtype=dtype),
             pbc=torch.as_tensor(atoms.pbc[None].copy()),
-            edge_shift=torch.as_tensor(found.shift, dtype=dtype),
+            edge_shift=torch.as_tensor(shift, dtype=dtype),
         )
+
+
+def near_origin(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
+    """Move atoms to where single precision has its digits: far from the origin it has none.
+
+    Along periodic directions, unless all atoms are in or beside the cell, every atom goes to its
+    image next to the origin. Along others, all move by the same whole number of Angstroms unless
+    their centre is near.
+
+    Returns:
+        Positions, [N, 3] A, and by how many lattice vectors each atom was moved, [N, 3] int.
+    """
+    lattice = np.where(atoms.pbc[:, None], atoms.cell.array, 0.0)
+    moved = np.round(atoms.positions @ np.linalg.pinv(lattice)).astype(np.int64)
+    if np.abs(moved).max() <= 1:
+        moved[:] = 0
+    positions = atoms.positions - moved @ lattice
+    centre = np.round(positions.mean(axis=0))
+    if not atoms.pbc.all() and np.abs(centre).max() > NEAR:
+        positions -= centre
+    return positions, moved

@@ -116,20 +116,6 @@ def _unknown_structures(posterior: ConditionedPosterior, graph: AtomGraph) -> Te
     return graph.sum_over_structures(lacking.int()) > 0
 
 
-def member_outputs(
-    backbone: Backbone,
-    posterior: ConditionedPosterior,
-    graph: Graph,
-    v: Tensor,
-    *,
-    forces: bool = True,
-    stress: bool = False,
-    coefficients: CoefficientFunction | None = None,
-) -> Outputs:
-    """Outputs of the member with noise v [d]: energy [S], forces [N, 3], ..."""
-    return linearise(backbone, posterior, graph, forces, stress, coefficients).member(v)
-
-
 def linearise(
     backbone: Backbone,
     posterior: ConditionedPosterior,

@@ -65,6 +65,9 @@ class Linearised:
         stress: whether the stress will be asked for.
         depth: what will be asked for: changes of "energies" alone, which take no backward pass of
             their own; "members" with their forces; or "rows" of forces and stress.
+
+    Attributes:
+        products: all applications of the maps, with the gradients of the energy.
     """
 
     def __init__(
@@ -91,6 +94,11 @@ class Linearised:
             self._scale = {name: coef.sqrt() for name, coef in found.items()}
             if keys.ENERGIES in outputs:
                 outputs[keys.ENERGY] = graph.sum_over_structures(outputs[keys.ENERGIES])
+            if keys.ENERGY not in outputs:
+                raise InputError(
+                    "error bars at first order need a model of energies, but this one predicts "
+                    f'{", ".join(outputs)}; use method="mc"'
+                )
             self._total = outputs[keys.ENERGY].sum()
             if backbone.conservative:
                 self._sources = self._of_energy(inputs, calls, forces, stress)
@@ -110,15 +118,15 @@ class Linearised:
             leaves[keys.STRESS] = inputs["strain"], self.graph.volumes()[:, None, None]
         alone = self._depth == "energies"
         also = [leaf for leaf, _ in leaves.values()] if alone else []
-        self._energy, found = gradients(self._total, calls, also, differentiable=not alone)
+        self.products, found = gradients(self._total, calls, also, differentiable=not alone)
         self._derived = _divided(leaves, found) if alone else {}
-        return [_Source(self._energy, leaves)] if leaves else []
+        return [_Source(self.products, leaves)] if leaves else []
 
     def _of_outputs(
         self, outputs: Outputs, calls: Sequence[Call], forces: bool, stress: bool
     ) -> list[_Source]:
         """Sources of forces and stress that the model predicts directly, one each."""
-        self._energy, _ = gradients(self._total, calls, differentiable=True)
+        self.products, _ = gradients(self._total, calls, differentiable=True)
         sources: list[_Source] = []
         for name, asked in ((keys.FORCES, forces), (keys.STRESS, stress)):
             if asked and self._depth != "energies":
@@ -150,7 +158,7 @@ class Linearised:
 
     def energy_rows(self) -> Tensor:
         """Rows b of the energies, [S, d] per unit of noise, eV."""
-        return self._rows(self._energy).detach()
+        return self._rows(self.products).detach()
 
     def rows_along(self, quantity: str, directions: Iterable[Tensor]) -> Iterator[Tensor]:
         """Rows b of u . y for one quantity and each direction u, [S, d].
@@ -197,7 +205,7 @@ class Linearised:
         Returns:
             Energy [K, S]; energies [K, N] where the rows of the maps are those of atoms.
         """
-        of_rows = self._tangents(self._energy, self._weight_noise(v))  # [N or S, K]
+        of_rows = self._tangents(self.products, self._weight_noise(v))  # [N or S, K]
         if not self._by_atom:
             return {keys.ENERGY: of_rows.T}
         return {keys.ENERGY: self.graph.sum_over_structures(of_rows).T, keys.ENERGIES: of_rows.T}
@@ -211,7 +219,7 @@ class Linearised:
             return {name: self.outputs[name] + change[0] for name, change in changes.items()}
         changes = self.energy_changes(noise)
         found = {name: self._known[name] + change[0] for name, change in changes.items()}
-        (change,) = self._total_changes(self._energy, noise, 1)
+        (change,) = self._total_changes(self.products, noise, 1)
         return found | self._derivatives(self._total + change)
 
     @property

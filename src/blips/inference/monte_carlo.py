@@ -1,4 +1,12 @@
-"""Monte Carlo over posterior samples, a given number of them or as many as the std needs.
+r"""Monte Carlo over posterior samples, a given number of them or as many as the std needs.
+
+    mean = 1/K sum_k y_k,    std = sqrt( 1/(K-1) sum_k (y_k - mean)^2 )
+
+The standard deviation of K samples is itself uncertain. With the kurtosis kappa = m4 / m2^2,
+
+    relative standard error of the std = 1/2 sqrt( (kappa - (K - 3)/(K - 1)) / K ),
+
+1 / sqrt(2 (K - 1)) for normal samples.
 
 Samples run as replicated batches, in chunks that fit a memory bound, side by side on the cores.
 Sample k is a function of (seed, k), so the chunking does not change the result, and a result whose
@@ -14,12 +22,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from blips import keys
 from blips.data.graph import Graph
 from blips.errors import InputError
 from blips.inference.memory import passes_side_by_side, rows_of
-from blips.inference.moments import Moments, Tails
-from blips.prediction import Outputs, Prediction
+from blips.prediction import Outputs, Prediction, point_prediction
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -27,6 +36,7 @@ Sampler = Callable[[Graph, range], Outputs]  # (graph, sample numbers) -> [K * r
 
 FIRST_ROUND = 16  # samples before the first look: kurtosis from fewer says nothing
 ROUND_TO = 8
+NORMAL_KURTOSIS = 3.0
 
 
 @dataclass(frozen=True)
@@ -76,10 +86,9 @@ def monte_carlo(
             f"samples={samples}: a deviation needs at least 2 samples; "
             'use method="map" for a prediction without error bars'
         )
-    moments = Moments(covariance)
-    for outputs in sampled_outputs(sampler, graph, range(samples), chunk):
-        moments.add(outputs)
-    return moments.prediction(graph, method=method, chunk=chunk)
+    drawn = sampled_outputs(sampler, graph, range(samples), chunk)
+    found = point_prediction(moments(drawn, covariance), graph, method, samples)
+    return replace(found, details={"chunk": chunk})
 
 
 def adaptive_monte_carlo(
@@ -97,7 +106,7 @@ def adaptive_monte_carlo(
     energies, force components, ... of the batch) is below the tolerance.
 
     Args:
-        sampler: evaluates the samples of a range of numbers as one replicated batch.
+        sampler: as for `monte_carlo`, as are the other arguments.
         graph: the structures.
         tolerance: when to stop.
         method: name for the result.
@@ -108,21 +117,48 @@ def adaptive_monte_carlo(
         Its `samples` is the number drawn; `details` has "std_relative_error", reached by each
         quantity, and "tolerance_reached".
     """
-    moments, tails = Moments(covariance), dict[str, Tails]()
-    drawn, goal = 0, min(FIRST_ROUND, tolerance.max_samples)
+    drawn: Outputs = {}
+    count, goal = 0, min(FIRST_ROUND, tolerance.max_samples)
     errors: dict[str, float] = {}
-    while drawn < goal:
-        for outputs in sampled_outputs(sampler, graph, range(drawn, goal), chunk):
-            moments.add(outputs)
-            for name, value in outputs.items():
-                tails.setdefault(name, Tails()).add(value)
-        drawn = goal
-        errors = {name: tail.relative_error() for name, tail in tails.items()}
-        goal = _next_goal(drawn, max(errors.values()), tolerance)
-    reached = max(errors.values()) <= tolerance.relative_error
-    details = {"std_relative_error": errors, "tolerance_reached": reached}
-    found = moments.prediction(graph, method=method, chunk=chunk)
-    return replace(found, details={**found.details, **details})
+    while count < goal:
+        more = sampled_outputs(sampler, graph, range(count, goal), chunk)
+        drawn = {k: torch.cat([drawn[k], v]) if drawn else v for k, v in more.items()}
+        count = goal
+        errors = {name: relative_error(value) for name, value in drawn.items()}
+        goal = _next_goal(count, max(errors.values()), tolerance)
+    details = {
+        "chunk": chunk,
+        "std_relative_error": errors,
+        "tolerance_reached": max(errors.values()) <= tolerance.relative_error,
+    }
+    found = point_prediction(moments(drawn, covariance), graph, method, count)
+    return replace(found, details=details)
+
+
+def moments(drawn: Outputs, covariance: bool = False) -> Outputs:
+    """Mean and (K-1)-normalised std of samples [K, ...], in float64; the forces' covariance."""
+    found: Outputs = {}
+    for name, samples in drawn.items():
+        samples = samples.double()
+        found[name], found[f"{name}_std"] = samples.mean(dim=0), samples.std(dim=0)
+        if covariance and name == keys.FORCES:
+            deviation = samples - found[name]
+            total = torch.einsum("kna,knb->nab", deviation, deviation)
+            found[f"{name}_cov"] = total / (len(samples) - 1)
+    return found
+
+
+def relative_error(samples: Tensor) -> float:
+    """Relative standard error of a typical std of samples [K, ...].
+
+    Never below that of normal samples, nor where nothing varies.
+    """
+    count = len(samples)
+    square = (samples.double() - samples.double().mean(dim=0)).square()
+    m2, m4 = square.mean(dim=0), square.square().mean(dim=0)
+    kurtosis = torch.where(m2 > 0, m4 / m2.square().clamp_min(1e-300), NORMAL_KURTOSIS)
+    square = 0.25 * (kurtosis.clamp_min(NORMAL_KURTOSIS) - (count - 3) / (count - 1)) / count
+    return float(square.mean().sqrt())
 
 
 def _next_goal(drawn: int, error: float, tolerance: Tolerance) -> int:
@@ -147,19 +183,21 @@ def joined_details(parts: Sequence[Prediction]) -> Mapping[str, Any]:
     return details
 
 
-def sampled_outputs(
-    sampler: Sampler, graph: Graph, numbers: range, chunk: int
-) -> Iterator[Outputs]:
-    """Yield outputs [K, ...] of the samples with these numbers, in chunks, in order."""
+def sampled_outputs(sampler: Sampler, graph: Graph, numbers: range, chunk: int) -> Outputs:
+    """Outputs [K, ...] of the samples with these numbers, in order."""
     starts = range(numbers.start, numbers.stop, chunk)
     chunks = [range(k, min(k + chunk, numbers.stop)) for k in starts]
     threads = passes_side_by_side(rows_of(graph))
-    results = side_by_side(lambda part: sampler(graph, part), chunks, threads)
-    for part, outputs in zip(chunks, results, strict=True):
-        yield {
-            name: value.detach().reshape(len(part), -1, *value.shape[1:])
-            for name, value in outputs.items()
-        }
+    found = list(side_by_side(lambda part: sampler(graph, part), chunks, threads))
+    return {
+        name: torch.cat(
+            [
+                outputs[name].detach().reshape(len(part), -1, *value.shape[1:])
+                for part, outputs in zip(chunks, found, strict=True)
+            ]
+        )
+        for name, value in found[0].items()
+    }
 
 
 def side_by_side(

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from blips.backbones.base import Backbone
+import torch
+
 from blips.backbones.derivatives import Derivatives
 from blips.data.graph import AtomGraph, Graph
 from blips.defaults import SAMPLES
 from blips.errors import InputError, TooLargeError
 from blips.inference.conditioned import predict_conditioned
 from blips.inference.domain import Domain
-from blips.inference.linearise import CoefficientFunction
 from blips.inference.memory import MemoryBound, MemoryGauge, is_large
 from blips.inference.monte_carlo import (
     Tolerance,
@@ -33,12 +33,12 @@ from blips.inference.monte_carlo import (
 )
 from blips.inference.onepass import one_pass
 from blips.inference.posterior import ConditionedPosterior
+from blips.inference.sampling import Stochastic
 from blips.prediction import Outputs, Prediction, point_prediction
 
 METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "map")
 CONDITIONED = ("auto", "conditioned", "onepass")  # use the conditioned posterior if there is one
 Samples = int | Literal["auto"]
-OutputsOf = Callable[[Graph, range | None, int, Derivatives, bool], Outputs]
 
 
 @dataclass(frozen=True)
@@ -77,20 +77,15 @@ class Parts(NamedTuple):
     """What a prediction needs of a Bayesian potential.
 
     Attributes:
-        backbone: the converted model.
+        stochastic: the converted model and its inference network.
         roles: row type of each Bayesian map, by name.
-        coefficients: the inference network on a graph.
-        outputs_of: (graph, numbers of samples or None for MAP, seed, derivatives, frozen) ->
-            outputs, replica-major.
         posterior: the conditioned posterior, where there is one.
         domain: what the model can know something about.
         gauge: of the memory that passes need.
     """
 
-    backbone: Backbone
+    stochastic: Stochastic
     roles: Mapping[str, str]
-    coefficients: CoefficientFunction
-    outputs_of: OutputsOf
     posterior: ConditionedPosterior | None
     domain: Domain
     gauge: MemoryGauge
@@ -155,16 +150,17 @@ def choose(posterior: ConditionedPosterior | None, graph: Graph, request: Reques
 
 
 def _map(parts: Parts, graph: Graph, request: Request) -> Prediction:
-    outputs = parts.outputs_of(graph, None, 0, request.derivatives, False)
-    return point_prediction(outputs, graph)
+    with torch.no_grad():
+        return point_prediction(parts.stochastic.means(graph, **request.derivatives), graph)
 
 
 def _conditioned(parts: Parts, graph: Graph, request: Request) -> Prediction:
     posterior = parts.posterior
     if posterior is None:
         raise InputError(NOT_CONDITIONED)
+    model = parts.stochastic
     return predict_conditioned(
-        parts.backbone,
+        model.backbone,
         posterior,
         graph,
         samples=SAMPLES if request.samples == "auto" else request.samples,
@@ -172,22 +168,22 @@ def _conditioned(parts: Parts, graph: Graph, request: Request) -> Prediction:
         forces=request.forces,
         stress=request.stress,
         covariance=request.covariance,
-        coefficients=parts.coefficients if posterior.coefficients == "network" else None,
+        coefficients=model.coefficients if posterior.coefficients == "network" else None,
     )
 
 
 def _in_one_pass(parts: Parts, graph: Graph, request: Request) -> Prediction:
     if parts.posterior is not None:
         return _conditioned(parts, graph, replace(request, samples=0, covariance=False))
-    found = one_pass(parts.backbone, parts.coefficients, graph, parts.roles, **request.derivatives)
-    std = found.attribution().energy_var.sqrt().cpu().numpy()
-    return replace(point_prediction(found.outputs, graph, method="onepass"), energy_std=std)
+    found = one_pass(parts.stochastic, graph, parts.roles, **request.derivatives)
+    outputs = found.outputs | {"energy_std": found.energy_var.sqrt()}
+    return point_prediction(outputs, graph, method="onepass")
 
 
 def _sampled(parts: Parts, graph: Graph, request: Request) -> Prediction:
     def sampler(graph: Graph, numbers: range) -> Outputs:
         frozen = request.method == "frozen"
-        return parts.outputs_of(graph, numbers, request.seed, request.derivatives, frozen)
+        return parts.stochastic.numbered(graph, numbers, request.seed, frozen, request.derivatives)
 
     most = request.max_samples if request.samples == "auto" else request.samples
     kind = (request.method, request.forces, request.stress)

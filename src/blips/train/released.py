@@ -36,7 +36,9 @@ def load(path: str | Path, device: str | torch.device = "cpu", **options: Any) -
     if is_released_name(path):
         return load_released(str(path), **options).to(place)
     if not Path(path).suffix and not Path(path).exists():
-        raise ConfigError(f"{path} is neither a file nor a released model; {nearest(str(path))}")
+        raise ConfigError(
+            f"{path} is neither a file nor a released model; {nearest(str(path), RELEASED)}"
+        )
     if options:
         raise ConfigError(f"{path} is no released model and takes no {', '.join(options)}")
     return checkpoint.load(path, place)

@@ -15,7 +15,7 @@ from blips.backbones.derivatives import Derivatives
 from blips.config import TrainingConfig
 from blips.data.batch import Batch
 from blips.data.graph import Graph
-from blips.potential import Sample
+from blips.inference.sampling import Sample
 from blips.prediction import Calibrator, Outputs
 
 

@@ -1,0 +1,115 @@
+"""Outputs of a model for weights drawn from the paper's posterior."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from blips import keys
+from blips.backbones.base import Backbone
+from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
+from blips.bayes import noise as noise_context
+from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
+from blips.data.graph import AtomGraph, Graph
+from blips.errors import InputError
+from blips.prediction import Outputs
+
+Coefficients = Mapping[str, Tensor]
+CoefficientFunction = Callable[[Graph], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Outputs of posterior samples, and the coefficients that they were drawn with.
+
+    Attributes:
+        outputs: energy [K * S], forces [K * N, 3], ..., replica-major.
+        coefficients: [K * rows] by map name; empty for MAP.
+    """
+
+    outputs: Outputs
+    coefficients: Coefficients
+
+
+@dataclass(frozen=True)
+class Stochastic:
+    """A backbone with Bayesian maps and the inference network of their widths.
+
+    Attributes:
+        backbone: the converted model.
+        coefficients: the inference network on a graph.
+        estimator: how rows are sampled: "auto", "local" or "flipout".
+    """
+
+    backbone: Backbone
+    coefficients: CoefficientFunction
+    estimator: str = "auto"
+
+    def means(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
+        """Outputs for the posterior means."""
+        return self._evaluate(graph, None, derivatives).outputs
+
+    def sample(
+        self,
+        graph: Graph,
+        generators: Sequence[torch.Generator],
+        **derivatives: Unpack[Derivatives],
+    ) -> Sample:
+        """K = len(generators) samples, each row with weights of its own."""
+        return self._evaluate(
+            graph.replicate(len(generators)),
+            lambda coefficients: SampledNoise(coefficients, generators, self.estimator),
+            derivatives,
+        )
+
+    def frozen(
+        self, graph: Graph, draws: Sequence[FrozenDraw], **derivatives: Unpack[Derivatives]
+    ) -> Sample:
+        """K = len(draws) members, each with one draw for all rows and all calls."""
+        return self._evaluate(
+            graph.replicate(len(draws)),
+            lambda coefficients: FrozenNoise(coefficients, draws),
+            derivatives,
+        )
+
+    def numbered(
+        self, graph: Graph, numbers: range, seed: int, frozen: bool, derivatives: Derivatives
+    ) -> Outputs:
+        """Outputs of the samples (or frozen members) with these numbers, without a graph."""
+        with torch.no_grad():  # forces switch gradients on where they need them
+            if frozen:
+                draws = [FrozenDraw(seed, member) for member in numbers]
+                return self.frozen(graph, draws, **derivatives).outputs
+            device = graph.positions.device
+            generators = noise_context.generators(seed, len(numbers), numbers.start, device)
+            return self.sample(graph, generators, **derivatives).outputs
+
+    def _evaluate(
+        self,
+        graph: Graph,
+        make_noise: Callable[[Coefficients], Noise] | None,
+        derivatives: Derivatives,
+    ) -> Sample:
+        """Outputs under the noise that `make_noise` builds from this graph's coefficients.
+
+        The coefficients are functions of the positions, so they are evaluated inside the energy
+        that forces differentiate.
+        """
+        coefficients: dict[str, Tensor] = {}
+
+        def outputs_of(graph: Graph) -> Outputs:
+            if make_noise is not None:
+                coefficients.update(self.coefficients(graph))
+            with noise_context.use(make_noise and make_noise(coefficients)):
+                return self.backbone(graph)
+
+        if not self.backbone.conservative:
+            return Sample(asked_for(outputs_of(graph), graph, derivatives), coefficients)
+        if not isinstance(graph, AtomGraph):
+            raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
+        outputs = energy_and_derivatives(
+            lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
+        )
+        return Sample(outputs, coefficients)
