@@ -169,6 +169,8 @@ def _run(
     overwrite: bool,
 ) -> "Outcome":
     """Run with a bar on the terminal; Ctrl-C ends it after the current step."""
+    from contextlib import nullcontext
+
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
@@ -183,10 +185,9 @@ def _run(
             soft_wrap=True,
         )
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeLeft())
-    with (
-        Progress(*columns, console=console, disable=not console.is_terminal) as bar,
-        ctrl_c_asks() as pressed,
-    ):
+    bar = Progress(*columns, console=console)
+    shown = bar if console.is_terminal else nullcontext()  # elsewhere it prints an empty line
+    with shown, ctrl_c_asks() as pressed:
         task = bar.add_task("", total=settings.steps)
 
         def show(step: int, atoms: "Atoms") -> None:
