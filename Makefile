@@ -11,7 +11,7 @@ STAMP := .venv/.installed
 MACE_BIN := .venv-mace/bin
 MACE_STAMP := .venv-mace/.installed
 
-.PHONY: demo test test-mace dist lint format reproduce bench fuzz audit docs clean
+.PHONY: demo test test-mace dist lint format reproduce bench fuzz mutants audit docs clean
 
 demo: $(STAMP)
 	$(BIN)/blips demo
@@ -66,6 +66,10 @@ fuzz: $(STAMP)
 	    --output results/fuzz/$$target.json || exit 1; \
 	  $(BIN)/python -W ignore tests/guided_fuzzing.py --inputs 10000 --target $$target \
 	    --output results/fuzz/$$target-guided.json || exit 1; done
+
+# Change the code in one place at a time: which changes do the tests not notice?
+mutants: $(STAMP)
+	$(BIN)/python tests/mutation.py --mutants 12 --output results/mutants.json
 
 # Licences of all dependencies, and known weaknesses where the index of them can be reached.
 audit: $(STAMP)

@@ -1,0 +1,218 @@
+"""Do the tests notice when the code is wrong? Change it in one place at a time, and run them.
+
+    python tests/mutation.py --mutants 20 --output results/mutants.json      (make mutants)
+
+A mutant is a module with one operator, comparison, sign or number changed. It is killed if a test
+of that module fails, and survives if all pass. Each module has `--mutants` of them, drawn with a
+seed; results are kept as they come, and a mutant that has been tried is not tried again.
+"""
+
+import argparse
+import ast
+import copy
+import importlib.abc
+import importlib.util
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "blips"
+SECONDS = 240  # of one mutant's tests; one that takes longer hangs, and is killed
+TESTS: dict[str, str] = {
+    "bayes/estimators": "tests/bayes",
+    "bayes/linear": "tests/bayes",
+    "bayes/kl": "tests/bayes",
+    "bayes/noise": "tests/bayes",
+    "bayes/irreps": "tests/bayes",
+    "bayes/encoder": "tests/bayes",
+    "bayes/sketch": "tests/bayes",
+    "bayes/condition": "tests/bayes tests/inference/test_conditioned.py",
+    "bayes/moments": "tests/bayes tests/test_onepass.py",
+    "inference/scale": "tests/inference",
+    "inference/posterior": "tests/inference",
+    "inference/conditioned": "tests/inference",
+    "uq/metrics": "tests/uq",
+    "uq/bootstrap": "tests/uq",
+    "uq/calibrate": "tests/uq",
+    "train/objective": "tests/train/test_fit.py tests/train/test_beyond.py",
+    "train/loss": "tests/train/test_loss.py",
+    "sim/guard": "tests/sim/test_guard.py",
+    "active/select": "tests/active/test_rules.py",
+    "active/rules": "tests/active/test_rules.py",
+}
+OPERATORS: dict[type, type] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+}
+COMPARISONS: dict[type, type] = {
+    ast.Lt: ast.GtE,
+    ast.GtE: ast.Lt,
+    ast.Gt: ast.LtE,
+    ast.LtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+}
+
+
+def mutants(source: str) -> Iterator[tuple[str, ast.Module]]:
+    """Every changed tree of a module, and what was changed."""
+    tree = ast.parse(source)
+    places = [node for node in _computing(tree) if _changed(copy.deepcopy(node)) is not None]
+    for number, place in enumerate(places):
+        whole = copy.deepcopy(tree)
+        node = [found for found in _computing(whole) if _changed(copy.deepcopy(found))][number]
+        what = _changed(node)
+        yield f"{place.lineno}:{place.col_offset} {what}", whole
+
+
+def _computing(node: ast.AST) -> Iterator[Any]:
+    """Nodes that compute something: no annotations, and no messages of errors."""
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "type_params", "decorator_list"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.Raise | ast.JoinedStr) or not isinstance(child, ast.AST):
+                continue
+            yield child
+            yield from _computing(child)
+
+
+def _changed(node: Any) -> str | None:
+    """Change a node in place; what was done, None where there is nothing to change."""
+    match node:
+        case ast.BinOp(op=op) if type(op) in OPERATORS and not _is_text(node):
+            node.op = OPERATORS[type(op)]()
+            return f"{type(op).__name__} -> {type(node.op).__name__}"
+        case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
+            node.ops = [COMPARISONS[type(op)]()]
+            return f"{type(op).__name__} -> {type(node.ops[0]).__name__}"
+        case ast.BoolOp(op=op):
+            node.op = ast.Or() if isinstance(op, ast.And) else ast.And()
+            return f"{type(op).__name__} -> {type(node.op).__name__}"
+        case ast.UnaryOp(op=ast.Not() | ast.USub()):
+            what, node.op = type(node.op).__name__, ast.UAdd()
+            if what == "Not":
+                node.operand = ast.Call(_name("bool"), [node.operand], [])
+            ast.fix_missing_locations(node)
+            return f"without {what}"
+        case ast.Constant(value=bool() as value):
+            node.value = not value
+            return f"{value} -> {node.value}"
+        case ast.Constant(value=int() | float() as value):
+            node.value = value + 1 if isinstance(value, int) else 2 * value + (value == 0)
+            return f"{value} -> {node.value}"
+    return None
+
+
+def _name(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    """Whether a side is a text, which has no arithmetic."""
+    sides = (node.left, node.right)
+    return any(
+        isinstance(s, ast.JoinedStr) or (isinstance(s, ast.Constant) and isinstance(s.value, str))
+        for s in sides
+    )
+
+
+class Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Import a mutant in the place of its module."""
+
+    def __init__(self, module: str, path: Path, tree: ast.Module) -> None:
+        self.module, self.path, self.tree = module, path, tree
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        """Answer for the one module."""
+        if fullname != self.module:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self.path, loader=self)
+
+    def exec_module(self, module: Any) -> None:
+        """Run the mutant."""
+        exec(compile(self.tree, str(self.path), "exec"), module.__dict__)
+
+
+def outcome(module: str, tree: ast.Module | None) -> str:
+    """Run the tests of a module in a process of their own: killed, survived or hangs."""
+    path = PACKAGE / f"{module}.py"
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+            os.dup2(nothing.fileno(), 2)
+        if tree is not None:
+            sys.meta_path.insert(0, Instead(f"blips.{module.replace('/', '.')}", path, tree))
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+        options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        os._exit(int(pytest.main([*options, *TESTS[module].split()])))
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
+        time.sleep(0.1)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hangs"
+
+
+def try_module(module: str, count: int, seed: int, known: dict[str, str]) -> None:
+    """Try a random choice of a module's mutants; `known` takes what became of each."""
+    if outcome(module, None) != "survived":
+        raise SystemExit(f"the tests of {module} fail as it is; mend them first")
+    every = list(mutants((PACKAGE / f"{module}.py").read_text()))
+    chosen = random.Random(seed).sample(every, min(count, len(every)))
+    for what, tree in chosen:
+        if what not in known:
+            known[what] = outcome(module, ast.fix_missing_locations(tree))
+            print(f"{module}:{what}: {known[what]}", flush=True)
+
+
+def main() -> None:
+    """Try mutants of the modules that are named, or of all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("modules", nargs="*", default=list(TESTS), help=", ".join(TESTS))
+    parser.add_argument("--mutants", type=int, default=20, help="of each module")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=ROOT / "results/mutants.json")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    import hypothesis  # noqa: F401 (shared by all children, as they take seconds)
+    import torch
+
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    if options.output.exists():
+        found = json.loads(options.output.read_text())["modules"]
+    for module in options.modules:
+        known = found.setdefault(module, {})
+        try_module(module, options.mutants, options.seed, known)
+        results = [result for known in found.values() for result in known.values()]
+        survived = results.count("survived")
+        summary = {"mutants": len(results), "killed": 1 - survived / max(len(results), 1)}
+        text = json.dumps({**summary, "seed": options.seed, "modules": found}, indent=1)
+        options.output.write_text(text + "\n")
+        print(f"{module}: {len(results)} mutants, {summary['killed']:.1%} killed", flush=True)
+
+
+if __name__ == "__main__":
+    main()
