@@ -5,7 +5,7 @@
 A conditioned PaiNN of the default size chooses ten of displaced NH3 geometries by every rule, with
 two workers. Seconds are of the processor, of all processes together, over the number of workers:
 what it takes on as many quiet cores. Ratios are to a prediction of the whole pool without error
-bars, by the same workers.
+bars, in one process, whose seconds are divided likewise.
 """
 
 import argparse
