@@ -50,7 +50,7 @@ reproduce: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks --folder results/benchmarks
-	for name in training conditioning released batched pool; do \
+	for name in training conditioning released batched pool properties; do \
 	  $(BIN)/python -m benchmarks.$$name --output results/benchmarks/$$name || exit 1; done
 
 # The site, with executed notebooks, in build/site: open build/site/index.html.

@@ -3,8 +3,9 @@ r"""Barriers with error bars: the nudged elastic band of ASE, or a path as it is
     barrier = E(top) - E(first),     d barrier_k = ( b(top) - b(first) ) . v_k
 
 to first order at the plain model's path, as its top and its ends are stationary. What a member
-errs by at both geometries cancels; error bars of the two energies, added as if they were
-independent, would be too wide. Members who run their own band start from the plain model's.
+errs by at both geometries cancels, and what it errs by in opposite ways adds up; error bars of the
+two energies, added as if they were independent, know neither. Members who run their own band
+start from the plain model's.
 """
 
 from collections.abc import Sequence

@@ -7,7 +7,7 @@ set of weights for compound and references, so that errors which they share canc
 
     dE_f,k = ( b(x) - sum_i n_i b(x_i) / N_i ) . v_k / N
 
-Error bars of the single energies, added as if they were independent, would be too wide.
+Error bars of the single energies, added as if they were independent, would not know that.
 """
 
 from collections import Counter
