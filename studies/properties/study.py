@@ -51,7 +51,7 @@ PROFILES: dict[str, Profile] = {
     "quick": Profile(("chgnet",), {"elastic": 6, "formation": 6, "heat": 4}, 2, largest=3),
     "default": Profile(
         ("chgnet", "mattersim-1m", "sevennet-0"),
-        {"elastic": 100, "formation": 100, "heat": 40, "elastic-members": 12},
+        {"elastic": 100, "formation": 100, "heat": 15, "elastic-members": 12},
         20,
     ),
 }
