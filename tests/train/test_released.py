@@ -49,6 +49,24 @@ def test_error_bars_of_forces_grow_with_the_disorder(potential, kind: str):
     assert np.sqrt((strange**2).mean()) > 2 * np.sqrt((ideal**2).mean())
 
 
+@pytest.mark.parametrize(
+    "ideal",
+    [bulk("NaCl", "rocksalt", a=5.69, cubic=True), bulk("Si", cubic=True)],
+    ids=["NaCl", "Si"],
+)
+def test_strange_structures_have_larger_error_bars_than_the_ideal_crystal(potential, ideal: Atoms):
+    """Forces on perfect lattices and lone atoms vanish by symmetry: there, energies tell."""
+    stretched, compressed, rattled = (ideal.copy() for _ in range(3))
+    stretched.set_cell(1.5 * ideal.cell.array, scale_atoms=True)
+    compressed.set_cell(0.8 * ideal.cell.array, scale_atoms=True)
+    rattled.rattle(0.3, seed=0)
+    lone = Atoms(ideal.symbols[0], positions=[[7.5] * 3], cell=[15.0] * 3, pbc=True)
+    found = potential.predict([ideal, stretched, compressed, lone, rattled])
+    of_atoms = found.energy_std / found.n_atoms
+    assert (of_atoms[1:4] > of_atoms[0]).all()
+    assert found.largest_force_std[4] > 10 * found.largest_force_std[0]
+
+
 def test_means_are_those_of_the_released_model(potential):
     plain = potential.predict(changed("rattled"), method="map")
     found = potential.predict(changed("rattled"))

@@ -74,7 +74,7 @@ def collect(
     rank, world = (dist.get_rank(), dist.get_world_size()) if _parallel() else (0, 1)
     evidence, count, domain = Evidence(maps.sketch.size), 0, Domain.joined([])
     total = len(structures) if isinstance(structures, Sized) else None
-    for batch in batches_of(track(structures, "conditioning", total)):
+    for batch in batches_of(track(structures, "conditioning", total), BATCH_ATOMS):
         own = [(count + k, atoms) for k, atoms in enumerate(batch) if (count + k) % world == rank]
         count += len(batch)
         for few in (True, False):  # all components, or random sums
