@@ -81,3 +81,6 @@ def test_unknown_reductions_and_missing_counts_are_refused():
         kl_divergence({"a": torch.ones(2)}, {"a": "edge"}, 1.0, reduction="sum")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="num_data"):
         kl_divergence({"a": torch.ones(2)}, {"a": "edge"}, 1.0, reduction="elbo")
+    for one in ({"num_weights": {"a": 6}}, {"num_data": 3}):
+        with pytest.raises(InputError, match="num_data"):
+            kl_divergence({"a": torch.ones(2)}, {"a": "edge"}, 1.0, reduction="elbo", **one)

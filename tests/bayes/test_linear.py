@@ -129,6 +129,32 @@ def test_a_registered_foreign_layer_is_sampled_in_its_own_form(monkeypatch):
     assert not torch.allclose(z, before, atol=1e-2)
 
 
+def test_products_take_the_gradient_back_through_what_follows_the_product():
+    torch.manual_seed(0)
+    layer = ScaledDense()
+    kind = MapKind(
+        ScaledDense,
+        canonical=lambda m: (m.matrix.T / 2.0, m.offset),
+        finish=lambda _, z: torch.tanh(z),
+    )
+    h, gradient = torch.randn(5, 4), torch.randn(5, 3, requires_grad=True)
+    (product,) = kind.products(layer, "map", h, gradient)
+    slope = 1 - torch.tanh(h @ layer.matrix / 2.0 + layer.offset) ** 2
+    torch.testing.assert_close(product.gradient, gradient * slope)
+    (back,) = torch.autograd.grad(product.gradient.sum(), gradient)  # second derivatives
+    torch.testing.assert_close(back, slope)
+    assert kind.shapes(layer, "map") == {"map": (3, 4)}
+    (plain,) = MapKind(nn.Linear).products(nn.Linear(4, 3), "map", h, gradient)
+    assert plain.gradient is gradient
+
+
+def test_later_kinds_count_first(monkeypatch):
+    monkeypatch.setattr("blips.bayes.linear._kinds", [MapKind(nn.Linear)])
+    later = MapKind(nn.Linear, finish=lambda _, z: torch.tanh(z))
+    register_kind(later)
+    assert kind_of(nn.Linear(2, 2)) is later
+
+
 def test_a_subclass_with_its_own_forward_is_not_taken_for_a_linear_map():
     class Activated(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -68,7 +68,17 @@ def test_frozen_draws_depend_on_seed_member_and_name_only():
     assert torch.equal(first, again)
     assert not torch.equal(first, draw.normal_like("b", weight))
     assert not torch.equal(first, FrozenDraw(seed=1, member=3).normal_like("a", weight))
-    assert torch.equal(first, draw.normal_like("a", weight.double()).float())
+    assert draw.normal_like("a", weight) is first
+    double = draw.normal_like("a", weight.double())
+    assert double.dtype == torch.float64
+    assert torch.equal(first, double.float())
+
+
+def test_what_a_draw_has_made_is_no_part_of_it():
+    draw = FrozenDraw(seed=1, member=2)
+    draw.normal_like("a", torch.zeros(3, 4))
+    assert draw == FrozenDraw(seed=1, member=2)
+    assert repr(draw) == "FrozenDraw(seed=1, member=2)"
 
 
 def test_coefficients_are_shared_by_replicas_or_given_for_each():
