@@ -17,6 +17,7 @@ import ase.io
 import torch
 from ase import Atoms
 from ase.build import bulk
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -152,7 +153,7 @@ def _released_model(console: Console) -> None:
         console.print(f"CHGNet is not installed: {error}")
         return
     table = Table(title="CHGNet as released")
-    for header in ("", "energy [eV/atom]", "largest std of a force [eV/Å]"):
+    for header in ("", "energy (eV/atom)", "largest std of a force (eV/Å)"):
         table.add_column(header)
     for k, name in enumerate(("rock salt", "stretched by 30 %, rattled by 0.3 Å")):
         one = prediction[k]
@@ -163,12 +164,12 @@ def _released_model(console: Console) -> None:
 
 
 COLUMNS = (
-    ("energy MAE [eV]", "energy", "mae"),
-    ("force MAE [eV/Å]", "forces", "mae"),
-    ("within 90 % interval", "forces", "coverage_90"),
+    ("energy MAE (eV)", "energy", "mae"),
+    ("force MAE (eV/Å)", "forces", "mae"),
+    ("within 90 %", "forces", "coverage_90"),
     ("force ECE", "forces", "ece"),
     ("force NLL", "forces", "nll"),
-    ("Spearman", "forces_per_structure", "spearman"),
+    ("rank corr.", "forces_per_structure", "spearman"),
 )
 
 
@@ -188,9 +189,10 @@ def _cells(evaluation: Evaluation, *, intervals: bool) -> list[str]:
 
 
 def _table(evaluations: Mapping[str, Mapping[str, Evaluation]]) -> Table:
-    table = Table(title="NH3 (intervals in summary.md)")
-    for header in ("", *(column[0] for column in COLUMNS)):
-        table.add_column(header)
+    table = Table(title="NH3 (intervals in summary.md)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for header, _, _ in COLUMNS:
+        table.add_column(header, justify="right")
     for label, by_model in evaluations.items():
         table.add_row(f"[bold]{label}")
         for model, evaluation in by_model.items():
