@@ -25,7 +25,7 @@ from blips import keys
 from blips.backbones.base import edge_lengths, gather_rows
 from blips.backbones.foreign import ForeignBackbone, require
 from blips.backbones.rows import edge_pairs
-from blips.data.graph import AtomGraph, Graph
+from blips.data.graph import AtomGraph
 from blips.errors import CheckpointError, ConfigError
 
 MEMBERS = 8
@@ -66,10 +66,8 @@ class ANI(ForeignBackbone):
         """One of the eight members as released; arguments as for the class."""
         return cls(variant, member, weights)
 
-    def forward(self, graph: Graph) -> dict[str, Tensor]:
-        """Energies of the atoms, [N] eV."""
-        graph = self._atom_graph(graph)
-        self.check_elements(graph)
+    def package_energies(self, graph: AtomGraph) -> Tensor:
+        """The package's own energies of the atoms, [N] eV."""
         index: Any = self.species_of_number
         species = index[graph.numbers]  # [N]
         features = self._features(graph, species)  # [N, F]
@@ -80,7 +78,7 @@ class ANI(ForeignBackbone):
             if bool(own.any()):
                 total = total + networks[symbol](features)[:, 0] * own
         shift = self.model.energy_shifter.self_energies.double()[species]  # [N] Hartree
-        return {keys.ENERGIES: self.corrected((total.double() + shift) * Hartree, graph)}
+        return (total.double() + shift) * Hartree
 
     def _features(self, graph: AtomGraph, species: Tensor) -> Tensor:
         """Symmetry functions, [N, F]: radial ones by element, angular ones by pair of elements."""
