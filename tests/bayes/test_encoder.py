@@ -97,6 +97,29 @@ def test_an_edge_at_the_cutoff_has_no_say_in_node_coefficients():
     torch.testing.assert_close(net(with_edge)["blocks.0.update"], net(without)["blocks.0.update"])
 
 
+def test_a_node_sees_the_edges_that_it_receives():
+    near = features(atoms=3)
+    for key in ("edge", "edge_weight", "edge_vector"):
+        near[key] = near[key][:1]
+    near["edge_index"] = torch.tensor([[2], [0]])  # node 2 receives what node 0 sends
+    far = near | {"edge": near["edge"] + 1.0}
+    changed = network()(near)["blocks.0.update"] != network()(far)["blocks.0.update"]
+    assert changed.tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("initial", [1e-3, 4.0])
+def test_a_start_at_a_bound_is_near_it(initial):
+    for coef in network(initial=initial)(features()).values():
+        assert ((coef - initial).abs() < 0.05).all()
+
+
+def test_without_maps_on_edges_no_feature_of_edges_is_read():
+    net = InferenceNetwork(
+        {"update": "node"}, SIZES, bounds=(1e-3, 4.0), initial=0.5, variant="paper-nbody"
+    )
+    assert list(net({"node_type": torch.arange(4) % 3})) == ["update"]
+
+
 def test_ammonia_variant_reads_the_squared_distance_alone():
     net = network(variant="paper-ammonia")
     first, second = features(seed=0), features(seed=1)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from blips.bayes import noise
-from blips.bayes.irreps import Block, BlockKind
+from blips.bayes.irreps import Block, BlockKind, _side_by_side
 from blips.bayes.linear import _kinds, kind_of, make_plain, make_stochastic, register_kind
 from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
 from blips.errors import InputError
@@ -241,3 +241,9 @@ def test_shapes_without_rows_or_with_more_axes_are_refused(layer, h, coef):
     empty = SampledNoise({"map": coef[:0]}, noise.generators(0, 2), "flipout")
     with noise.use(empty):
         assert layer(h[:0]).shape == (0, width_of(layer))
+
+
+def test_columns_without_terms_are_zero():
+    h, one = torch.ones(2, 7), torch.ones(2, 2)
+    found = _side_by_side(h, {1: [one, 2 * one], 4: [one]}, 7)
+    assert found.tolist() == [[0, 3, 3, 0, 1, 1, 0]] * 2

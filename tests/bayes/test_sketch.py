@@ -125,6 +125,18 @@ def test_large_seeds_are_seeds(seed):
     assert not torch.equal(there, zero)
 
 
+@pytest.mark.parametrize(
+    ("seed", "expected"),
+    [
+        (2**22, [-1, -3, 1, -4, -5, -2, -1, 5, -1, -2, 2, 2]),
+        (2**40, [-2, -3, -2, 2, 3, 4, -4, 5, 3, -2, 2, 1]),
+    ],
+)
+def test_large_seeds_are_folded_in_the_same_way_on_every_machine(seed, expected):
+    sketch = Sketch({"w": (12,)}, 5, seed=seed)
+    assert (matrix(sketch) * (1 + torch.arange(5))).sum(1).int().tolist() == expected
+
+
 def test_matrices_of_one_shape_have_hashes_of_their_own():
     sketch = Sketch({"first": (4, 8), "second": (4, 8)}, 16)
     v = normal(1, 16)
