@@ -40,12 +40,12 @@ SOURCES = Path(__file__).parents[1] / "src"
 
 
 def nh3(seed: int) -> Atoms:
-    """A displaced ammonia molecule with random labels."""
+    """Make a displaced ammonia molecule with random labels."""
     return _labelled(molecule("NH3"), seed)
 
 
 def silica(seed: int) -> Atoms:
-    """A displaced cell of alpha quartz, 36 atoms, with random labels."""
+    """Make a displaced cell of alpha quartz, 36 atoms, with random labels."""
     cell = crystal(
         ["Si", "O"],
         basis=[(0.4697, 0, 1 / 3), (0.4135, 0.2669, 0.7858)],
@@ -64,7 +64,7 @@ def _labelled(atoms: Atoms, seed: int) -> Atoms:
 
 
 def step(backbone: Any, structures: list[Atoms], *, noise: bool) -> Call:
-    """Forward and backward of a training step on energies and forces."""
+    """Run forward and backward of a training step on energies and forces."""
     dtype = next(backbone.parameters()).dtype
     data = StructureData(structures, backbone.graph_of, dtype=dtype)
     batch, config = data.batch(range(len(structures))), {"loss": "mae", "noise": noise}
@@ -80,7 +80,7 @@ def step(backbone: Any, structures: list[Atoms], *, noise: bool) -> Call:
 
 
 def predict(build: Callable[[int], Atoms], conditioned: bool = False, **options: Any) -> Call:
-    """A prediction of one structure by PaiNN."""
+    """Predict one structure by PaiNN."""
     model = blips.bayesianize(PaiNN())
     if conditioned:
         model.condition([build(k) for k in range(4)], valid=[build(k) for k in (4, 5)])
@@ -136,7 +136,7 @@ class Worker:
         )
 
     def seconds(self) -> float:
-        """Processor time of a call."""
+        """Measure the processor time of a call."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(file=self.process.stdin, flush=True)
@@ -144,7 +144,7 @@ class Worker:
 
 
 def measure(workload: str, before: Path, repeats: int) -> dict[str, float]:
-    """Seconds of both trees, and the median ratio; the first of each is warm-up."""
+    """Measure seconds of both trees, and the median ratio; the first of each is warm-up."""
     workers = [Worker(workload, before), Worker(workload, SOURCES)]
     pairs = [[worker.seconds() for worker in workers] for _ in range(repeats + 1)][1:]
     for worker in workers:
@@ -154,7 +154,7 @@ def measure(workload: str, before: Path, repeats: int) -> dict[str, float]:
 
 
 def table(results: dict[str, dict[str, float]]) -> str:
-    """Markdown."""
+    """Format the results as Markdown."""
     lines = ["| workload | before, ms | now, ms | now / before |", "|---|---|---|---|"]
     for workload, row in results.items():
         times = f"{1e3 * row['before']:.1f} | {1e3 * row['now']:.1f}"

@@ -32,7 +32,7 @@ STEPS = 10
 
 
 def copies(count: int) -> list[Atoms]:
-    """Ammonia, each with momenta of its own."""
+    """Make copies of ammonia, each with momenta of its own."""
     found = []
     for seed in range(count):
         atoms = molecule("NH3")
@@ -42,7 +42,7 @@ def copies(count: int) -> list[Atoms]:
 
 
 def alone(potential: BayesianPotential, structures: list[Atoms]) -> Callable[[], None]:
-    """Each structure by itself, with ASE."""
+    """Run each structure by itself, with ASE."""
 
     def run() -> None:
         for one in structures:
@@ -56,7 +56,7 @@ def alone(potential: BayesianPotential, structures: list[Atoms]) -> Callable[[],
 def together(
     potential: BayesianPotential, structures: list[Atoms], guard: Guard
 ) -> Callable[[], None]:
-    """All structures in one batch."""
+    """Run all structures in one batch."""
     model = TorchSimModel(potential, samples=8)
 
     def run() -> None:

@@ -26,7 +26,7 @@ from blips.inference.rows import collect
 
 
 def seconds_to_condition(structures: Sequence[Atoms], rows: int, dimension: int) -> dict[str, Any]:
-    """Seconds for the rows of all structures, and for the decomposition of their sum."""
+    """Measure seconds for the rows of all structures, and for decomposing their sum."""
     torch.manual_seed(0)
     potential = bayesianize(PaiNN())
     maps = some_posterior(potential, dimension).maps
@@ -45,7 +45,7 @@ def seconds_to_condition(structures: Sequence[Atoms], rows: int, dimension: int)
 
 
 def conditioning_cost(quick: bool) -> list[dict[str, Any]]:
-    """Growth with atoms, rows and dimension, one at a time."""
+    """Measure growth with atoms, rows and dimension, one at a time."""
     quartz = structure(36)
     copies = [displaced(quartz, STD, seed) for seed in range(2 if quick else 16)]
     ammonia = [displaced(structure(4), STD, seed) for seed in range(8 if quick else 64)]
@@ -60,7 +60,7 @@ def conditioning_cost(quick: bool) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """Format the results as Markdown."""
     lines = ["| atoms | structures | rows | dimension | s, rows | s, spectrum |", "|" + "---|" * 6]
     lines += ["| " + " | ".join(str(value) for value in row.values()) + " |" for row in found]
     return "\n".join(lines) + "\n"

@@ -45,7 +45,7 @@ FINER = 25  # times more rounds for these
 
 
 def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
-    """Every way to get energies and forces, most with error bars, on one structure."""
+    """Return every way to get energies and forces, most with error bars, on one structure."""
     torch.manual_seed(0)
     plain = PaiNN()
     # Each of MEANS has weights of its own, so that none finds them in the cache.
@@ -97,7 +97,7 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
 def some_posterior(
     potential: BayesianPotential, dimension: int = DIMENSION
 ) -> ConditionedPosterior:
-    """A posterior of any evidence: the cost of a prediction does not depend on its values."""
+    """Make a posterior of any evidence: the cost of a prediction is independent of its values."""
     roles, last = chosen_roles(potential.backbone, potential.conversion.roles, READOUT)
     maps = choose_maps(potential.backbone, roles, dimension, 0, last=last)
     evidence = Evidence(maps.sketch.size)
@@ -112,7 +112,7 @@ def _one_by_one(potential: Any, graph: AtomGraph, count: int) -> None:
 
 
 def _rigidity(plain: PaiNN) -> LastLayerRigidity:
-    """LLPR with any matrix: what its training data were does not change the cost."""
+    """Make an LLPR with any matrix: the cost is independent of its training data."""
     found = LastLayerRigidity(copy.deepcopy(plain))
     width = plain.readout[-1].in_features
     found.rigidity = Rigidity.of(torch.eye(int(width), dtype=torch.float64))  # type: ignore
@@ -121,7 +121,7 @@ def _rigidity(plain: PaiNN) -> LastLayerRigidity:
 
 
 def _rigid_energy(rigidity: LastLayerRigidity, graph: AtomGraph) -> Any:
-    """Energy, its LLPR deviation and forces: features come with the one evaluation."""
+    """Compute energy, its LLPR std and forces: features come with the one evaluation."""
     with torch.no_grad(), inputs_of(readout_of(rigidity.backbone)[-1]) as seen:
         outputs = plain_outputs(rigidity.backbone, graph)
     summed = graph.sum_over_structures(seen[-1].detach().double())
@@ -133,7 +133,7 @@ def _rigid_energy(rigidity: LastLayerRigidity, graph: AtomGraph) -> Any:
 def cost(
     sizes: Sequence[int] = SIZES, samples: Sequence[int] = SAMPLES, repeats: int = REPEATS
 ) -> dict[str, Any]:
-    """Ratios to energy and forces of the base, by number of atoms.
+    """Measure ratios to energy and forces of the base, by number of atoms.
 
     Args:
         sizes: numbers of atoms, out of `SIZES`.
@@ -149,7 +149,7 @@ def _cost(calls: Mapping[str, Call], repeats: int) -> dict[str, Any]:
 
 
 def cost_table(found: Mapping[str, Any]) -> str:
-    """Markdown: ratio of times, half its 95 % interval, peak MB; one column for each size."""
+    """Format ratios of times, half their 95 % intervals and peak MB; a column for each size."""
     names: dict[str, None] = {}
     for rows in found.values():
         names.update(dict.fromkeys(rows))

@@ -46,12 +46,12 @@ class Untracked:
 
 
 def _addmm_flops(_: Any, left: Sequence[int], right: Sequence[int], **__: Any) -> int:
-    """Of shapes [m, k] and [k, n]."""
+    """Count the operations of shapes [m, k] and [k, n]."""
     return 2 * left[0] * left[1] * right[1]
 
 
 def flops_of(call: Callable[[], Any]) -> int:
-    """Floating-point operations of the matrix products in `call`."""
+    """Count floating-point operations of the matrix products in `call`."""
     in_place = {torch.ops.aten.addmm_: _addmm_flops}  # which the counter does not know
     counter: Any = FlopCounterMode(display=False, custom_mapping=in_place)
     counter.mod_tracker = Untracked()
@@ -63,7 +63,7 @@ def flops_of(call: Callable[[], Any]) -> int:
 def flops(
     only: Sequence[str] = (), atoms: int = 36, report: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Counts of every model whose package is there."""
+    """Count the operations of every model whose package is there."""
     found: dict[str, Any] = {}
     for name, make in MODELS.items():
         if only and name not in only:
@@ -78,7 +78,7 @@ def flops(
 
 
 def count(plain: AtomisticBackbone, atoms: int) -> dict[str, Any]:
-    """Millions of parameters, and millions of operations for each atom."""
+    """Return millions of parameters, and millions of operations for each atom."""
     potential = bayesianize(copy.deepcopy(plain))
     one = structure(atoms)
     graph = plain.graph(one)
@@ -119,7 +119,7 @@ def _step(model: Any, backbone: AtomisticBackbone, atoms: Any) -> None:
 
 
 def flops_table(found: dict[str, Any]) -> str:
-    """Markdown."""
+    """Format the results as Markdown."""
     lines = ["| model | | parameters (M) | inference (MFLOP/atom) | training (MFLOP/atom) |"]
     lines.append("|---|---|---|---|---|")
     for name, rows in found.items():

@@ -30,11 +30,11 @@ class Measured:
     peak_bytes: Mapping[str, int | None]
 
     def ratio(self, way: str, base: str = "base") -> float:
-        """Median over rounds of the ratio within a round."""
+        """Compute the median over rounds of the ratio within a round."""
         return statistics.median(self._ratios(way, base))
 
     def interval(self, way: str, base: str = "base") -> tuple[float, float] | None:
-        """95 % interval of that median from order statistics; None for less than six rounds."""
+        """Compute the 95 % interval of that median; None for less than six rounds."""
         return median_interval(self._ratios(way, base))
 
     def _ratios(self, way: str, base: str) -> list[float]:
@@ -42,11 +42,11 @@ class Measured:
         return [a / b for a, b in pairs]
 
     def shortest(self, way: str, base: str = "base") -> float:
-        """Ratio of the shortest times."""
+        """Compute the ratio of the shortest times."""
         return min(self.seconds[way]) / min(self.seconds[base])
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """Everything, JSON-able."""
+        """Return everything, JSON-able."""
         return {
             way: {
                 "ratio": round(self.ratio(way), 3),
@@ -61,7 +61,7 @@ class Measured:
 
 
 def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """Interval that has the median with at least that probability, whatever the distribution.
+    """Return an interval that has the median with at least that probability, distribution-free.
 
     The number of n values below the median is Binomial(n, 1/2), so that the median lies between
     the k-th smallest and the k-th largest with probability 1 - 2 P(B < k); k is the largest that
@@ -77,7 +77,7 @@ def _rounded(interval: tuple[float, float] | None) -> list[float] | None:
 
 
 def measure(calls: Mapping[str, Call], repeats: int) -> Measured:
-    """Times in rounds; memory in a first one, whose times count only for what is slow.
+    """Measure times in rounds; memory in a first one, whose times count only for slow calls.
 
     A way is repeated as often as `ENOUGH_SECONDS` allow, `repeats` times at most.
     """
@@ -106,7 +106,7 @@ def _seconds(call: Call) -> float:
 
 
 def peak_bytes(call: Call) -> int | None:
-    """Largest resident set during `call` above that before; None where Linux's /proc is missing."""
+    """Measure the peak resident set of `call` above that before; None without Linux's /proc."""
     status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     gc.collect()
     try:

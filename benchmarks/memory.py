@@ -22,7 +22,7 @@ LIMITS = {36: (0.125, 0.25, 0.5, 2.0), 144: (0.5, 2.0), 720: (2.0, 4.0)}  # atom
 def memory(
     sizes: Sequence[int] = tuple(LIMITS), samples: int = SAMPLES, repeats: int = 3
 ) -> dict[str, Any]:
-    """Peak memory and time of `samples` samples for each bound, by number of atoms."""
+    """Measure peak memory and time of `samples` samples for each bound, by number of atoms."""
     found: dict[str, Any] = {}
     for atoms in (size for size in sizes if size in LIMITS):
         torch.manual_seed(0)
@@ -51,7 +51,7 @@ def memory(
 
 
 def memory_table(found: Mapping[str, Any]) -> str:
-    """Markdown."""
+    """Format the results as Markdown."""
     lines = ["| atoms | samples | bound (MB) | samples at once | peak (MB) | time / MAP |"]
     lines.append("|" + "---|" * 6)
     for atoms, rows in found.items():

@@ -36,7 +36,7 @@ STEPS = 100
 
 
 def trajectory(repeat: tuple[int, int, int], steps: int) -> list[Atoms]:
-    """Frames of NVE dynamics from a rattled crystal at 600 K."""
+    """Run NVE dynamics from a rattled crystal at 600 K; return its frames."""
     atoms = bulk("Cu", cubic=True) * repeat
     atoms.calc = EMT()
     atoms.rattle(0.08, seed=0)
@@ -49,14 +49,14 @@ def trajectory(repeat: tuple[int, int, int], steps: int) -> list[Atoms]:
 
 
 def cpu_ms(function: Callable[[], object]) -> float:
-    """Time of the process in ms."""
+    """Return the time of the process in ms."""
     start = time.process_time()
     function()
     return 1e3 * (time.process_time() - start)
 
 
 def measure(repeat: tuple[int, int, int], steps: int) -> dict[str, object]:
-    """Mean times of graphs for every skin, and of a whole step without one."""
+    """Measure mean times of graphs for every skin, and of a whole step without one."""
     frames, rng = trajectory(repeat, steps), np.random.default_rng(1)
     caches = {skin: NeighbourCache(skin) for skin in SKINS}
     graph_ms: dict[float, list[float]] = {skin: [] for skin in SKINS}
@@ -77,7 +77,7 @@ def measure(repeat: tuple[int, int, int], steps: int) -> dict[str, object]:
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown of graph times relative to a fresh search, and of what a step gains."""
+    """Format graph times relative to a fresh search, and what a step gains, as Markdown."""
     head = "| atoms | step (ms) | fresh graph (ms) | share of a step |"
     head += "".join(f" skin {skin:g} |" for skin in SKINS[1:]) + f" step with {SKIN:g} / without |"
     lines = [head, "|---" * (head.count("|") - 1) + "|"]

@@ -29,13 +29,13 @@ class First(nn.Module):
         self.layer = layer
 
     def forward(self, h: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out]."""
+        """Apply the map, [rows, in] -> [rows, out]."""
         found = self.layer(h)
         return found[0] if isinstance(found, tuple) else found
 
 
 def network(layer: Callable[[int, int], nn.Module]) -> nn.Sequential:
-    """The network out of such layers."""
+    """Build the network out of such layers."""
     layers: list[nn.Module] = []
     for size_in, size_out in pairwise(WIDTHS):
         layers += [First(layer(size_in, size_out)), nn.SiLU()]
@@ -43,7 +43,7 @@ def network(layer: Callable[[int, int], nn.Module]) -> nn.Sequential:
 
 
 def peers(rows: int = 2000, repeats: int = 15) -> dict[str, Any]:
-    """Ratios to the plain network, forward + backward."""
+    """Measure ratios to the plain network, forward + backward."""
     torch.manual_seed(0)
     h = torch.randn(rows, WIDTHS[0])
     networks: dict[str, nn.Module] = {"plain": network(nn.Linear)}
@@ -88,7 +88,7 @@ def _ours(h: Tensor, estimator: str) -> Call:
 
 
 def peers_table(found: dict[str, Any]) -> str:
-    """Markdown."""
+    """Format the results as Markdown."""
     lines = ["| layer | ratio (median) | ratio (shortest) |", "|---|---|---|"]
     lines += [
         f"| {k} | {v['ratio']:.2f} | {v['ratio_of_shortest']:.2f} |" for k, v in found.items()

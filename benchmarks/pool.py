@@ -28,12 +28,12 @@ from blips.backbones import PaiNN
 
 
 def peak_megabytes() -> float:
-    """Largest resident memory of this process so far."""
+    """Return the largest resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def write_pool(path: Path, count: int) -> None:
-    """Displaced NH3 molecules, written frame by frame."""
+    """Write displaced NH3 molecules, frame by frame."""
     base, rng = molecule("NH3"), np.random.default_rng(0)
     header = f'{len(base)}\nProperties=species:S:1:pos:R:3 pbc="F F F"\n'
     with path.open("w") as file:
@@ -45,7 +45,7 @@ def write_pool(path: Path, count: int) -> None:
 
 
 def screen(folder: Path, pool: Path, count: int) -> dict[str, float]:
-    """Screen a pool; memory and time."""
+    """Screen a pool; return memory and time."""
     torch.manual_seed(0)
     potential = blips.bayesianize(PaiNN(cutoff=4.0, features=8, blocks=1, num_basis=4), seed=0)
     path = blips.save(potential, folder / "model.safetensors")

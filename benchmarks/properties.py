@@ -32,7 +32,7 @@ CRYSTALS = {
 
 
 def costs(name: str, atoms: Atoms, repeats: int) -> dict[str, Any]:
-    """Ratios of one crystal."""
+    """Measure the ratios of one crystal."""
     potential = load_released("chgnet")
 
     def plain() -> None:

@@ -44,7 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def chgnet_call(model: Any, atoms: Atoms) -> Call:
-    """Energy and forces by CHGNet itself."""
+    """Compute energy and forces by CHGNet itself."""
     from pymatgen.io.ase import AseAtomsAdaptor
 
     model.eval()
@@ -54,7 +54,7 @@ def chgnet_call(model: Any, atoms: Atoms) -> Call:
 
 
 def mattersim_call(model: Any, atoms: Atoms) -> Call:
-    """Energy and forces by MatterSim itself."""
+    """Compute energy and forces by MatterSim itself."""
     from mattersim.datasets.utils.build import build_dataloader
     from mattersim.forcefield.potential import Potential, batch_to_dict
 
@@ -72,7 +72,7 @@ def mattersim_call(model: Any, atoms: Atoms) -> Call:
 
 
 def sevennet_call(model: Any, atoms: Atoms) -> Call:
-    """Energy, forces and stress by SevenNet itself, which has no energy and forces alone."""
+    """Compute energy, forces and stress by SevenNet itself, which always computes all three."""
     import sevenn._keys as names
     from sevenn.atom_graph_data import AtomGraphData
     from sevenn.calculator import SevenNetCalculator
@@ -96,7 +96,7 @@ def sevennet_call(model: Any, atoms: Atoms) -> Call:
 
 
 def orb_call(model: Any, atoms: Atoms) -> Call:
-    """All outputs by ORB itself."""
+    """Compute all outputs by ORB itself."""
     from orb_models.forcefield.atomic_system import ase_atoms_to_atom_graphs
 
     model.eval()
@@ -105,7 +105,7 @@ def orb_call(model: Any, atoms: Atoms) -> Call:
 
 
 def mace_call(model: Any, atoms: Atoms) -> Call:
-    """Energy and forces by MACE itself."""
+    """Compute energy and forces by MACE itself."""
     from mace.tools import torch_geometric, utils  # type: ignore[import-not-found]
 
     from mace import data  # type: ignore[import-not-found]
@@ -140,7 +140,7 @@ PACKAGE_CALLS: dict[str, Callable[[Any, Atoms], Call]] = {
 
 
 def costs(name: str, options: dict[str, Any], repeats: int) -> dict[str, float]:
-    """Ratios of one model."""
+    """Measure the ratios of one model."""
     plain, potential = _loaded(name, options), bayesianize(_loaded(name, options))
     atoms = labelled(structure(36), 0)
     graph = plain.graph(atoms)

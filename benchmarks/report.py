@@ -69,7 +69,7 @@ def bench(
 
 
 def where() -> dict[str, Any]:
-    """Machine, versions, commit, and how busy the machine is."""
+    """Describe machine, versions, commit, and how busy the machine is."""
     try:
         words = ["git", "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
@@ -81,7 +81,7 @@ def where() -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """All tables."""
+    """Format all tables."""
     lines = ["# What error bars cost", ""]
     titles: dict[str, tuple[str, Callable[[Any], str]]] = {
         "cost": (
@@ -102,7 +102,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Ratios against the number of atoms, and against that of samples."""
+    """Plot ratios against the number of atoms, and against that of samples."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 5.5), layout="constrained")
@@ -131,7 +131,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
 
 
 def style(number: int) -> dict[str, str]:
-    """Colour, line and marker; no two of the first forty are the same."""
+    """Return colour, line and marker; no two of the first forty are the same."""
     return {
         "color": f"C{number % 10}",
         "linestyle": LINES[number // 10 % len(LINES)],

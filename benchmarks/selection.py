@@ -34,13 +34,13 @@ WORKERS = 2
 
 
 def processor_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """Return the processor time of this process and of its children that have ended."""
     found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in found)
 
 
 def timed(work: Callable[[], Any]) -> dict[str, float]:
-    """Processor seconds on `WORKERS` cores, and seconds by the clock on this machine as it is."""
+    """Measure processor seconds on `WORKERS` cores, and elapsed seconds."""
     before, begun = processor_seconds(), time.perf_counter()
     work()
     busy = (processor_seconds() - before) / WORKERS

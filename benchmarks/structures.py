@@ -12,13 +12,13 @@ STD = 0.05  # A
 
 
 def structure(atoms: int, seed: int = 0) -> Atoms:
-    """NH3 for 4 atoms, otherwise quartz, displaced by 0.05 A."""
+    """Make NH3 for 4 atoms, otherwise quartz, displaced by 0.05 A."""
     whole = molecule("NH3") if atoms == 4 else quartz() * CELLS[atoms]
     return displaced(whole, STD, seed)
 
 
 def quartz() -> Atoms:
-    """Alpha quartz, 9 atoms."""
+    """Make alpha quartz, 9 atoms."""
     cell = crystal(
         ["Si", "O"],
         [(0.4697, 0, 1 / 3), (0.4133, 0.2672, 0.2144)],
@@ -29,14 +29,14 @@ def quartz() -> Atoms:
 
 
 def displaced(atoms: Atoms, std: float, seed: int) -> Atoms:
-    """A copy with every coordinate displaced by N(0, std^2), A."""
+    """Copy with every coordinate displaced by N(0, std^2), A."""
     moved = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
     moved.positions += np.random.default_rng(seed).normal(scale=std, size=moved.positions.shape)
     return moved
 
 
 def labelled(atoms: Atoms, seed: int) -> Atoms:
-    """A copy with a random energy and random forces."""
+    """Copy with a random energy and random forces."""
     rng = np.random.default_rng(seed)
     copy = atoms.copy()
     forces = rng.normal(size=copy.positions.shape)

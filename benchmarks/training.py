@@ -29,13 +29,13 @@ from studies.nbody import EGNN, ParticleData
 
 
 def atom_batch(atoms: int, count: int) -> Batch:
-    """`count` displaced structures with labels."""
+    """Make `count` displaced structures with labels."""
     structures = [labelled(structure(atoms, seed), seed) for seed in range(count)]
     return StructureData(structures, 5.0).batch(range(count))
 
 
 def particle_batch() -> Batch:
-    """100 simulations of 5 charged particles."""
+    """Make 100 simulations of 5 charged particles."""
     rng = np.random.default_rng(0)
     x, v = rng.normal(size=(2, 100, 5, 3))
     q = rng.choice([-1.0, 1.0], size=(100, 5))
@@ -43,7 +43,7 @@ def particle_batch() -> Batch:
 
 
 def step(model: Model, batch: Batch, loss: str) -> Call:
-    """Forward and backward of a training step."""
+    """Run forward and backward of a training step."""
     config = load_config({"training": {"loss": loss, "noise": True}}).training
     objective = Objective(model, config, num_data=100)
 
@@ -55,7 +55,7 @@ def step(model: Model, batch: Batch, loss: str) -> Call:
 
 
 def training(backbone: Backbone, batch: Batch, loss: str, repeats: int) -> dict[str, Any]:
-    """Ratios of each estimator that the model allows."""
+    """Measure the ratios of each estimator that the model allows."""
     conservative = backbone.conservative
     estimators = ("flipout",) if conservative else ("local", "flipout")
     encoder = {"variant": "neighbourhood" if conservative else "paper-nbody"}
@@ -68,7 +68,7 @@ def training(backbone: Backbone, batch: Batch, loss: str, repeats: int) -> dict[
 
 
 def table(results: dict[str, Any]) -> str:
-    """Markdown."""
+    """Format the results as Markdown."""
     lines = ["| case | estimator | step / plain (median) | 95 % interval |", "|---|---|---|---|"]
     for case, rows in results.items():
         for name, row in rows.items():

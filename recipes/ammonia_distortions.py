@@ -12,14 +12,14 @@ Distortion = Callable[[float], np.ndarray]  # amplitude -> positions [4, 3]
 
 
 def rotated(vector: np.ndarray, axis: np.ndarray, angle: float) -> np.ndarray:
-    """`vector` turned about `axis` by `angle` (radian), Rodrigues' formula."""
+    """Rotate `vector` about `axis` by `angle` (radian), Rodrigues' formula."""
     axis = axis / np.linalg.norm(axis)
     parallel = axis * (axis @ vector)
     return parallel + np.cos(angle) * (vector - parallel) + np.sin(angle) * np.cross(axis, vector)
 
 
 def stretch(minimum: np.ndarray, rng: np.random.Generator) -> Distortion:
-    """One to three N-H bonds scaled by exp(0.2 a c) with random c in -1..1."""
+    """Scale one to three N-H bonds by exp(0.2 a c) with random c in -1..1."""
     factors = rng.uniform(-0.6, 1.0, 3) * (rng.permutation(3) < rng.integers(1, 4))
     factors *= rng.choice([1.0, -1.0], p=[0.75, 0.25])
     factors /= np.abs(factors).max()
@@ -28,7 +28,7 @@ def stretch(minimum: np.ndarray, rng: np.random.Generator) -> Distortion:
 
 
 def bend(minimum: np.ndarray, rng: np.random.Generator) -> Distortion:
-    """One or two N-H bonds turned by 0.4 a c about random perpendicular axes, c in -1..1."""
+    """Turn one or two N-H bonds by 0.4 a c about random perpendicular axes, c in -1..1."""
     angles = rng.uniform(0.3, 1.0, 3) * rng.choice([-1, 1], 3)
     angles *= rng.permutation(3) < rng.integers(1, 3)
     axes = np.cross(minimum[1:], rng.standard_normal((3, 3)))
@@ -44,7 +44,7 @@ def bend(minimum: np.ndarray, rng: np.random.Generator) -> Distortion:
 
 
 def inversion(minimum: np.ndarray, rng: np.random.Generator) -> Distortion:
-    """Umbrella opened to near-planar or beyond; bonds scaled by exp(0.15 a c) and tilted by a."""
+    """Open the umbrella to near-planar or beyond; scale bonds by exp(0.15 a c), tilt by a."""
     centre = minimum[1:].mean(0)
     height, radius = np.linalg.norm(centre), np.linalg.norm(minimum[1:] - centre, axis=1).mean()
     axis = centre / height
@@ -65,7 +65,7 @@ def inversion(minimum: np.ndarray, rng: np.random.Generator) -> Distortion:
 
 
 def random_displacement(minimum: np.ndarray, rng: np.random.Generator) -> Distortion:
-    """All atoms displaced along a random Cartesian direction by 0.4 a in total."""
+    """Displace all atoms along a random Cartesian direction by 0.4 a in total."""
     direction = rng.standard_normal((4, 3))
     direction /= np.linalg.norm(direction)
     return lambda a: minimum + 0.4 * a * direction

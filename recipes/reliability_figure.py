@@ -34,7 +34,7 @@ Curves = dict[str, dict[str, np.ndarray]]  # method -> set -> shares [levels]
 
 
 def read_curves(folder: Path, where: str) -> Curves:
-    """Curves of the shown methods, means over seeds; only sets that all of them have."""
+    """Read curves of the shown methods, means over seeds; only sets that all of them have."""
     found: dict[str, dict[str, list[list[float]]]] = {method: {} for method in SHOWN}
     for path in sorted(folder.glob("*-seed*.json")):
         data, method = _set_and_method(path.stem.rpartition("-seed")[0])
@@ -57,13 +57,13 @@ def read_curves(folder: Path, where: str) -> Curves:
 
 
 def _set_and_method(name: str) -> tuple[str, str]:
-    """("acac-100", "conditioned") of "acac-100-conditioned"."""
+    """Split "acac-100-conditioned" into ("acac-100", "conditioned")."""
     data, _, method = name.rpartition("-")
     return data, method
 
 
 def draw(folder: Path) -> Figure:
-    """Two panels of one size, near and far."""
+    """Draw two panels of one size, near and far."""
     panels = {where: read_curves(folder, where) for where in PANELS}
     if not any(by_set for curves in panels.values() for by_set in curves.values()):
         raise SystemExit(f"no set in {folder} has results of all methods that it has results of")

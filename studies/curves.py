@@ -22,7 +22,7 @@ class Curve:
 def plot_curves(
     panels: Mapping[str, Sequence[Curve]], *, x_label: str, logarithmic: bool = False
 ) -> "Figure":
-    """Panels of curves, two in a row, titled with their y axes.
+    """Plot panels of curves, two in a row, titled with their y axes.
 
     Args:
         panels: label of the y axis -> curves; at most six, told apart by colour and dash.

@@ -38,15 +38,15 @@ class Study(Protocol):
     PROFILES: Mapping[str, Any]
 
     def specs(self, profile: str, **options: str) -> list[RunSpec]:
-        """The runs, in order; options are the study's own."""
+        """List the runs, in order; options are the study's own."""
         ...
 
     def prepare(self, profile: str, console: Console) -> None:
-        """What has to be done once before the runs, such as making the data."""
+        """Do what the runs need once before them, such as making the data."""
         ...
 
     def table(self, specs: Sequence[RunSpec], layout: Layout) -> Table:
-        """Table of the results that there are."""
+        """Tabulate the results that there are."""
         ...
 
 

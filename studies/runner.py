@@ -39,7 +39,7 @@ class Outcome:
 
 
 def select(specs: Sequence[RunSpec], patterns: Sequence[str]) -> list[RunSpec]:
-    """Runs whose id matches a pattern, and those that they need; all without patterns.
+    """Return runs whose id matches a pattern, and those they need; all without patterns.
 
     Args:
         specs: all runs.
@@ -121,7 +121,7 @@ def _check(specs: Sequence[RunSpec]) -> None:
 
 
 def _sort_out(specs: Sequence[RunSpec], layout: Layout) -> tuple[Outcome, list[RunSpec]]:
-    """Finished runs, and those to run: also finished ones whose lost folder another one needs."""
+    """Return finished runs, and those to run, which include needed ones whose folder is lost."""
     outcome, waiting, lacking = Outcome(), [], set()
     for spec in reversed(specs):
         lost = spec.id in lacking and not layout.run_folder(spec).exists()
@@ -181,7 +181,7 @@ class _Worker:
         return self.process.poll() is not None
 
     def settle(self, outcome: Outcome) -> None:
-        """Note how the run ended."""
+        """Record how the run ended."""
         self.stop()
         if self.process.returncode == 0 and self.layout.read(self.spec) is not None:
             outcome.finished.append(self.spec.id)
@@ -206,14 +206,14 @@ class _Worker:
 
 
 def _environment() -> dict[str, str]:
-    """Variables of a worker: one thread, and `studies` importable from wherever it is started."""
+    """Return the variables of a worker: one thread, and `studies` importable from anywhere."""
     places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     path = {"PYTHONPATH": os.pathsep.join(places), "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **ONE_THREAD, **path}
 
 
 def _tail(path: Path, lines: int) -> str:
-    """Last lines of a file that are not empty."""
+    """Return the last lines of a file that are not empty."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 8192))

@@ -47,7 +47,7 @@ class RunSpec:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "RunSpec":
-        """Inverse of `dataclasses.asdict`, also through JSON."""
+        """Restore what `dataclasses.asdict` returned, also through JSON."""
         return cls(**{**content, "needs": tuple(content["needs"])})
 
 
@@ -60,7 +60,7 @@ class Layout:
 
     @classmethod
     def of(cls, study: str, profile: str, folder: str | Path, runs: str | Path) -> "Layout":
-        """<folder>/<study>/<profile> and <runs>/<study>/<profile>."""
+        """Return <folder>/<study>/<profile> and <runs>/<study>/<profile>."""
         return cls(Path(folder) / study / profile, Path(runs) / study / profile)
 
     @property
@@ -69,19 +69,19 @@ class Layout:
         return self.results / "figures"
 
     def result_file(self, spec: RunSpec) -> Path:
-        """The run's result."""
+        """Return the file of the run's result."""
         return self.results / f"{spec.id}.json"
 
     def run_folder(self, spec: RunSpec) -> Path:
-        """Where the run works and resumes."""
+        """Return the folder in which the run works and resumes."""
         return self.runs / f"{spec.id}-{spec.hash}"
 
     def log(self, spec: RunSpec) -> Path:
-        """Everything that the run prints."""
+        """Return the file of everything that the run prints."""
         return self.run_folder(spec) / "log.txt"
 
     def read(self, spec: RunSpec) -> dict[str, Any] | None:
-        """Result of a finished run with these very settings, else None."""
+        """Read the result of a finished run with these very settings, else None."""
         try:
             result = json.loads(self.result_file(spec).read_text(encoding="utf-8"))
             return result if result["hash"] == spec.hash else None

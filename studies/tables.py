@@ -67,14 +67,14 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """Pipe table."""
+        """Format as a Markdown table."""
         lines = [self._titles(), ["---"] * len(self._titles())]
         lines += [self._cells(row, _plain) for row in self._known_rows()]
         pipes = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return "\n\n".join(part for part in (self.title, pipes, self.note) if part) + "\n"
 
     def latex(self) -> str:
-        """The tabular environment, for the package booktabs."""
+        """Format as a tabular environment of LaTeX, for the package booktabs."""
         leading = len(self.headers)
         alignment = "l" * leading + "r" * (len(self._titles()) - leading)
         lines = [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
@@ -108,7 +108,7 @@ class Table:
 
 
 def mean_and_spread(values: Sequence[float]) -> Number | None:
-    """Mean and (n-1)-normalised standard deviation; no spread of one value, None of none."""
+    """Compute mean and (n-1)-normalised std; no std of one value, None of none."""
     if not values:
         return None
     mean = math.fsum(values) / len(values)
@@ -118,7 +118,7 @@ def mean_and_spread(values: Sequence[float]) -> Number | None:
 
 
 def paper_results() -> dict[str, Any]:
-    """Numbers that the paper reports, by study; each study has its list of columns."""
+    """Read the numbers that the paper reports, by study; each study lists its columns."""
     text = files("studies").joinpath("paper_results.json").read_text(encoding="utf-8")
     return json.loads(text)
 

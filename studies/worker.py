@@ -40,7 +40,7 @@ class Stopwatch:
         self._start = time.monotonic()
 
     def read(self) -> dict[str, float]:
-        """Seconds so far."""
+        """Return the seconds so far."""
         spent = {
             "wall_seconds": time.monotonic() - self._start,
             "cpu_seconds": time.process_time(),
@@ -81,7 +81,7 @@ def work(job_file: Path) -> None:
 
 
 def checkout() -> dict[str, Any] | None:
-    """Commit of the source checkout and whether its code was modified; None outside of one."""
+    """Return the source checkout's commit and whether it was modified; None outside of one."""
     package = Path(blips.__file__).resolve().parent
     try:
         top = _git("rev-parse", "--show-toplevel", folder=package)

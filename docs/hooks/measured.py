@@ -25,22 +25,22 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def section(mark: str) -> str:
-    """What a mark stands for."""
+    """Return what a mark stands for."""
     kind, _, what = mark.partition(": ")
     return one_table(what) if kind == "table" else one_figure(*what.split(", ", 1))
 
 
 def one_table(name: str) -> str:
-    """The table of one variant of a study."""
+    """Return the table of one variant of a study."""
     path = RESULTS / name / "table.md"
     return demoted(path.read_text()) if path.exists() else "The study has not been run yet."
 
 
 def one_figure(name: str, text: str = "") -> str:
-    """A figure of the folder of assets."""
+    """Return a figure of the folder of assets."""
     return f"![{text}](assets/{name})" if (ASSETS / name).exists() else "No figure yet."
 
 
 def demoted(markdown: str) -> str:
-    """The text with headings two levels lower, its pipes as they are."""
+    """Lower the headings of a text by two levels; leave its pipes."""
     return re.sub(r"^(#+) ", r"##\1 ", markdown, flags=re.MULTILINE).strip()

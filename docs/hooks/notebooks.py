@@ -21,7 +21,7 @@ EXECUTED = ROOT / "build" / "notebooks"
 
 
 def on_config(config: Any, **_: Any) -> Any:
-    """A page of each notebook in the navigation."""
+    """Add a page of each notebook to the navigation."""
     pages = [{title(path): f"notebooks/{path.stem}.md"} for path in sorted(FOLDER.glob("*.ipynb"))]
     for section in config.nav:
         if "Notebooks" in section:
@@ -31,7 +31,7 @@ def on_config(config: Any, **_: Any) -> Any:
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
-    """The pages, and the images on them."""
+    """Add the pages, and the images on them."""
     for path in sorted(FOLDER.glob("*.ipynb")):
         text, images = page(path, outputs_of(path))
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
@@ -49,7 +49,7 @@ def title(path: Path) -> str:
 
 
 def outputs_of(path: Path) -> Any:
-    """The notebook with its outputs."""
+    """Run the notebook; return it with its outputs."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     kept = EXECUTED / f"{path.stem}-{digest}.ipynb"
     if kept.exists():

@@ -31,7 +31,7 @@ def parts() -> list[str]:
 
 
 def on_config(config: Any, **_: Any) -> Any:
-    """The pages in the navigation."""
+    """Add the pages to the navigation."""
     pages = [{"blips": "api/index.md"}]
     pages += [{f"blips.{name}": f"api/{name}.md"} for name in parts()]
     for section in config.nav:
@@ -41,7 +41,7 @@ def on_config(config: Any, **_: Any) -> Any:
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
-    """The pages."""
+    """Write the pages."""
     links = "\n".join(f"- [`blips.{name}`]({name}.md): {summary(name)}" for name in parts())
     names = "\n".join(
         f"| [`blips.{name}`][{where}] | {what} |" for name, (where, what) in SURFACE.items()

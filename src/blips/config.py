@@ -179,7 +179,7 @@ def load_config(*sources: Source) -> RunConfig:
 
 
 def load_as(schema: type[Schema], *sources: Source) -> Schema:
-    """As `load_config`, for another schema."""
+    """Load a configuration as `load_config` does, for another schema."""
     try:
         return schema.model_validate(merge_sources(*sources))
     except ValidationError as error:
@@ -195,19 +195,19 @@ def merge_sources(*sources: Source) -> dict[str, Any]:
 
 
 def is_override(source: Source) -> bool:
-    """Whether this is `a.b=value` and no file."""
+    """Return whether this is `a.b=value` and no file."""
     return isinstance(source, str) and "=" in source and not Path(source).exists()
 
 
 def dump_config(config: BaseModel) -> str:
-    """The resolved configuration as YAML, which `load_config` reads back."""
+    """Write the resolved configuration as YAML, which `load_config` reads back."""
     import yaml
 
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def different_settings(first: Any, second: Any, prefix: str = "") -> set[str]:
-    """Names, such as "training.lr", of the values in which two nested settings differ."""
+    """Return the names, such as "training.lr", of values in which two nested settings differ."""
     if isinstance(first, dict) and isinstance(second, dict):
         found: set[str] = set()
         for key in first.keys() | second.keys():
@@ -269,7 +269,7 @@ def _merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
-    """One line for each problem, with the nearest valid key for unknown ones."""
+    """Explain each problem in one line, with the nearest valid key for unknown ones."""
     lines = []
     for problem in error.errors():
         location = [str(part) for part in problem["loc"]]

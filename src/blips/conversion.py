@@ -99,7 +99,7 @@ def from_settings(backbone: Backbone, settings: Mapping[str, Any]) -> BayesianPo
 def _assembled(
     backbone: Backbone, conversion: ConversionReport, settings: dict[str, Any], seed: int
 ) -> BayesianPotential:
-    """The converted backbone with a fresh inference network."""
+    """Assemble the converted backbone with a new inference network."""
     low, high = settings["bounds"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -120,7 +120,7 @@ def _beginning(
     bounds: tuple[float, float] | None,
     initial: float | None,
 ) -> Posterior:
-    """The arguments, and defaults where they are None."""
+    """Return the arguments, with defaults where they are None."""
     default = PRETRAINED if backbone.pretrained else FROM_SCRATCH
     dropout = default.prior_dropout if prior_dropout is None else prior_dropout
     least, largest = bounds = default.bounds if bounds is None else bounds
@@ -131,7 +131,7 @@ def _beginning(
 
 
 def _deterministic(backbone: Backbone) -> dict[str, str]:
-    """Why the backbone leaves maps deterministic, by their names."""
+    """Return why the backbone leaves maps deterministic, by their names."""
     reasons: dict[str, str] = {}
     for name, _ in backbone.named_modules():
         for pattern, reason in backbone.deterministic.items():
@@ -141,7 +141,7 @@ def _deterministic(backbone: Backbone) -> dict[str, str]:
 
 
 def _found_roles(backbone: Backbone) -> tuple[dict[str, str], dict[str, str]]:
-    """Row types found by running the model on its examples, and reasons where there is none."""
+    """Find row types by running the model on its examples, and reasons where there is none."""
     if not isinstance(backbone, AtomisticBackbone):
         raise ConversionError(
             f"{type(backbone).__name__} declares no row types; give the class roles = "

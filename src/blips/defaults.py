@@ -7,6 +7,6 @@ SAMPLES = 16  # posterior samples, wherever a number of them can be given
 
 
 def cache_folder() -> Path:
-    """Where files are kept that can be had again: $BLIPS_CACHE, else ~/.cache/blips."""
+    """Return the folder of cached downloads: $BLIPS_CACHE, else ~/.cache/blips."""
     chosen = os.environ.get("BLIPS_CACHE") or Path.home() / ".cache" / "blips"
     return Path(chosen).expanduser()

@@ -99,7 +99,7 @@ def _trained(
     seed: int,
     console: Console,
 ) -> tuple[BayesianPotential, BayesianPotential]:
-    """The conditioned potential, and the paper's BLIP of the same architecture."""
+    """Train the conditioned potential, and the paper's BLIP of the same architecture."""
     torch.manual_seed(seed)
     plain = PaiNN(**BACKBONE)
     found: list[BayesianPotential] = []
@@ -142,7 +142,7 @@ def _evaluate(
 
 
 def _released_model(console: Console) -> None:
-    """CHGNet as released, with the error bars that are shipped for it, on two crystals."""
+    """Evaluate the released CHGNet with its shipped error bars on two crystals."""
     known = bulk("NaCl", "rocksalt", a=5.69, cubic=True)
     strange = known.copy()
     strange.set_cell(1.3 * known.cell.array, scale_atoms=True)
@@ -217,7 +217,7 @@ def _summary(evaluations: Mapping[str, Mapping[str, Evaluation]]) -> str:
 
 
 def _conclusion(near: Evaluation, far: Evaluation) -> str:
-    """How errors and error bars grow from one test set to the other."""
+    """Describe how errors and error bars grow from one test set to the other."""
     errors = far.forces["rmse"].value / near.forces["rmse"].value
     bars = far.forces["rms_std"].value / near.forces["rms_std"].value
     covered = far.forces["coverage_90"].value

@@ -102,7 +102,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _is_at(path: Path, file: TextIO) -> bool:
-    """Whether an open file is still the one at this path."""
+    """Return whether an open file is still the one at this path."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -28,7 +28,7 @@ def keep_freed_memory(most_bytes: int = 2**30) -> bool:
 
 
 def available_bytes() -> float:
-    """Memory that this machine has left for programs; infinite where it does not say."""
+    """Return the memory that is left for programs; infinite where it is unknown."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

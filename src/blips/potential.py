@@ -86,7 +86,7 @@ class BayesianPotential(nn.Module):
     def forward(
         self, graph: Graph, *, forces: bool = True, stress: bool = False, create_graph: bool = False
     ) -> Outputs:
-        """MAP outputs: the posterior means as weights, cost and numbers of the plain model."""
+        """Compute outputs at the posterior means, at the cost of the plain model."""
         return self._stochastic.means(
             graph, forces=forces, stress=stress, create_graph=create_graph
         )
@@ -101,7 +101,7 @@ class BayesianPotential(nn.Module):
         generators: Sequence[torch.Generator],
         **derivatives: Unpack[Derivatives],
     ) -> Sample:
-        """K = len(generators) posterior samples, each row with weights of its own.
+        """Draw K = len(generators) posterior samples, each row with weights of its own.
 
         Args:
             graph: the structures; they are replicated K times.
@@ -113,7 +113,7 @@ class BayesianPotential(nn.Module):
     def frozen(
         self, graph: Graph, draws: Sequence[FrozenDraw], **derivatives: Unpack[Derivatives]
     ) -> Sample:
-        """K = len(draws) members, each with one draw for all rows and all calls."""
+        """Evaluate K = len(draws) members, each with one draw for all rows and all calls."""
         return self._stochastic.frozen(graph, draws, **derivatives)
 
     def condition(
@@ -183,7 +183,7 @@ class BayesianPotential(nn.Module):
         return self.posterior
 
     def _model_of(self, posterior: ConditionedPosterior) -> nn.Module:
-        """What the posterior depends on."""
+        """Return the modules that the posterior depends on."""
         return self if posterior.coefficients == "network" else self.backbone
 
     def draw(self, count: int, seed: int = 0, *, method: str = "auto") -> list[Member]:
@@ -206,7 +206,7 @@ class BayesianPotential(nn.Module):
         return Member(self, FrozenDraw(seed, number))
 
     def _draws_linearly(self, method: str) -> bool:
-        """Whether members are of the conditioned posterior."""
+        """Return whether members are of the conditioned posterior."""
         if method not in ("auto", "conditioned", "frozen"):
             raise InputError(f"unknown method {method!r}; use auto, conditioned or frozen")
         return method == "conditioned" or (method == "auto" and self.posterior is not None)
@@ -227,7 +227,7 @@ class BayesianPotential(nn.Module):
         tolerance: float = 0.1,
         max_samples: int = 512,
     ) -> Prediction:
-        """Means and standard deviations in eV, eV/A and eV/A^3.
+        """Predict means and standard deviations in eV, eV/A and eV/A^3.
 
         Args:
             atoms: one structure, many, or a graph.
@@ -275,12 +275,12 @@ class BayesianPotential(nn.Module):
     def one_pass(
         self, atoms: Atoms | Sequence[Atoms] | Graph, **derivatives: Unpack[Derivatives]
     ) -> OnePass:
-        """First-order variance of the energies by the paper's posterior, and its origin."""
+        """Compute the energies' first-order variance by the paper's posterior, and its origin."""
         graph = next(graph_batches(self.backbone, atoms, sys.maxsize))
         return one_pass(self._stochastic, graph, self.conversion.roles, **derivatives)
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
-        """Alpha and beta of every Bayesian map on this input, [rows] by map name."""
+        """Compute alpha and beta of every Bayesian map on this input, [rows] by map name."""
         return self.encoder(self.backbone.row_features(graph))
 
     def kl(
@@ -290,7 +290,7 @@ class BayesianPotential(nn.Module):
         reduction: Reduction = "mean",
         num_data: int | None = None,
     ) -> Tensor:
-        """KL of these coefficients to the prior (nats), one number."""
+        """Compute the KL of these coefficients to the prior (nats), one number."""
         return kl_divergence(
             coefficients,
             self.conversion.roles,
@@ -301,7 +301,7 @@ class BayesianPotential(nn.Module):
         )
 
     def report(self) -> str:
-        """Which maps are Bayesian, as what, and which are not and why."""
+        """Report which maps are Bayesian, as what, and which are not and why."""
         return str(self.conversion)
 
     def _repr_html_(self) -> str:
@@ -318,7 +318,7 @@ class BayesianPotential(nn.Module):
         return f"<table>{''.join(cells)}</table>"
 
     def to_base(self) -> Backbone:
-        """A plain copy of the backbone whose weights are the posterior means."""
+        """Return a plain copy of the backbone whose weights are the posterior means."""
         base = copy.deepcopy(self.backbone)
         revert(base)
         return base

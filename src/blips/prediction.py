@@ -37,11 +37,11 @@ class Calibrator(Protocol):
     """Recalibrates standard deviations; `blips.uq.calibrate` has three kinds."""
 
     def apply(self, std: Array) -> Array:
-        """Recalibrated standard deviations, same shape and unit."""
+        """Return recalibrated standard deviations, same shape and unit."""
         ...
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able description."""
+        """Return a JSON-able description."""
         ...
 
 
@@ -96,7 +96,7 @@ class Prediction:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array], **about: Any) -> Self:
-        """Prediction with these arrays, by the names of the attributes.
+        """Make a prediction of these arrays, by the names of the attributes.
 
         What else a backbone predicts, one row for each node (say "charges" and "charges_std"), goes
         to `others`.
@@ -107,7 +107,7 @@ class Prediction:
         return cls(**known, others=others, **about)
 
     def __post_init__(self) -> None:
-        """No deviation leaves a model that is negative or not a number."""
+        """Refuse a std that is negative or not a number."""
         for name, value in {**vars(self), **self.others}.items():
             if value is not None and name.endswith("_std") and not (value >= 0).all():
                 raise InputError(
@@ -117,11 +117,11 @@ class Prediction:
                 )
 
     def __len__(self) -> int:
-        """S."""
+        """Return the number of structures."""
         return len(self.n_atoms)
 
     def __getitem__(self, index: int) -> "Prediction":
-        """Prediction of one structure."""
+        """Return the prediction of one structure."""
         index = range(len(self))[index]
         first = int(self.n_atoms[:index].sum())
         atoms = slice(first, first + int(self.n_atoms[index]))
@@ -143,7 +143,7 @@ class Prediction:
         return _total_std(self.forces_std, self.forces_aleatoric_std)
 
     def array(self, name: str) -> Array:
-        """The array of that name, or an error where the prediction has none."""
+        """Return the array of that name; raise an error where the prediction has none."""
         value = getattr(self, name, self.others.get(name))
         if value is None:
             raise InputError(f"the prediction has no {name}; ask predict for it")
@@ -165,7 +165,7 @@ class Prediction:
         return np.logical_and.reduceat(self.in_domain, np.cumsum(self.n_atoms) - self.n_atoms)
 
     def summary(self) -> dict[str, Any]:
-        """What matters of each structure, as lists for JSON; forces by their largest std."""
+        """Summarise each structure, as lists for JSON; forces by their largest std."""
         arrays = {
             keys.ENERGY: self.energy,
             keys.ENERGY_UNCERTAINTY: self.energy_total_std,
@@ -176,7 +176,7 @@ class Prediction:
         return {"structures": len(self), "method": self.method, "samples": self.samples, **lists}
 
     def ase_results(self) -> dict[str, Any]:
-        """Results of ASE for one structure, with `*_uncertainty` (total std) beside them.
+        """Return ASE's results for one structure, with `*_uncertainty` (total std) beside them.
 
         Stress and its uncertainty have ASE's six components.
         """
@@ -211,7 +211,7 @@ class Prediction:
         return [_predicted(atoms, self[i], beside) for i, atoms in enumerate(structures)]
 
     def to_dataframe(self) -> "DataFrame":
-        """Table of pandas with a row for each structure; columns as in `summary`, and n_atoms."""
+        """Make a pandas table with a row for each structure; columns of `summary`, and n_atoms."""
         try:
             import pandas as pd
         except ImportError as error:
@@ -222,7 +222,7 @@ class Prediction:
         return pd.DataFrame({"n_atoms": self.n_atoms, **lists}).rename_axis("structure")
 
     def plot(self) -> "Figure":
-        """Figure of matplotlib: std of each atom's force against the force itself, norms."""
+        """Plot the std of each atom's force against the force itself, norms."""
         force, std = self.array(keys.FORCES), self.array("forces_total_std")
         try:
             from matplotlib.figure import Figure
@@ -239,7 +239,7 @@ class Prediction:
         return figure
 
     def __repr__(self) -> str:
-        """Which quantities there are, for how many structures."""
+        """Say which quantities there are, for how many structures."""
         there = {**self._arrays(), **self.others}
         names = [name for name in there if not name.endswith(("_std", "_cov"))]
         words = [f"{name} ± std" if f"{name}_std" in there else name for name in names]
@@ -270,7 +270,7 @@ class Prediction:
         return f"{how}<table><tr>{head}</tr>{body}</table>"
 
     def recalibrated(self, calibrators: Mapping[str, Calibrator]) -> "Prediction":
-        """Total deviations passed through `calibrators[quantity].apply`, where there is one.
+        """Pass total stds through `calibrators[quantity].apply`, where there is one.
 
         Epistemic and aleatoric deviations keep their ratio.
         """
@@ -295,7 +295,7 @@ class Prediction:
         return replace(self, details={**self.details, "calibrated": tuple(calibrated)}, **changes)
 
     def _structures_of(self, name: str, where: Array, most: int = 10) -> list[int]:
-        """Numbers of the first structures that a mask over the array of that name concerns."""
+        """Return the numbers of the first structures that a mask over that array concerns."""
         rows = where.reshape(len(where), -1).any(axis=1)
         if name.removesuffix("_std").removesuffix("_aleatoric") not in PER_STRUCTURE:
             owner = np.repeat(np.arange(len(self.n_atoms)), self.n_atoms)
@@ -308,7 +308,7 @@ class Prediction:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """One prediction for the structures of all parts, in order."""
+        """Join the predictions of all parts, in order."""
         if not parts:
             raise InputError("nothing to predict: the list of structures is empty")
         if len(parts) == 1:
@@ -355,7 +355,7 @@ def _predicted(atoms: Atoms, one: Prediction, beside: Labels | None) -> Atoms:
 
 
 def _as_ase(name: str, array: Array) -> float | Array:
-    """[1] -> number, [1, 3, 3] -> ASE's six components; of atoms as it is."""
+    """Convert [1] to a number, [1, 3, 3] to ASE's six components; leave atoms' arrays."""
     if name == keys.ENERGY:
         return float(array[0])
     return full_3x3_to_voigt_6_stress(array[0]) if name == keys.STRESS else np.array(array)
@@ -364,7 +364,7 @@ def _as_ase(name: str, array: Array) -> float | Array:
 def point_prediction(
     outputs: Outputs, graph: Graph, method: str = "map", samples: int = 0
 ) -> Prediction:
-    """Prediction with these means (and `*_std`, where there are any), by name."""
+    """Make a prediction of these means (and `*_std`, where there are any), by name."""
     arrays = {name: value.double().numpy(force=True) for name, value in outputs.items()}
     n_atoms = graph.node_counts().numpy(force=True)
     return Prediction.of(arrays, n_atoms=n_atoms, method=method, samples=samples)

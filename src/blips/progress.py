@@ -54,7 +54,7 @@ class Bars:
             self.console.print(text, highlight=False, soft_wrap=True)
 
     def stop(self) -> None:
-        """Take the bars away; stopping what was never started would print an empty line."""
+        """Remove the bars; stopping bars that never started would print an empty line."""
         if self.live.live.is_started:
             self.live.stop()
 
@@ -64,7 +64,7 @@ _bars: ContextVar[Bars | None] = ContextVar("bars", default=None)
 
 @contextmanager
 def progress_shown() -> Iterator[None]:
-    """Within the block, show the progress of loops that use `track`."""
+    """Show the progress of loops that use `track` within the block."""
     if _bars.get() is not None:
         yield
         return

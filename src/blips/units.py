@@ -18,12 +18,12 @@ KCAL_PER_MOL = ENERGY_UNITS["kcal/mol"]
 
 
 def energy_factor(unit: str) -> float:
-    """Factor that turns energies in `unit` into eV."""
+    """Return the factor that turns energies in `unit` into eV."""
     return _factor(unit, ENERGY_UNITS, "energy")
 
 
 def length_factor(unit: str) -> float:
-    """Factor that turns lengths in `unit` into Angstrom."""
+    """Return the factor that turns lengths in `unit` into Angstrom."""
     return _factor(unit, LENGTH_UNITS, "length")
 
 

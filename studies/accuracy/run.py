@@ -34,7 +34,7 @@ def execute(run: Run) -> Findings:
 
 
 def _after_noise(run: Run, data: NearFar) -> Backbone:
-    """The plain model with the posterior means of a training with BLIP's noise."""
+    """Return the plain model with the posterior means of a training with BLIP's noise."""
     noise = run.spec.settings["noise"]
     potential = _build(run, noise["bayes"])
     _train(run, potential, data, {**noise["training"], "condition": False}, "noise")
@@ -44,7 +44,7 @@ def _after_noise(run: Run, data: NearFar) -> Backbone:
 
 
 def _build(run: Run, bayes: dict[str, Any] | None) -> Model:
-    """Untrained model; all recipes of a seed and width start from the same weights."""
+    """Build an untrained model; all recipes of a seed and width start from the same weights."""
     config = {
         "backbone": "painn",
         "hyperparameters": run.spec.settings["hyperparameters"],

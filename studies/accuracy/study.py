@@ -77,7 +77,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def specs(profile: str) -> list[RunSpec]:
-    """Runs of a profile, the first seed of every recipe first."""
+    """List the runs of a profile, the first seed of every recipe first."""
     size = PROFILES[profile]
     sets = [name for name in size.sets if name == "nh3" or data_folder() is not None]
     return [
@@ -109,7 +109,7 @@ def _spec(size: Profile, data: str, name: str, seed: int) -> RunSpec:
 
 
 def prepare(profile: str, console: Console) -> None:
-    """Say it where the public data are missing."""
+    """Warn where the public data are missing."""
     if data_folder() is None:
         console.print("ammonia alone: there is no $BLIPS_DATA")
 
@@ -129,7 +129,7 @@ the recipe; nothing is chosen on near and far. Seconds: processor time of one ru
 
 
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
-    """Recipes by errors, for each set, of the results that there are."""
+    """Tabulate recipes by errors, for each set, of the results that there are."""
     rows: list[Row] = []
     for data in dict.fromkeys(spec.settings["data"] for spec in specs):
         for name in RECIPES:

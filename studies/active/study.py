@@ -72,7 +72,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def specs(profile: str) -> list[RunSpec]:
-    """All rules of a pool and a seed together, so that an unfinished study has whole pairs."""
+    """List all rules of a pool and a seed together, so that partial studies have whole pairs."""
     size = PROFILES[profile]
     return [
         RunSpec(STUDY, f"{data}-{rule}", {"data": data, "campaign": _campaign(one, rule)}, seed)
@@ -83,7 +83,7 @@ def specs(profile: str) -> list[RunSpec]:
 
 
 def _campaign(size: Size, rule: str) -> dict[str, Any]:
-    """Configuration of a campaign but for files and seed."""
+    """Return the configuration of a campaign, without files and seed."""
     return {
         "model": {
             "hyperparameters": {
@@ -109,7 +109,7 @@ def _campaign(size: Size, rule: str) -> dict[str, Any]:
 
 
 def prepare(profile: str, console: Console) -> None:
-    """Nothing has to be made before the runs."""
+    """Do nothing: no data have to be made before the runs."""
 
 
 def execute(run: Run) -> Findings:
@@ -159,7 +159,7 @@ random campaign's labels with which the error is first as low as the random one'
 
 
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
-    """Pools and rules by last errors and labels needed, of the results that there are."""
+    """Tabulate pools and rules by last errors and labels needed, of the results so far."""
     rows = []
     for name in dict.fromkeys(spec.name for spec in specs):
         data, rule = name.split("-")
@@ -182,7 +182,7 @@ def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
 
 
 def _random_of(spec: RunSpec, specs: Sequence[RunSpec], layout: Layout) -> dict[str, Any] | None:
-    """Result of the random campaign of the same pool and seed."""
+    """Return the result of the random campaign of the same pool and seed."""
     data = spec.settings["data"]
     return next(
         (layout.read(s) for s in specs if s.name == f"{data}-random" and s.seed == spec.seed), None
@@ -192,7 +192,7 @@ def _random_of(spec: RunSpec, specs: Sequence[RunSpec], layout: Layout) -> dict[
 def _compared(
     own: Mapping[str, Any], random: Mapping[str, Any]
 ) -> dict[str, dict[str, float | None]]:
-    """Last errors, and the fraction of random's labels that its last errors took."""
+    """Return the last errors, and the fraction of random's labels that its last errors took."""
     found = {}
     for name in ("force_mae", "energy_mae"):
         last, all_labels = random["curve"][-1][name], random["curve"][-1]["labels"]
@@ -204,7 +204,7 @@ def _compared(
 
 
 def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
-    """Figure of test errors against the number of labels, with the spread over seeds."""
+    """Plot test errors against the number of labels, with the std over seeds."""
     from studies.curves import Curve, plot_curves
 
     units = {"force_mae": "force MAE, meV/Å", "energy_mae": "energy MAE, meV/atom"}

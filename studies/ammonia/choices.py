@@ -145,7 +145,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def specs(profile: str) -> list[RunSpec]:
-    """Runs of a profile, seed by seed."""
+    """List the runs of a profile, seed by seed."""
     size = PROFILES[profile]
     return [_spec(size, name, seed) for seed in range(size.seeds) for name in size.choices]
 
@@ -170,7 +170,7 @@ def _spec(size: Profile, name: str, seed: int) -> RunSpec:
 
 
 def prepare(profile: str, console: Console) -> None:
-    """Nothing has to be made."""
+    """Do nothing: no data have to be made."""
 
 
 COLUMNS = (
@@ -193,7 +193,7 @@ sample mean, "MAP" of the posterior means; the other metrics are those of the am
 
 
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
-    """Choices by metrics, of the results that there are."""
+    """Tabulate choices by metrics, of the results that there are."""
     rows = []
     for name in dict.fromkeys(spec.name for spec in specs):
         found = [layout.read(spec) for spec in specs if spec.name == name]

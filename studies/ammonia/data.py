@@ -37,14 +37,14 @@ class Data:
 
 
 def public_folder() -> Path | None:
-    """Folder of the public geometries, $BLIPS_DATA/ammonia, where there is one."""
+    """Return the folder of the public geometries, $BLIPS_DATA/ammonia, where there is one."""
     root = os.environ.get("BLIPS_DATA")
     folder = Path(root) / "ammonia" if root else None
     return folder if folder is not None and folder.is_dir() else None
 
 
 def load_data(settings: Mapping[str, Any]) -> Data:
-    """The first geometries of a set.
+    """Load the first geometries of a set.
 
     Validation geometries that are copies of training geometries are left out: the errors on them
     are no held-out errors. Test geometries are turned at random (always in the same way), see
@@ -74,7 +74,7 @@ def load_data(settings: Mapping[str, Any]) -> Data:
 
 
 def _inner(settings: Mapping[str, Any]) -> Data:
-    """Lower half of the energies to train and (every fifth) validate, upper half to test."""
+    """Split by energy: train and (every fifth) validate on the lower half, test on the upper."""
     known = [*load_ammonia("train"), *load_ammonia("valid")]
     known.sort(key=lambda atoms: float(extract(atoms)["energy"]))
     lower, upper = known[: len(known) // 2], known[len(known) // 2 :]
@@ -85,7 +85,7 @@ def _inner(settings: Mapping[str, Any]) -> Data:
 
 
 def without_copies(structures: Sequence[Atoms], others: Sequence[Atoms]) -> list[Atoms]:
-    """Ammonia geometries whose interatomic distances none of the others has, to within 0.001 A."""
+    """Drop ammonia geometries whose distances equal another's to within 0.001 A."""
     known = np.array([_distances(atoms) for atoms in others])  # [S, 6]
     return [
         atoms
@@ -95,14 +95,14 @@ def without_copies(structures: Sequence[Atoms], others: Sequence[Atoms]) -> list
 
 
 def _distances(atoms: Atoms) -> np.ndarray:
-    """The three N-H and the three H-H distances, each in ascending order, [6] A."""
+    """Return the three N-H and the three H-H distances, each in ascending order, [6] A."""
     distances, hydrogen = atoms.get_all_distances(), atoms.numbers == 1
     between = distances[np.ix_(hydrogen, hydrogen)][np.triu_indices(3, k=1)]
     return np.concatenate([np.sort(distances[~hydrogen][0, hydrogen]), np.sort(between)])
 
 
 def turned(structures: Sequence[Atoms], seed: int = ORIENTATION_SEED) -> list[Atoms]:
-    """Labelled molecules in random orientations.
+    """Rotate labelled molecules at random.
 
     Across a mirror plane that is normal to an axis, forces have a component that is exactly zero,
     and so is its deviation in some models but not in others. Components of no physical content

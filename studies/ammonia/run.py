@@ -73,7 +73,7 @@ def execute(run: Run) -> Findings:
 
 
 def build_method(settings: Mapping[str, Any], seed: int) -> Model:
-    """Untrained model of a method; all methods of a seed start from the same backbone."""
+    """Build the untrained model of a method; all methods of a seed share its backbone."""
     options = dict(settings["method"])
     kind = options.pop("kind")
     if kind not in ("base", "blip", *WRAPPERS):
@@ -91,7 +91,7 @@ def build_method(settings: Mapping[str, Any], seed: int) -> Model:
 
 
 def trained(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any]]:
-    """The model with the weights of its best validation loss, and how it got there."""
+    """Train; return the model of the best validation loss and the training's history."""
     settings, seed = run.spec.settings, run.spec.seed
     if settings["method"]["kind"] == "blip_afterwards":
         model: Model = _with_posterior(run)
@@ -111,7 +111,7 @@ def trained(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any]]
 
 
 def _with_posterior(run: Run) -> BayesianPotential:
-    """A trained plain model that gets a posterior around its weights, which stay as they are."""
+    """Give a trained plain model a posterior around its weights, which stay fixed."""
     options = {key: value for key, value in run.spec.settings["method"].items() if key != "kind"}
     (folder,) = run.needs.values()
     parent = load(folder / "best.safetensors")
@@ -122,7 +122,7 @@ def _with_posterior(run: Run) -> BayesianPotential:
 
 
 def _assembled(run: Run, data: Data) -> Uncertain:
-    """What is made of trained models, without training of its own."""
+    """Assemble a model of trained ones, without training of its own."""
     options = dict(run.spec.settings["method"])
     kind = options.pop("kind")
     parents = [load(folder / "best.safetensors") for folder in run.needs.values()]
@@ -154,7 +154,7 @@ def _history(result: FitResult, model: torch.nn.Module, data: Data) -> dict[str,
 
 
 def _options(model: Uncertain, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """How the model predicts."""
+    """Return the options of the model's predictions."""
     options: dict[str, Any] = {"seed": seed}
     if isinstance(model, BayesianPotential | MCDropout):
         options["samples"] = settings["samples"]
@@ -165,7 +165,7 @@ def _options(model: Uncertain, settings: Mapping[str, Any], seed: int) -> dict[s
 
 
 def arrays(prediction: Prediction, references: References) -> dict[str, np.ndarray]:
-    """What `evaluate` takes, in kcal/mol and A; no metric can divide by a deviation of zero."""
+    """Return the input of `evaluate`, in kcal/mol and A, with no std of zero."""
     found = {
         "energy": prediction.energy,
         "energy_std": prediction.energy_total_std,
@@ -182,7 +182,7 @@ def arrays(prediction: Prediction, references: References) -> dict[str, np.ndarr
 
 
 def measure(prediction: Prediction, references: References, bootstrap: int) -> Metrics:
-    """Metrics with bootstrap intervals over structures.
+    """Compute metrics with bootstrap intervals over structures.
 
     `energy_` is of structures and `forces_` of components (`nll` and `crps_sum` add the three of
     an atom, `crps` averages them); `atom_` and `structure_` rank atoms and structures by their
@@ -211,7 +211,7 @@ def measure(prediction: Prediction, references: References, bootstrap: int) -> M
 
 
 def _draw(run: Run, as_predicted: dict[str, np.ndarray], calibrated: dict[str, np.ndarray]) -> None:
-    """Errors against std, and reliability before and after calibration; also their numbers."""
+    """Plot errors against std, and reliability before and after calibration; save the numbers."""
     from blips.uq.plots import reliability, std_error
 
     np.savez(run.folder / "test.npz", **as_predicted)  # type: ignore[arg-type]

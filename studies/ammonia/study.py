@@ -197,7 +197,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def specs(profile: str) -> list[RunSpec]:
-    """Runs of a profile, in an order in which every row of the table has its first seed early."""
+    """List the runs of a profile, ordered so that every row of the table gets a seed early."""
     size = PROFILES[profile]
     sets = [name for name in size.sets if name == "shipped" or public_folder() is not None]
     early = [*EARLY, *(f"{name}_frozen" for name in EARLY if f"{name}_frozen" in METHODS)]
@@ -232,7 +232,7 @@ def _spec(size: Profile, data: str, name: str, seed: int) -> RunSpec:
 
 
 def prepare(profile: str, console: Console) -> None:
-    """Say it where the public geometries are missing."""
+    """Warn where the public geometries are missing."""
     if "public" in PROFILES[profile].sets and public_folder() is None:
         console.print("without the public geometries: there is no $BLIPS_DATA/ammonia")
 
@@ -263,7 +263,7 @@ each other, not with its numbers."""
 
 
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
-    """Methods by metrics, for each set, of the results that there are."""
+    """Tabulate methods by metrics, for each set, of the results that there are."""
     published = paper_results()["ammonia_ood"]
     rows: list[Row] = []
     for data in dict.fromkeys(spec.settings["data"]["set"] for spec in specs):

@@ -42,20 +42,20 @@ class NearFar:
 
 
 def load_set(name: str) -> NearFar:
-    """The set of that name."""
+    """Load the set of that name."""
     if name not in SETS:
         raise InputError(f"no set {name!r}; use one of {', '.join(SETS)}")
     return SETS[name]()
 
 
 def data_folder() -> Path | None:
-    """Folder of the public data, $BLIPS_DATA, where there is one."""
+    """Return the folder of the public data, $BLIPS_DATA, where there is one."""
     root = os.environ.get("BLIPS_DATA")
     return Path(root) if root and Path(root).is_dir() else None
 
 
 def read_public(path: str) -> list[Atoms]:
-    """Structures of a file in $BLIPS_DATA."""
+    """Read the structures of a file in $BLIPS_DATA."""
     folder = data_folder()
     if folder is None or not (folder / path).exists():
         raise InputError(f"set the environment variable BLIPS_DATA to a folder with {path}")
@@ -63,7 +63,7 @@ def read_public(path: str) -> list[Atoms]:
 
 
 def evenly(structures: Sequence[Item], count: int) -> list[Item]:
-    """`count` of them, at equal distances."""
+    """Return `count` of them, evenly spaced."""
     places = np.linspace(0, len(structures) - 1, min(count, len(structures))).round()
     return [structures[int(k)] for k in places]
 

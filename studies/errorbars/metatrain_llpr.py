@@ -135,7 +135,7 @@ def read(path: Path, chosen: str = ":") -> list[Atoms]:
 
 
 def training_options(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """State what metatrain shall train on; it reads JSON as the YAML that it is."""
+    """Return metatrain's options of training; it reads JSON as the YAML that it is."""
     energy = {"key": "energy", "unit": "eV", "forces": {"key": "forces"}}
     targets = {"energy": {**energy, "stress": False, "virial": False}}
     return {
@@ -157,7 +157,7 @@ def training_options(arguments: argparse.Namespace, seed: int) -> dict[str, Any]
 
 
 def llpr_options(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """State how metatrain shall wrap what it trained."""
+    """Return metatrain's options of the LLPR wrapper."""
     architecture = {
         "name": "llpr",
         "model": {"num_ensemble_members": {"energy": arguments.members}},
@@ -183,7 +183,7 @@ def run(command: list[str], folder: Path, log: str) -> float:
 
 
 def processor_seconds() -> float:
-    """Processor time of all finished commands so far."""
+    """Return the processor time of all finished commands so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -263,7 +263,7 @@ def measure(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def tested(frames: list[Atoms], found: dict[str, Any]) -> tuple[list[Atoms], dict[str, Any]]:
-    """The frames of a trajectory that the study errorbars tests on, and their predictions."""
+    """Return the frames that the study errorbars tests on, and their predictions."""
     from studies.errorbars.data import TESTED, evenly
 
     places = evenly(range(len(frames)), TESTED)
@@ -276,7 +276,7 @@ def tested(frames: list[Atoms], found: dict[str, Any]) -> tuple[list[Atoms], dic
 
 
 def digits(value: float) -> str:
-    """Give three digits, without powers of ten."""
+    """Format with three digits, without powers of ten."""
     return np.format_float_positional(value, precision=3, fractional=False, trim="-")
 
 

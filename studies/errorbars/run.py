@@ -54,7 +54,7 @@ def execute(run: Run) -> Findings:
 
 
 def covered(prediction: Prediction, structures: Sequence[Atoms]) -> list[float] | None:
-    """Share of force components within the central interval of each of `LEVELS`."""
+    """Compute the share of force components within the central interval of each of `LEVELS`."""
     target = References.of(structures).forces
     if prediction.forces_total_std is None or target is None:
         return None
@@ -63,7 +63,7 @@ def covered(prediction: Prediction, structures: Sequence[Atoms]) -> list[float] 
 
 
 def trained(run: Run, data: NearFar) -> tuple[Backbone | Uncertain, dict[str, Any]]:
-    """The model with the weights of its best validation loss, and how it got there."""
+    """Train; return the model of the best validation loss and the training's history."""
     settings, seed = run.spec.settings, run.spec.seed
     if run.needs:
         return _assembled(run, data), {"built_on": list(run.needs)}
@@ -82,7 +82,7 @@ def trained(run: Run, data: NearFar) -> tuple[Backbone | Uncertain, dict[str, An
 
 
 def build_method(settings: Mapping[str, Any], seed: int) -> Model:
-    """Untrained model of a method; all methods of a seed start from the same backbone."""
+    """Build the untrained model of a method; all methods of a seed share its backbone."""
     options = dict(settings["method"])
     kind = options.pop("kind")
     bayes = {"enabled": True, **options} if kind == "blip" else {"enabled": False}
@@ -96,7 +96,7 @@ def build_method(settings: Mapping[str, Any], seed: int) -> Model:
 
 
 def _assembled(run: Run, data: NearFar) -> Uncertain:
-    """What is made of trained models, without training of its own."""
+    """Assemble a model of trained ones, without training of its own."""
     options = dict(run.spec.settings["method"])
     kind = options.pop("kind")
     parents = [load(folder / "best.safetensors") for folder in run.needs.values()]
@@ -116,7 +116,7 @@ def _assembled(run: Run, data: NearFar) -> Uncertain:
 def conditioned(
     trained: Saveable, train: list[Atoms], valid: list[Atoms], **options: Any
 ) -> BayesianPotential:
-    """A trained model, conditioned on the structures that it was trained on."""
+    """Condition a trained model on the structures that it was trained on."""
     potential = trained if isinstance(trained, BayesianPotential) else bayesianize(trained)  # pyright: ignore[reportArgumentType]
     potential.posterior = None  # of its training
     potential.condition(train, valid=valid, **options)
@@ -124,7 +124,7 @@ def conditioned(
 
 
 def _options(model: object, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """How the model predicts."""
+    """Return the options of the model's predictions."""
     if not isinstance(model, BayesianPotential):
         return {"seed": seed}
     kind = settings["method"]["kind"]
@@ -143,7 +143,7 @@ def _predict(
 def measure(
     prediction: Prediction, structures: Sequence[Atoms], bootstrap: int, where: str
 ) -> Metrics:
-    """Metrics with bootstrap intervals over structures, names prefixed with `where`."""
+    """Compute metrics with bootstrap intervals over structures, names prefixed with `where`."""
     evaluation = assess(prediction, References.of(structures), n_bootstrap=bootstrap)
     by_level = {
         "energy": evaluation.energy,

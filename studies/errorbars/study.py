@@ -135,7 +135,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def specs(profile: str) -> list[RunSpec]:
-    """Runs of a profile, set by set; trained models first."""
+    """List the runs of a profile, set by set; trained models first."""
     size = PROFILES[profile]
     found: list[RunSpec] = []
     for data in [name for name in size.sets if name == "nh3" or data_folder() is not None]:
@@ -165,7 +165,7 @@ def _spec(size: Profile, data: str, name: str, seed: int) -> RunSpec:
 
 
 def prepare(profile: str, console: Console) -> None:
-    """Say it where the public data are missing."""
+    """Warn where the public data are missing."""
     if data_folder() is None:
         console.print("ammonia alone: there is no $BLIPS_DATA")
 
@@ -192,7 +192,7 @@ error bars are scaled on near validation data; nothing is fitted to far labels."
 
 
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
-    """Methods by metrics, for each set, of the results that there are."""
+    """Tabulate methods by metrics, for each set, of the results that there are."""
     rows: list[Row] = []
     for data in dict.fromkeys(spec.settings["data"] for spec in specs):
         for name, method in METHODS.items():

@@ -48,7 +48,7 @@ class Parts:
 
 
 def data_file(data: str) -> Path:
-    """The file of a set in $BLIPS_DATA, or the one that is given."""
+    """Return the file of a set in $BLIPS_DATA, or the one that is given."""
     path = Path(data)
     if data in SETS:
         root = os.environ.get("BLIPS_DATA")
@@ -105,13 +105,13 @@ def _read(path: Path, max_atoms: int) -> list[Atoms]:
 
 
 def _at_random(structures: Sequence[Atoms], count: int) -> tuple[Indices, Indices]:
-    """So many structures, and all others."""
+    """Split off so many structures at random."""
     order = np.random.default_rng(TEST_SEED).permutation(len(structures))
     return order[:count], order[count:]
 
 
 def _one_of_each_compound(structures: Sequence[Atoms], count: int) -> tuple[Indices, Indices]:
-    """A structure of each of so many compounds, and the other structures of these compounds."""
+    """Return a structure of each of so many compounds, and the compounds' other structures."""
     compounds: dict[str, list[int]] = {}
     for i, atoms in enumerate(structures):
         compounds.setdefault(atoms.get_chemical_formula(empirical=True), []).append(i)
@@ -145,7 +145,7 @@ class KnownLabels(Calculator):
         properties: list[str] | None = None,
         system_changes: list[str] = all_changes,
     ) -> None:
-        """Take the labels of this very geometry."""
+        """Look up the labels of this geometry."""
         super().calculate(atoms, properties, system_changes)
         if atoms is None or (name := digest(atoms)) not in self._labels:
             raise InputError("this structure is not among the labelled ones")

@@ -35,7 +35,7 @@ KEPT = ("matpes_id", "functional", "chemsys", "cohesive_energy_per_atom", "bandg
 
 
 def read_matpes(path: str | Path, limit: int | None = None) -> list[Atoms]:
-    """The first `limit` (or all) structures of a MatPES file, see `iter_matpes`."""
+    """Read the first `limit` (or all) structures of a MatPES file, see `iter_matpes`."""
     structures = []
     for atoms in iter_matpes(path):
         if limit is not None and len(structures) >= limit:
@@ -47,7 +47,7 @@ def read_matpes(path: str | Path, limit: int | None = None) -> list[Atoms]:
 
 
 def iter_matpes(path: str | Path) -> Iterator[Atoms]:
-    """Structures of a MatPES file, one at a time.
+    """Yield the structures of a MatPES file, one at a time.
 
     Energy (eV), forces (eV/A) and stress (eV/A^3, ASE's sign) are calculator results, those that
     an entry has; `info` has its `matpes_id`, functional and, for splits by parent structure, the
@@ -65,7 +65,7 @@ def iter_matpes(path: str | Path) -> Iterator[Atoms]:
 
 
 def iter_entries(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Entries of a JSON list, or of one JSON object after another, as they are."""
+    """Yield the entries of a JSON list, or of one JSON object after another."""
     number = 0
     try:
         with _open_text(Path(path)) as file:
@@ -78,14 +78,14 @@ def iter_entries(path: str | Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _open_text(path: Path) -> Iterator[io.TextIOBase]:
-    """Text of a plain or gzip file; its content decides, not its name."""
+    """Open the text of a plain or gzip file, told apart by content, not name."""
     with path.open("rb") as file:
         compressed = file.peek(2).startswith(GZIP_MAGIC)
         yield io.TextIOWrapper(gzip.GzipFile(fileobj=file) if compressed else file, "utf-8")
 
 
 def _json_objects(file: io.TextIOBase) -> Iterator[dict[str, Any]]:
-    """Objects between the brackets and commas of a list, or on lines of their own."""
+    """Yield objects between the brackets and commas of a list, or on lines of their own."""
     decoder = json.JSONDecoder()
     text = file.read(CHUNK).lstrip()
     in_list = text.startswith("[")

@@ -60,7 +60,7 @@ def execute(run: Run) -> Findings:
 
 
 def campaign_config(run: Run, parts: Parts) -> CampaignConfig:
-    """The campaign of a run; labels are looked up."""
+    """Return the campaign of a run; labels are looked up."""
     settings, data = run.spec.settings, run.spec.settings["data"]
     return CampaignConfig.model_validate(
         {
@@ -98,7 +98,7 @@ def campaign_config(run: Run, parts: Parts) -> CampaignConfig:
 def _campaign_rounds(
     run: Run, parts: Parts, details: dict[str, Any]
 ) -> Iterator[tuple[int, BayesianPotential]]:
-    """Labels and model of every round of the campaign."""
+    """Yield labels and model of every round of the campaign."""
     summary = run_campaign(campaign_config(run, parts), display=False)
     details["ended"] = summary["ended"]
     details["picks"] = [
@@ -119,7 +119,7 @@ def _campaign_rounds(
 
 
 def _plain_rounds(run: Run) -> Iterator[tuple[int, Backbone]]:
-    """The plain model, trained round by round on what another campaign had chosen."""
+    """Yield the plain model, trained round by round on what another campaign had chosen."""
     settings = run.spec.settings
     (campaign,) = run.needs.values()
     config = ModelConfig.model_validate({**settings["model"], "bayes": {"enabled": False}})

@@ -130,7 +130,7 @@ PROFILES: dict[str, Profile] = {
 def specs(
     profile: str, model: str = MODEL, weights: str | None = None, data: str = DATA
 ) -> list[RunSpec]:
-    """Runs of a profile, all methods of a seed together.
+    """List the runs of a profile, all methods of a seed together.
 
     Args:
         profile: one of `PROFILES`.
@@ -164,7 +164,7 @@ def _spec(size: Profile, released: Mapping[str, str], data: str, name: str, seed
 
 
 def prepare(profile: str, console: Console) -> None:
-    """The structures are looked for by every run; nothing has to be made."""
+    """Do nothing: every run looks for the structures itself."""
 
 
 NOTE = """\
@@ -189,7 +189,7 @@ def _columns(last: int) -> tuple[Column, ...]:
 
 
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
-    """Methods by metrics of the last round, of the results that there are."""
+    """Tabulate methods by metrics of the last round, of the results that there are."""
     published = paper_results()["matpes_al"]
     rows = [
         Row((label,), _results(specs, layout, name), published.get(paper, ()))
@@ -206,7 +206,7 @@ def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
 
 
 def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
-    """Figure of test errors against the number of labels."""
+    """Plot test errors against the number of labels."""
     from studies.curves import Curve, plot_curves
 
     size = specs[0].settings

@@ -17,7 +17,7 @@ Arrays = tuple[Tensor, Tensor, Tensor]  # positions [M, n, 3], velocities [M, n,
 
 
 def random_particles(seed: int, simulations: int = 3, particles: int = 5) -> Arrays:
-    """Positions and velocities [M, n, 3] and charges [M, n] in double precision."""
+    """Draw positions and velocities [M, n, 3] and charges [M, n] in double precision."""
     generator = torch.Generator().manual_seed(seed)
     shape = (simulations, particles)
     positions = torch.randn(*shape, 3, generator=generator, dtype=torch.float64)
@@ -42,7 +42,7 @@ def check_contract(
 
 
 def check_rotation(model: ParticleModel, arrays: Arrays, *, atol: float = 1e-8) -> None:
-    """Predictions turn with the particles, and are mirrored with them."""
+    """Check that predictions rotate and reflect with the particles."""
     positions, velocities, charges = arrays
     expected = _predict(model, arrays)
     for mirror in ([1.0, 1.0, 1.0], [1.0, 1.0, -1.0]):
@@ -52,7 +52,7 @@ def check_rotation(model: ParticleModel, arrays: Arrays, *, atol: float = 1e-8) 
 
 
 def check_translation(model: ParticleModel, arrays: Arrays, *, atol: float = 1e-8) -> None:
-    """Predictions move with the particles."""
+    """Check that predictions move with the particles."""
     positions, velocities, charges = arrays
     shift = torch.tensor([3.1, -7.7, 12.3], dtype=torch.float64)
     moved = _predict(model, (positions + shift, velocities, charges))
@@ -60,7 +60,7 @@ def check_translation(model: ParticleModel, arrays: Arrays, *, atol: float = 1e-
 
 
 def check_permutation(model: ParticleModel, arrays: Arrays, *, atol: float = 1e-8) -> None:
-    """Particles in another order go to the same places in that order."""
+    """Check that reordered particles have the same, reordered predictions."""
     order = torch.randperm(arrays[0].shape[1], generator=torch.Generator().manual_seed(0))
     positions, velocities, charges = (array[:, order] for array in arrays)
     permuted = _predict(model, (positions, velocities, charges))
@@ -68,14 +68,14 @@ def check_permutation(model: ParticleModel, arrays: Arrays, *, atol: float = 1e-
 
 
 def check_batching(model: ParticleModel, arrays: Arrays, *, atol: float = 1e-8) -> None:
-    """A batch gives what its simulations give one by one."""
+    """Check that a batch gives what its simulations give one by one."""
     positions, velocities, charges = (array.split(1) for array in arrays)
     alone = [_predict(model, one) for one in zip(positions, velocities, charges, strict=True)]
     assert_close(_predict(model, arrays), torch.cat(alone), atol, "batching of particles")
 
 
 def _predict(model: ParticleModel, arrays: Arrays) -> Tensor:
-    """Predicted positions, [M, n, 3]."""
+    """Predict positions, [M, n, 3]."""
     graph = ParticleGraph.from_arrays(*arrays)
     if isinstance(model, ParticleBackbone):
         predicted = deepcopy(model).double()(graph)[POSITIONS]

@@ -24,7 +24,7 @@ class ParticleGraph(Graph):
 
     @classmethod
     def from_arrays(cls, positions: Tensor, velocities: Tensor, charges: Tensor) -> Self:
-        """Batch of M simulations of n particles: [M, n, 3], [M, n, 3], [M, n]."""
+        """Make a batch of M simulations of n particles: [M, n, 3], [M, n, 3], [M, n]."""
         if positions.shape != velocities.shape or positions.shape[2:] != (3,):
             raise InputError(
                 f"positions {tuple(positions.shape)} and velocities {tuple(velocities.shape)} "
@@ -96,11 +96,11 @@ class ParticleData:
         return len(self.positions)
 
     def name_of(self, index: int) -> str:
-        """Number of the simulation."""
+        """Return number of the simulation."""
         return f"{self.source}, simulation {index}"
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Simulations with these numbers, in this order."""
+        """Return a batch of the simulations with these numbers, in this order."""
         check_indices(indices, len(self))
         rows = torch.as_tensor(indices)
         state = (self.positions[rows], self.velocities[rows], self.charges[rows])

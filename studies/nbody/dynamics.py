@@ -67,7 +67,7 @@ def integrate(
 def _integrate_block(
     positions: np.ndarray, velocities: np.ndarray, charges: np.ndarray, frames: tuple[int, ...]
 ) -> np.ndarray:
-    """Positions and velocities [2, B, T, 5, 3] of a block of B simulations."""
+    """Integrate a block of B simulations; return positions and velocities [2, B, T, 5, 3]."""
     x = np.ascontiguousarray(positions.transpose(1, 2, 0))  # [3, 5, B]
     v = np.ascontiguousarray(velocities.transpose(1, 2, 0))  # [3, 5, B]
     force = _Force(charges)
@@ -103,7 +103,7 @@ class _Force:
         self.force = np.empty((3, PARTICLES, block))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Clipped forces [3, 5, B] at positions [3, 5, B]; overwritten by the next call."""
+        """Compute clipped forces [3, 5, B] at positions [3, 5, B], in a reused buffer."""
         strength = self._strengths(x)  # [10, B]
         pairs, force = self.pairs, self.force
         for i, start, count in self.starts:
@@ -117,7 +117,7 @@ class _Force:
         return np.clip(force, -LARGEST_FORCE, LARGEST_FORCE, out=force)
 
     def _strengths(self, x: np.ndarray) -> np.ndarray:
-        """q_i q_j / |x_i - x_j|^3 [10, B] with |x_i - x_j|^2 = |x_i|^2 + |x_j|^2 - 2 x_i.x_j."""
+        """Compute q_i q_j / |x_i - x_j|^3 [10, B], distances from |x_i|^2 + |x_j|^2 - 2 x_i.x_j."""
         np.copyto(self.rows, x.transpose(2, 0, 1))
         np.copyto(self.columns, x.transpose(2, 1, 0))
         np.matmul(self.columns, self.rows, out=self.gram)  # BLAS: fused multiply-add, as original

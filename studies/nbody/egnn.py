@@ -64,7 +64,7 @@ class EGNN(ParticleBackbone):
         self.layers = nn.ModuleList(EGNNLayer(hidden, last=k == layers - 1) for k in range(layers))
 
     def forward(self, graph: Graph) -> dict[str, Tensor]:
-        """Future positions, [N, 3]."""
+        """Predict future positions, [N, 3]."""
         graph = self._particle_graph(graph)
         edges = graph.edge_index
         attributes = edge_attributes(graph)  # [E, 2]
@@ -101,7 +101,7 @@ class EGNNLayer(nn.Module):
         edges: Tensor,
         per_neighbour: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Features [N, H] and positions [N, 3] after the layer."""
+        """Compute features [N, H] and positions [N, 3] after the layer."""
         receiver, sender = edges
         away = gather_rows(positions, receiver) - gather_rows(positions, sender)  # [E, 3]
         pairs = torch.cat([away.square().sum(dim=1, keepdim=True), attributes], dim=1)  # [E, 3]
@@ -115,7 +115,7 @@ class EGNNLayer(nn.Module):
 
 
 def _small_map(inputs: int, gain: float) -> nn.Linear:
-    """Linear map to one number, without bias, that starts out small."""
+    """Make a linear map to one number, without bias, with small initial weights."""
     linear = nn.Linear(inputs, 1, bias=False)
     nn.init.xavier_uniform_(linear.weight, gain=gain)
     return linear

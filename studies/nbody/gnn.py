@@ -50,7 +50,7 @@ class GNN(ParticleBackbone):
         self.decoder = mlp(hidden, hidden, 3)
 
     def forward(self, graph: Graph) -> dict[str, Tensor]:
-        """Future positions, [N, 3]."""
+        """Predict future positions, [N, 3]."""
         graph = self._particle_graph(graph)
         attributes = edge_attributes(graph)  # [E, 2]
         hidden = self.embedding(torch.cat([graph.positions, graph.velocities], dim=1))  # [N, H]
@@ -68,7 +68,7 @@ class GNNLayer(nn.Module):
         self.update = mlp(2 * hidden, hidden, hidden)
 
     def forward(self, hidden: Tensor, attributes: Tensor, edges: Tensor) -> Tensor:
-        """Features [N, H] after the layer."""
+        """Compute features [N, H] after the layer."""
         messages = self.message(pair_rows(hidden, attributes, edges))  # [E, H]
         received = scatter_sum(messages, edges[0], len(hidden))  # [N, H]
         return hidden + self.update(torch.cat([hidden, received], dim=1))

@@ -22,7 +22,7 @@ class ParticleBackbone(Backbone):
         return {keys.EDGE: EDGE_ATTRIBUTES, keys.NODE: NODE_ATTRIBUTES}
 
     def row_features(self, graph: Graph) -> dict[str, Tensor]:
-        """Invariant description of edges and nodes, the same whether the model is or not."""
+        """Return invariant features of edges and nodes, also for models that are not invariant."""
         graph = self._particle_graph(graph)
         return {
             keys.EDGE: edge_attributes(graph),  # [E, 2]
@@ -32,7 +32,7 @@ class ParticleBackbone(Backbone):
         }
 
     def _particle_graph(self, graph: Graph) -> ParticleGraph:
-        """The graph, or an error if it is not one of particles."""
+        """Return the graph; raise an error if it is not one of particles."""
         if not isinstance(graph, ParticleGraph):
             raise InputError(
                 f"{type(self).__name__} needs a ParticleGraph, got {type(graph).__name__}; "
@@ -42,7 +42,7 @@ class ParticleBackbone(Backbone):
 
 
 def edge_attributes(graph: ParticleGraph) -> Tensor:
-    """Charge product q_i q_j and squared distance of each pair, [E, 2]."""
+    """Compute charge product q_i q_j and squared distance of each pair, [E, 2]."""
     receiver, sender = graph.edge_index
     charge_product = gather_rows(graph.charges, receiver) * gather_rows(graph.charges, sender)
     squared_distance = graph.vectors().square().sum(dim=1)  # [E]
@@ -50,5 +50,5 @@ def edge_attributes(graph: ParticleGraph) -> Tensor:
 
 
 def speeds(graph: ParticleGraph) -> Tensor:
-    """|v| of each particle, [N, 1]."""
+    """Compute |v| of each particle, [N, 1]."""
     return graph.velocities.norm(dim=1, keepdim=True)

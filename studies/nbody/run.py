@@ -54,7 +54,7 @@ def execute(run: Run) -> Findings:
 
 
 def load_data(settings: Mapping[str, Any]) -> dict[str, ParticleData]:
-    """Training, validation and test simulations."""
+    """Load training, validation and test simulations."""
     sizes: Mapping[str, int] = settings["sizes"]
     splits: dict[str, NBodySplit] = {}
     if settings["whole_stream"]:
@@ -82,7 +82,7 @@ def load_data(settings: Mapping[str, Any]) -> dict[str, ParticleData]:
 
 
 def build_method(settings: Mapping[str, Any], seed: int) -> Trainable:
-    """Untrained model of a method; all methods of a seed start from the same backbone."""
+    """Build the untrained model of a method; all methods of a seed share its backbone."""
     options = dict(settings["method"])
     kind = options.pop("kind")
     if kind not in ("base", "blip", "mc_dropout"):
@@ -102,7 +102,7 @@ def build_method(settings: Mapping[str, Any], seed: int) -> Trainable:
 
 
 def _trained(run: Run, data: Mapping[str, ParticleData]) -> tuple[Trained, dict[str, Any]]:
-    """The model with the weights of its best validation loss, and how it got there."""
+    """Train; return the model of the best validation loss and the training's history."""
     settings, seed = run.spec.settings, run.spec.seed
     if settings["method"]["kind"] == "deep_ensemble":
         members = [load(folder / "best.safetensors") for folder in run.needs.values()]
@@ -120,7 +120,7 @@ def _trained(run: Run, data: Mapping[str, ParticleData]) -> tuple[Trained, dict[
 def _measured_on_the_way(
     run: Run, config: Mapping[str, Any], data: Mapping[str, ParticleData]
 ) -> dict[str, Any]:
-    """Metrics on validation data of the best model after so many epochs, by epochs.
+    """Compute validation metrics of the best model after so many epochs, by epochs.
 
     They are kept in the run's folder, so that a run that is continued has those before as well.
     """
@@ -161,7 +161,7 @@ def _history(result: FitResult, model: torch.nn.Module) -> dict[str, Any]:
 
 
 def predict(model: Trained, data: ParticleData, samples: int, seed: int) -> Prediction:
-    """Positions and their deviations; without samples, those of the posterior means."""
+    """Predict positions and their std; without samples, those of the posterior means."""
     parts: list[Prediction] = []
     for number, first in enumerate(range(0, len(data), TEST_BATCH)):
         graph = data.batch(list(range(first, min(first + TEST_BATCH, len(data))))).graph
@@ -178,7 +178,7 @@ def predict(model: Trained, data: ParticleData, samples: int, seed: int) -> Pred
 
 
 def measure(prediction: Prediction, target: np.ndarray, bootstrap: int) -> Metrics:
-    """Metrics with bootstrap intervals over simulations.
+    """Compute metrics with bootstrap intervals over simulations.
 
     Names without suffix are of components (`nll` and `crps_sum` add the three of a particle,
     `crps` averages them); `_particle` and `_structure` rank particles and simulations.
@@ -208,7 +208,7 @@ def measure(prediction: Prediction, target: np.ndarray, bootstrap: int) -> Metri
 
 
 def draw(run: Run, prediction: Prediction, target: np.ndarray) -> None:
-    """Error against std, and reliability, as PNG."""
+    """Plot error against std, and reliability, as PNG."""
     from blips.uq.plots import reliability, std_error
 
     run.figures.mkdir(parents=True, exist_ok=True)

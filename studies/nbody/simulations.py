@@ -74,7 +74,7 @@ def load_nbody(
     size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> NBodySplit:
-    """Input and target frames of one split, generated at the first call and cached.
+    """Load input and target frames of one split, generated at the first call and cached.
 
     Args:
         split: "train", "valid" or "test".

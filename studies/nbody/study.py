@@ -161,7 +161,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def specs(profile: str) -> list[RunSpec]:
-    """Runs of a profile: EGNN first, seed by seed, so that the table fills early."""
+    """List the runs of a profile: EGNN first, seed by seed, so that the table fills early."""
     size = PROFILES[profile]
     found: list[RunSpec] = []
     for backbone, seeds in size.seeds.items():
@@ -228,7 +228,7 @@ PAPER_NAMES = {"blip_local": "blip"}
 
 
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
-    """Methods by metrics, for each backbone, of the results that there are."""
+    """Tabulate methods by metrics, for each backbone, of the results that there are."""
     published = paper_results()[STUDY]
     rows: list[Row] = []
     for backbone in ("gnn", "egnn"):
@@ -253,7 +253,7 @@ PANELS = {"mse": (10.0, "MSE x10"), "crps": (1.0, "CRPS"), "nll": (1.0, "NLL")}
 
 
 def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
-    """Figure of metrics on validation data against epochs, of runs that have milestones."""
+    """Plot validation metrics against epochs, of runs that have milestones."""
     from studies.curves import Curve, plot_curves
 
     panels: dict[str, list[Curve]] = {}
@@ -278,7 +278,7 @@ def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
 def _milestones(
     specs: Sequence[RunSpec], layout: Layout, name: str, metric: str
 ) -> dict[int, list[float]]:
-    """Values of a metric by epochs, one for each finished run of that name."""
+    """Return the values of a metric by epochs, one for each finished run of that name."""
     found: dict[int, list[float]] = {}
     for spec in [spec for spec in specs if spec.name == name]:
         curve = (layout.read(spec) or {}).get("details", {}).get("curve", {})

@@ -39,7 +39,7 @@ def materials(table: str, count: int, largest: int, seed: int) -> list[Material]
 
 
 def dft_references() -> dict[str, float]:
-    """Energies of the elements behind the formation energies of the table, eV/atom.
+    """Return the elements' energies behind the formation energies of the table, eV/atom.
 
     Total energy minus formation energy is linear in the composition; the 300 compounds give all
     elements without residual.
@@ -55,7 +55,7 @@ def dft_references() -> dict[str, float]:
 
 
 def elemental_crystals() -> dict[str, Atoms]:
-    """Crystals of the elements that are fcc, bcc, hcp or diamond at low temperature."""
+    """Return crystals of the elements that are fcc, bcc, hcp or diamond at low temperature."""
     found: dict[str, Atoms] = {}
     for symbol in dft_references():
         try:
@@ -80,7 +80,7 @@ def _material(entry: dict[str, Any]) -> Material:
 
 
 def _atoms(structure: dict[str, Any]) -> Atoms:
-    """Structure of pymatgen's dictionary."""
+    """Convert a structure of pymatgen's dictionary."""
     return Atoms(
         [site["species"][0]["element"] for site in structure["sites"]],
         scaled_positions=[site["abc"] for site in structure["sites"]],

@@ -19,7 +19,7 @@ SPLITS, RESAMPLES, MOST = 500, 1000, 50
 
 
 def judged(value: Array, std: Array, known: Array, seed: int = 0) -> dict[str, Metric]:
-    """Metrics of values [n] and stds [n] against what is known [n]."""
+    """Compute metrics of values [n] and stds [n] against known values [n]."""
     rng = np.random.default_rng(seed)
     error = np.abs(value - known)
 
@@ -44,7 +44,7 @@ def judged(value: Array, std: Array, known: Array, seed: int = 0) -> dict[str, M
 def _calibrated(
     value: Array, std: Array, known: Array, rng: np.random.Generator
 ) -> dict[str, Metric]:
-    """Metrics of the materials that did not fit the factor, over random halves."""
+    """Compute metrics of the materials that did not fit the factor, over random halves."""
     rows: list[dict[str, float]] = []
     for _ in range(SPLITS):
         order = rng.permutation(len(value))
@@ -76,7 +76,7 @@ def _over(values: list[float]) -> Metric:
 
 
 def softening(value: Array, known: Array, seed: int = 0) -> tuple[float, float]:
-    """Scale s of known = s * value, and its std: median of the ratios, bootstrap over materials."""
+    """Fit s of known = s * value, and its std: median of the ratios, bootstrap over materials."""
     ratio = known / value
     rng = np.random.default_rng(seed)
     resampled = [np.median(rng.choice(ratio, len(ratio))) for _ in range(RESAMPLES)]

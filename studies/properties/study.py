@@ -58,7 +58,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def specs(profile: str) -> list[RunSpec]:
-    """One run for each model and table."""
+    """List one run for each model and table."""
     size = PROFILES[profile]
     found = []
     for model in size.models:
@@ -70,7 +70,7 @@ def specs(profile: str) -> list[RunSpec]:
 
 
 def prepare(profile: str, console: Console) -> None:
-    """Nothing has to be made before the runs."""
+    """Do nothing: no data have to be made before the runs."""
 
 
 def execute(run: Run) -> Findings:
@@ -99,7 +99,7 @@ def execute(run: Run) -> Findings:
 def _computed(
     run: Run, kind: str, chosen: Sequence[Material], **options: Any
 ) -> Iterator[tuple[Material, Properties | str]]:
-    """Properties of materials, or why there are none, until the minutes are over."""
+    """Yield properties of materials, or why there are none, until the minutes are over."""
     settings = run.spec.settings
     end = time.process_time() + 60 * settings["minutes"]
     structures = [one.atoms for one in chosen]
@@ -122,7 +122,7 @@ def _elastic(run: Run, chosen: Sequence[Material], options: Mapping[str, Any]) -
 
 
 def _heat(run: Run, chosen: Sequence[Material], options: Mapping[str, Any]) -> Judged:
-    """Heat capacity of the cell, J/K/mol, at 300 K."""
+    """Yield the heat capacity of the cell, J/K/mol, at 300 K."""
     options = {**options, "temperatures": (300.0,)}
     for material, found in _computed(run, "phonons", chosen, **options):
         if not isinstance(found, str) and found.details["lowest_frequency"] < IMAGINARY:
@@ -135,7 +135,7 @@ def _heat(run: Run, chosen: Sequence[Material], options: Mapping[str, Any]) -> J
 
 
 def _formation(run: Run, chosen: Sequence[Material], options: Mapping[str, Any]) -> Judged:
-    """Energies of elements by DFT, and by the model where their crystals are simple."""
+    """Yield formation energies with elements by DFT, and by the model where crystals are simple."""
     references, own = dft_references(), _own_references(run, options)
     for material, found in _computed(
         run, "formation_energy", chosen, references=references, **options
@@ -158,7 +158,7 @@ def _formation(run: Run, chosen: Sequence[Material], options: Mapping[str, Any])
 
 
 def _own_references(run: Run, options: Mapping[str, Any]) -> dict[str, Property]:
-    """Energies of elemental crystals by the model and its members, eV/atom."""
+    """Compute energies of elemental crystals by the model and its members, eV/atom."""
     elements, model = elemental_crystals(), run.spec.settings["model"]
     names, crystals = list(elements), list(elements.values())
     relaxed = run_pool("relax", model, crystals, run.folder / "elements", **options)
@@ -174,7 +174,7 @@ def _known(one: Property, known: float) -> tuple[float, float, float]:
 
 
 def _findings(rows: list[dict[str, Any]], failed: dict[str, str]) -> Findings:
-    """Metrics of every quantity; moduli also after a correction for softening."""
+    """Compute metrics of every quantity; of moduli also after a correction for softening."""
     metrics: dict[str, Any] = {"failed": {"value": float(len(failed)), "low": None, "high": None}}
     for name in sorted({name for row in rows for name in row["quantities"]}):
         numbers = np.array([row["quantities"][name] for row in rows if name in row["quantities"]])
@@ -216,7 +216,7 @@ COLUMNS = (
 
 
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
-    """Models and quantities by metrics, of the results that there are."""
+    """Tabulate models and quantities by metrics, of the results that there are."""
     rows = []
     for spec in specs:
         result = layout.read(spec)

@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def compare(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Metrics of both methods, near and far, for one molecule."""
+    """Compute metrics of both methods, near and far, for one molecule."""
     train, near, far = (shuffled(folder / file) for file in SETS[name])
     members = [blips.bayesianize(load("ani-1x", member=k)) for k in range(MEMBERS)]
     first, valid = members[0], train[CONDITIONED : CONDITIONED + VALID]
@@ -91,13 +91,13 @@ def compare(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def shuffled(path: Path) -> list[Atoms]:
-    """All structures of a file in a seeded order."""
+    """Return all structures of a file in a seeded order."""
     structures = read_structures(path)
     return [structures[k] for k in np.random.default_rng(0).permutation(len(structures))]
 
 
 def labels(structures: list[Atoms]) -> Arrays:
-    """Energies [S] and, where there are any, forces [N, 3]."""
+    """Return energies [S] and, where there are any, forces [N, 3]."""
     found = {"energy": np.array([atoms.get_potential_energy() for atoms in structures])}
     if all("forces" in atoms.calc.results for atoms in structures if atoms.calc is not None):
         found["forces"] = np.concatenate([atoms.get_forces() for atoms in structures])
@@ -105,7 +105,7 @@ def labels(structures: list[Atoms]) -> Arrays:
 
 
 def shifted(structures: list[Atoms], shift: float) -> list[Atoms]:
-    """Structures with `shift` added to the labels of their energies."""
+    """Return structures with `shift` added to the labels of their energies."""
     copies = []
     for atoms in structures:
         copy = atoms.copy()
@@ -116,14 +116,14 @@ def shifted(structures: list[Atoms], shift: float) -> list[Atoms]:
 
 
 def energies(member: BayesianPotential, structures: list[Atoms]) -> np.ndarray:
-    """Energies of a member, [S] eV."""
+    """Compute the energies of a member, [S] eV."""
     return member.predict(structures, method="map", forces=False).array("energy")
 
 
 def conditioned(
     member: BayesianPotential, shift: float, structures: list[Atoms]
 ) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Mean, std and label of each quantity by the conditioned posterior of one member."""
+    """Return mean, std and label of each quantity by one member's conditioned posterior."""
     prediction, true = member.predict(structures), labels(structures)
     found = {}
     for name in true:
@@ -135,7 +135,7 @@ def conditioned(
 def spread(
     members: list[BayesianPotential], shift: list[float], structures: list[Atoms]
 ) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Mean, std and label of each quantity by the eight members."""
+    """Return mean, std and label of each quantity by the eight members."""
     true = labels(structures)
     predictions = [member.predict(structures, method="map") for member in members]
     found = {}
@@ -150,7 +150,7 @@ def spread(
 def judged(
     found: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], sizes: np.ndarray
 ) -> dict[str, float]:
-    """Metrics of one method on one set."""
+    """Compute the metrics of one method on one set."""
     mean, std, true = found["energy"]
     row = {
         "energy_mae": 1000.0 * mae(mean, true),
@@ -171,14 +171,14 @@ def judged(
 
 
 def agree(one: np.ndarray, other: np.ndarray) -> float:
-    """Rank correlation of two stds; of forces, of their norms over components."""
+    """Compute the rank correlation of two stds; of forces, of their norms over components."""
     if one.ndim == 2:
         one, other = np.linalg.norm(one, axis=1), np.linalg.norm(other, axis=1)
     return spearman(one, other)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """Format the results as Markdown."""
     lines = [
         "| set | method | " + " | ".join(COLUMNS.values()) + " |",
         "|---|---|" + "---|" * len(COLUMNS),

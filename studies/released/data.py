@@ -30,19 +30,19 @@ class Split(NamedTuple):
 
 
 def mptrj_split(folder: Path, backbone: Backbone) -> Split:
-    """MPtrj for this model."""
+    """Load MPtrj for this model."""
     shuffled = _new_elements_first(_shuffled(read_structures(folder / SOURCE), backbone))
     rest = shuffled[CONDITIONED:]
     return Split(shuffled[:CONDITIONED], rest[:VALID], rest[VALID:])
 
 
 def hot_structures(folder: Path, backbone: Backbone) -> list[Atoms]:
-    """Hot, dense crystals for this model."""
+    """Load hot, dense crystals for this model."""
     return _shuffled(read_structures(folder / HOT), backbone)
 
 
 def _new_elements_first(structures: list[Atoms]) -> list[Atoms]:
-    """Structures with an element that none before them has, then the others."""
+    """Sort structures: first those with an element that none before them has."""
     seen, first, others = set[int](), list[Atoms](), list[Atoms]()
     for atoms in structures:
         numbers = set(atoms.numbers.tolist())

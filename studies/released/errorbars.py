@@ -46,7 +46,7 @@ COLUMNS = {
 
 
 def measure_forces(prediction: Prediction, structures: list[Atoms], bootstrap: int) -> Any:
-    """Metrics with intervals, and what ranking by the size of the force alone gives."""
+    """Compute metrics with intervals, and those of ranking by the size of the force alone."""
     references = References.of(structures)
     evaluation = assess(prediction, references, n_bootstrap=bootstrap)
     found = {
@@ -62,7 +62,7 @@ def measure_forces(prediction: Prediction, structures: list[Atoms], bootstrap: i
 
 
 def measure_energies(prediction: Prediction, structures: list[Atoms]) -> Any:
-    """MAE, coverage of the 90 % interval and rank correlation of energies per atom."""
+    """Compute MAE, coverage of the 90 % interval and rank correlation of energies per atom."""
     labels = References.of(structures).energy
     error = np.abs(prediction.array("energy") - labels) / prediction.n_atoms
     std = prediction.array("energy_total_std") / prediction.n_atoms
@@ -79,7 +79,7 @@ def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def measure_model(name: str, data: Path, quantity: str, count: int, bootstrap: int) -> Any:
-    """Forces or energies of both sets of one model."""
+    """Measure forces or energies of both sets of one model."""
     potential = load(name)
     if not isinstance(potential, BayesianPotential):
         raise InputError(f"{name} has no error bars")
@@ -105,7 +105,7 @@ def _predict(
 def _energies(
     potential: BayesianPotential, sets: dict[str, list[Atoms]], valid: list[Atoms]
 ) -> Any:
-    """Energies after the alignment with validation structures, and as released."""
+    """Predict energies after the alignment with validation structures, and as released."""
     released = {
         label: measure_energies(_predict(potential, structures, forces=False), structures)
         for label, structures in sets.items()
@@ -121,7 +121,7 @@ def _energies(
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown, a row for each model and set."""
+    """Format the results as Markdown, a row for each model and set."""
     columns = list(next(iter(found.values()))["near"])
     lines = ["| model | set | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 2)]
     for name, sets in found.items():

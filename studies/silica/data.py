@@ -42,7 +42,7 @@ class Data:
 
 
 def folder() -> Path:
-    """Folder of the files, $BLIPS_DATA/silica."""
+    """Return the folder of the files, $BLIPS_DATA/silica."""
     root = os.environ.get("BLIPS_DATA")
     path = Path(root) / "silica" if root else None
     if path is None or not path.is_dir():
@@ -54,7 +54,7 @@ def folder() -> Path:
 
 
 def load_data(sizes: Mapping[str, int]) -> Data:
-    """The first structures of every part.
+    """Load the first structures of every part.
 
     Args:
         sizes: how many of `train`, `valid`, `calibration`, `known` and `new`.

@@ -74,7 +74,7 @@ def execute(run: Run) -> Findings:
 
 
 def finetuned(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any]]:
-    """The model of the least validation loss, and how it got there."""
+    """Fine-tune; return the model of the least validation loss and the training's history."""
     settings, seed = run.spec.settings, run.spec.seed
     kind = settings["method"]["kind"]
     if kind == "deep_ensemble":
@@ -109,7 +109,7 @@ def finetuned(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any
 
 
 def _start(settings: Mapping[str, Any], seed: int) -> Backbone | BayesianPotential:
-    """The released model, with a posterior for BLIP."""
+    """Load the released model, with a posterior for BLIP."""
     options = dict(settings["method"])
     kind = options.pop("kind")
     if kind not in ("pretrained", "plain", "blip"):
@@ -119,7 +119,7 @@ def _start(settings: Mapping[str, Any], seed: int) -> Backbone | BayesianPotenti
 
 
 def _around(run: Run) -> BayesianPotential:
-    """A posterior around a fine-tuned model; it begins as narrow as around released weights."""
+    """Put a posterior around a fine-tuned model, as narrow as around released weights."""
     (folder,) = run.needs.values()
     backbone = _plain(folder)
     backbone.pretrained = True
@@ -158,7 +158,7 @@ def _measured(
     run: Run,
     name: str,
 ) -> Metrics:
-    """Metrics on one set of structures; its predictions stay in the run's folder."""
+    """Compute metrics on one set of structures; keep its predictions in the run's folder."""
     references = References.of(structures)
     if isinstance(model, Backbone):
         return measure(predict_plain(model, structures, **options), references, bootstrap)
@@ -177,7 +177,7 @@ def _measured(
 
 
 def measure(prediction: Prediction, references: References, bootstrap: int) -> Metrics:
-    """Every metric with its bootstrap interval over structures, as <level>_<metric>, see LEVELS."""
+    """Compute metrics with bootstrap intervals over structures, as <level>_<metric>."""
     evaluation = assess(prediction, references, n_bootstrap=bootstrap)
     return {
         f"{short}_{name}": {"value": found.value, "low": found.low, "high": found.high}

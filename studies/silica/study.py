@@ -154,7 +154,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def specs(profile: str, model: str = MODEL, weights: str | None = None) -> list[RunSpec]:
-    """Runs of a profile: every row of the smallest training set first, then the next.
+    """List the runs of a profile: every row of the smallest training set first.
 
     Args:
         profile: one of `PROFILES`.
@@ -235,7 +235,7 @@ structures): its numbers show what was found there, and are not to be compared w
 
 
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
-    """Tests, training sizes and methods by metrics, of the results that there are."""
+    """Tabulate tests, training sizes and methods by metrics, of the results that there are."""
     published = paper_results()["silica_1024"]
     rows: list[Row] = []
     for test in TESTS:
@@ -260,7 +260,7 @@ def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
 
 
 def draw(specs: Sequence[RunSpec], layout: Layout) -> None:
-    """Figure of force and energy errors against the size of the training set."""
+    """Plot force and energy errors against the size of the training set."""
     from studies.curves import Curve, plot_curves
 
     panels: dict[str, list[Curve]] = {}
@@ -300,14 +300,14 @@ def _results(
 
 
 def _of_test(metrics: Mapping[str, Any], test: str) -> dict[str, Any]:
-    """Metrics of one test under names without it, so that all tests share the table's columns."""
+    """Return the metrics of one test under names without it, to share the table's columns."""
     start = f"{test}_"
     chosen = {f"test_{k.removeprefix(start)}": v for k, v in metrics.items() if k.startswith(start)}
     return {"metrics": chosen}
 
 
 def _of_means(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of the posterior means alone."""
+    """Return the metrics of the posterior means alone."""
     return {
         "metrics": {
             name.removesuffix("_map"): value

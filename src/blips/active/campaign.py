@@ -85,7 +85,7 @@ class Campaign:
         self.journal.mkdir(exist_ok=True)
 
     def run(self) -> str:
-        """Until the campaign has ended; returns why."""
+        """Run until the campaign has ended; return why."""
         for round in count_from(0):
             if round > 0:
                 reason = self._model(round)
@@ -209,7 +209,7 @@ class Campaign:
         return force_mae_bound(ratios, screening.mean_std, self.config.stop.confidence)
 
     def _certain(self, bound: float | None) -> str:
-        """A reason to stop where there is no test set: the bound has reached the target."""
+        """Return a reason to stop without a test set: the bound has reached the target."""
         stop = self.config.stop
         judged = self.config.evaluate.structures is not None
         if judged or bound is None or stop.force_mae is None or bound > stop.force_mae:
@@ -226,7 +226,7 @@ class Campaign:
         return min(batch, max(0, budget - self.store.count("labelled")))
 
     def _limits(self, round: int) -> tuple[dict[str, Any], float]:
-        """Limits in numbers, and the typical force of a label, eV/A (root mean square).
+        """Return the limits as numbers, and the root-mean-square force of the labels, eV/A.
 
         An error bar larger than any force that was ever labelled is that of a structure which the
         model knows nothing about: that is the automatic limit.
@@ -280,7 +280,7 @@ class Campaign:
     # Labels
 
     def _label(self, round: int) -> None:
-        """Label what is open in a round; what fails too often is set aside."""
+        """Label the open picks of a round; set aside those that fail too often."""
         self._harvest(round)
         while picks := self.store.picks(round, "open"):
             self.display.stage(round, "labelling")
@@ -308,7 +308,7 @@ class Campaign:
             self.store.add_attempt(pick, text, quarantine=tried > self.config.label.retries)
 
     def _harvest(self, round: int) -> None:
-        """Take in labels that were finished when an earlier process ended."""
+        """Add labels that were finished when an earlier process ended."""
         for pick in self.store.picks(round, "open"):
             self._take(pick)
 
@@ -349,7 +349,7 @@ class Campaign:
 
 
 def initial_structures(config: CampaignConfig) -> list[tuple[Atoms, dict[str, Any]]]:
-    """The first structures and their origins, a function of the file and the seed."""
+    """Return the first structures and their origins, determined by the file and the seed."""
     initial = config.initial
     path = Path(initial.structures or "")
     frames = check_structures(read_structures(path), path)
@@ -373,5 +373,5 @@ def initial_structures(config: CampaignConfig) -> list[tuple[Atoms, dict[str, An
 
 
 def _plain(atoms: Atoms) -> Atoms:
-    """Without labels, constraints and anything else that is not geometry."""
+    """Return a copy with the geometry only: no labels, constraints or other attributes."""
     return from_json(to_json(atoms))

@@ -36,13 +36,13 @@ class Candidates:
 
     @classmethod
     def of_round(cls, store: CampaignStore, round: int) -> "Candidates":
-        """Frames of the trajectories of a round."""
+        """Return the frames of the trajectories of a round."""
         frames = list(store.frames(round))
         return cls(len(frames), lambda numbers: [frames[n] for n in numbers])
 
     @classmethod
     def of_file(cls, path: str | Path) -> "Candidates":
-        """Structures of a file."""
+        """Return the structures of a file."""
         path = Path(path)
 
         def origin(number: int) -> dict[str, Any]:
@@ -60,12 +60,12 @@ class Candidates:
         return cls(len(offsets) - 1, read)
 
     def chunks(self, size: int, skip: set[int]) -> Iterator[tuple[int, list[Candidate]]]:
-        """Chunks with their numbers, but for those to skip."""
+        """Yield the chunks with their numbers, except those to skip."""
         for chunk, first in enumerate(range(0, self.total, size)):
             if chunk not in skip:
                 yield chunk, self.fetch(range(first, min(first + size, self.total)))
 
     def fetch(self, numbers: Sequence[int]) -> list[Candidate]:
-        """Candidates with these numbers, in this order."""
+        """Return the candidates with these numbers, in this order."""
         found = self._read(numbers)
         return [(n, atoms, origin) for n, (atoms, origin) in zip(numbers, found, strict=True)]

@@ -52,7 +52,7 @@ class ExploreConfig(Section):
     every: int = Field(default=10, ge=1, description="steps between frames, and guards' looks")
 
     def conditions(self, walker: int) -> tuple[float, float | None]:
-        """Temperature (K) and pressure (GPa) of a trajectory: all pairs of them in turn."""
+        """Return temperature (K) and pressure (GPa) of a trajectory, cycling through all pairs."""
         several = self.pressure if isinstance(self.pressure, list) else [self.pressure]
         pressures = several or [None]
         round, place = divmod(walker, len(self.temperatures))
@@ -224,7 +224,7 @@ def load_campaign(*sources: Source, typed: Sequence[Source] = ()) -> CampaignCon
 
 
 def _trust_in(sources: Sequence[Source], typed: Sequence[Source]) -> dict[str, Any]:
-    """Trust a section where all that it needs trust for was typed."""
+    """Return the trust of each section: whether the user typed all that needs it."""
     merged, by_hand = merge_sources(*sources), merge_sources(*typed)
     label = LabelConfig.model_construct(**_section(merged, "label"))
     executor = ExecutorConfig.model_construct(**_section(merged, "executor"))
@@ -244,14 +244,14 @@ def _trust_in(sources: Sequence[Source], typed: Sequence[Source]) -> dict[str, A
 
 
 def _at(merged: Any, name: str) -> Any:
-    """Give the value of a dotted name; None where there is none."""
+    """Return the value of a dotted name; None where there is none."""
     for key in name.split("."):
         merged = merged.get(key) if isinstance(merged, Mapping) else None
     return merged
 
 
 def _section(merged: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Give a section as it was written; validation says later what is wrong with it."""
+    """Return a section as it was written; validation says later what is wrong with it."""
     found = merged.get(name)
     return dict(found) if isinstance(found, Mapping) else {}
 
@@ -261,7 +261,7 @@ CHANGEABLE = ("executor", "stop", "folder", "label.timeout", "label.retries")
 
 
 def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
-    """Names of settings that differ though they may not."""
+    """Return the names of settings that changed but must not."""
     return {name for name in different_settings(before, now) if not _may_change(name)}
 
 

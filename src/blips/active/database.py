@@ -72,7 +72,7 @@ class CampaignDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Cursor]:
-        """All or nothing, on disk when the block has ended."""
+        """Commit everything in the block at its end, or nothing if it raises."""
         if not self.writable:
             raise CampaignError(f"{self.path} was opened for reading")
         with in_words(self.path):
@@ -87,7 +87,7 @@ class CampaignDatabase:
                 raise
 
     def ase_rows(self) -> Any:
-        """`ase.db` on our own connection, so that its rows are part of our transactions."""
+        """Open `ase.db` on our own connection, so that its rows are part of our transactions."""
         from ase.db.sqlite import SQLite3Database
 
         database = SQLite3Database(str(self.path), create_indices=True, use_lock_file=False)
@@ -96,17 +96,17 @@ class CampaignDatabase:
         return database
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """All rows that a statement finds."""
+        """Return all rows that a statement finds."""
         with in_words(self.path):
             return self.connection.execute(statement, values).fetchall()
 
     def row(self, statement: str, *values: Any) -> tuple[Any, ...] | None:
-        """The first row that a statement finds, or None."""
+        """Return the first row that a statement finds, or None."""
         with in_words(self.path):
             return self.connection.execute(statement, values).fetchone()
 
     def parsed(self, text: str, kind: type = dict) -> Any:
-        """JSON of a row; what it holds must be of a kind."""
+        """Parse the JSON of a row and check its type."""
         try:
             found = json.loads(text)
         except (ValueError, TypeError) as error:
@@ -159,7 +159,7 @@ class CampaignDatabase:
 
 
 def _locked(path: Path) -> TextIO:
-    """An open file with the campaign's lock."""
+    """Open a file and hold the campaign's lock on it."""
     try:
         return lock(path)
     except Locked as error:
@@ -179,7 +179,7 @@ class DamagedCampaignError(CampaignError):
 
 @contextmanager
 def in_words(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the file system say about `path` into what to do about it."""
+    """Turn errors of SQLite and the file system about `path` into advice for users."""
     try:
         yield
     except sqlite3.DatabaseError as error:

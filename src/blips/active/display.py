@@ -35,7 +35,7 @@ class CampaignDisplay:
             self.console.print(self._table())
 
     def stage(self, round: int, stage: str, detail: str = "") -> None:
-        """A stage began, or came further."""
+        """Show that a stage began or advanced."""
         self._status = f"round {round}: {stage} {detail}".rstrip()
         if self.console.is_terminal:
             self._show()
@@ -43,12 +43,12 @@ class CampaignDisplay:
             self.console.print(self._status, highlight=False)
 
     def finished(self, row: dict[str, Any]) -> None:
-        """A round's model was judged: on the test set, or on the labels that it asked for."""
+        """Show the errors of a round's model: on the test set, or on the labels it asked for."""
         self._rows[row["round"]] = row
         self._show()
 
     def labels(self, labelled: int, queued: int, quarantined: int, budget: int | None) -> None:
-        """How far labelling is."""
+        """Show how many labels are done."""
         limit = "" if budget is None else f" of {budget}"
         self._queue = f"{labelled}{limit} labels, {queued} in the queue, {quarantined} set aside"
         self._show()

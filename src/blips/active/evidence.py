@@ -25,7 +25,7 @@ def candidate_rows(
     seed: int = 0,
     energies: bool = True,
 ) -> np.ndarray:
-    """B of structures: one row for the energy, the others for forces, [S, 1 + rows, d].
+    """Return the rows b of structures: the energy first, then forces, [S, 1 + rows, d].
 
     Forces are random sums u . F with u = +-1 / sqrt(rows), whose outer products add up to those of
     all components on average; all components where a structure has at most `rows`, with rows of
@@ -73,7 +73,7 @@ def _rows_of_batch(
 
 
 def whitened(gaussian: GaussianPosterior, rows: Tensor) -> np.ndarray:
-    """Rows in units of the noise of labels, white under the posterior, [..., d] float64.
+    """Return rows in units of the label noise, whitened under the posterior, [..., d] float64.
 
     With Lambda^-1 = tau^2 (I - sum_j u_j u_j^T l_j / (l_j + r)) and s^2 = r tau^2,
 

@@ -29,7 +29,7 @@ class InlineExecutor:
     workers = 1
 
     def run(self, work: Work, jobs: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Numbers and results (or `JobLost`) of jobs, as they finish."""
+        """Yield numbers and results (or `JobLost`) of jobs, as they finish."""
         for number, job in enumerate(jobs):
             yield number, work(job)
 
@@ -65,7 +65,7 @@ class DaskExecutor:
         self._stack.close()
 
     def run(self, work: Work, jobs: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Numbers and results (or `JobLost`) of jobs, as they finish; jobs are read as needed."""
+        """Yield numbers and results (or `JobLost`) as jobs finish; jobs are read as needed."""
         from distributed import as_completed
         from distributed.scheduler import KilledWorker
 
@@ -94,12 +94,12 @@ class DaskExecutor:
 
 
 def make_executor(config: ExecutorConfig) -> InlineExecutor | DaskExecutor:
-    """The executor that a configuration describes; a context manager."""
+    """Make the executor that a configuration describes; a context manager."""
     return InlineExecutor() if config.kind == "inline" else DaskExecutor(config)
 
 
 def make_cluster(config: ExecutorConfig) -> Any:
-    """A Dask cluster; connections between processes are encrypted with keys of this run."""
+    """Start a Dask cluster; connections between processes are encrypted with keys of this run."""
     if config.kind == "local":
         return _local(config)
     try:

@@ -12,7 +12,7 @@ from blips.errors import InputError
 
 
 def to_json(atoms: Atoms) -> str:
-    """Elements, positions, cell and periodicity, exact to the last bit; charges where set."""
+    """Serialise elements, positions, cell, periodicity (exactly) and charges where set."""
     content: dict[str, Any] = {
         "numbers": atoms.numbers.tolist(),
         "positions": atoms.positions.tolist(),
@@ -26,7 +26,7 @@ def to_json(atoms: Atoms) -> str:
 
 
 def from_json(text: str | Mapping[str, Any]) -> Atoms:
-    """The structure that `to_json` wrote."""
+    """Return the structure that `to_json` wrote."""
     try:
         content = json.loads(text) if isinstance(text, str) else text
         atoms = Atoms(
@@ -44,5 +44,5 @@ def from_json(text: str | Mapping[str, Any]) -> Atoms:
 
 
 def digest(atoms: Atoms) -> str:
-    """Name of a geometry: the same for the same numbers, positions, cell and periodicity."""
+    """Return a digest of a geometry: its numbers, positions, cell and periodicity."""
     return hashlib.sha256(to_json(atoms).encode()).hexdigest()[:20]

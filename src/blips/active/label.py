@@ -56,7 +56,7 @@ class Labeller:
         return self.process.poll() is None
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a job; the process is ended where there is none in time."""
+        """Return the answer to a job; end the process if there is none in time."""
         begun = time.monotonic()
         try:
             self._stdin.write(json.dumps(job).encode() + b"\n")
@@ -84,7 +84,7 @@ class Labeller:
         self._close_pipes()
 
     def close(self) -> None:
-        """Let it finish, and end."""
+        """Let the process finish, and end it."""
         self._close_pipes()
         self.process.wait()
         self._log.close()
@@ -106,7 +106,7 @@ class Labeller:
         return self.process.stdin
 
     def _read(self, timeout: float) -> bytes:
-        """A line, or less where the process ends or the time is up."""
+        """Read a line, or less where the process ends or the time is up."""
         deadline, data = time.monotonic() + timeout, b""
         stdout: Any = self.process.stdout
         with selectors.DefaultSelector() as selector:

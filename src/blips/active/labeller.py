@@ -31,12 +31,12 @@ LOG_FILES = 3
 
 
 def journal_file(folder: Path, name: str) -> Path:
-    """Where a finished label waits for being taken into the database."""
+    """Return the file in which a finished label waits to be added to the database."""
     return folder / f"{name}.json"
 
 
 def read_journal(path: Path, expected_digest: str) -> dict[str, Any] | None:
-    """A finished label of this geometry, or None."""
+    """Return a finished label of this geometry, or None."""
     try:
         entry = json.loads(path.read_text())
         return entry if entry["digest"] == expected_digest else None
@@ -132,7 +132,7 @@ def _check(results: dict[str, Any], max_force: float | None) -> None:
 
 
 def _newest_logs(since: float) -> str:
-    """Ends of the texts that an external code wrote last, the last first."""
+    """Return the last lines of the newest log files of an external code, newest first."""
     written = [(path.stat().st_mtime, path) for path in Path().rglob("*") if path.is_file()]
     ends = []
     for _, path in sorted((entry for entry in written if entry[0] >= since), reverse=True):

@@ -39,23 +39,23 @@ class Choice:
 
 
 def best(scores: np.ndarray, count: int) -> list[Choice]:
-    """The largest scores; of equal ones the first."""
+    """Return the largest scores; of equal ones the first."""
     order = np.lexsort((np.arange(len(scores)), -scores))[:count]
     return [Choice(int(i), float(scores[i])) for i in order]
 
 
 def random_score(seed: int, round: int, index: int) -> float:
-    """A number in (0, 1) that only these three decide."""
+    """Return a pseudorandom number in (0, 1) that is a function of the three arguments."""
     return float(np.random.default_rng([seed, 77, round, index]).random())
 
 
 def information(rows: np.ndarray) -> np.ndarray:
-    """1/2 log det(I + B B^T) of candidates' rows [c, q, d], [c]."""
+    """Compute 1/2 log det(I + B B^T) of candidates' rows [c, q, d], [c]."""
     return 0.5 * np.linalg.slogdet(_with_noise(rows))[1]
 
 
 def expected_reduction(rows: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """tr[(I + B B^T)^-1 B T^T T B^T] of candidates' rows [c, q, d] for target rows [t, d], [c]."""
+    """Compute tr[(I + B B^T)^-1 B T^T T B^T] of rows [c, q, d] for targets [t, d], [c]."""
     along = rows @ target.T  # [c, q, t]
     explained = along @ along.transpose(0, 2, 1)  # [c, q, q]
     return np.linalg.solve(_with_noise(rows), explained).trace(axis1=1, axis2=2)
@@ -84,10 +84,10 @@ class Greedy(ABC):
 
     @abstractmethod
     def gain(self, index: np.ndarray) -> np.ndarray:
-        """Gains of the candidates with these numbers, whose rows know of all picks, [c]."""
+        """Return the gains of these candidates, whose rows account for all picks, [c]."""
 
     def choose(self, count: int) -> list[Choice]:
-        """The batch; of equal candidates the first, and none twice."""
+        """Choose the batch; of equal candidates the first, and none twice."""
         gains = self._evaluate(np.arange(len(self.rows)))
         chosen: list[Choice] = []
         for _ in range(min(count, len(self.rows))):
@@ -112,7 +112,7 @@ class Greedy(ABC):
             gains[late] = self._evaluate(late)
 
     def _evaluate(self, index: np.ndarray) -> np.ndarray:
-        """Gains over costs of candidates, whose rows get to know of all picks."""
+        """Return gains over costs of candidates, after conditioning their rows on all picks."""
         for number, pick in enumerate(self._picks):
             late = index[self._seen[index] <= number]
             self.rows[late] = pick.seen_by(self.rows[late])
@@ -125,7 +125,7 @@ class ByInformation(Greedy):
     """Choose by joint information about the weights."""
 
     def gain(self, index: np.ndarray) -> np.ndarray:
-        """1/2 log det(I + B B^T), nats."""
+        """Compute 1/2 log det(I + B B^T), nats."""
         return information(self.rows[index])
 
 
@@ -158,7 +158,7 @@ class ByForceStd(Greedy):
         self.std, self.var = std, np.square(self.rows).sum(axis=(1, 2))
 
     def gain(self, index: np.ndarray) -> np.ndarray:
-        """Std times the root of the share of the variance that is left."""
+        """Return the std times the root of the share of the variance that is left."""
         left, whole = np.square(self.rows[index]).sum(axis=(1, 2)), self.var[index]
         share = np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
         return self.std[index] * np.sqrt(share)

@@ -45,7 +45,7 @@ class Model:
     digest: str
 
     def job(self, **more: Any) -> dict[str, Any]:
-        """A job for `blips.active.worker`."""
+        """Describe the job for `blips.active.worker`."""
         return {"model": self.path, "digest": self.digest, **more}
 
 
@@ -73,7 +73,7 @@ class Screening:
         self._seed, self._round = config.seed, round
 
     def summary(self, numbers: list[int], result: dict[str, Any], seen: int) -> dict[str, Any]:
-        """Give what is worth keeping of a screened chunk, JSON-able."""
+        """Return the part of a screened chunk to keep, JSON-able."""
         rows: list[Row] = []
         for number, row, reason in zip(numbers, result["scores"], result["excluded"], strict=True):
             if row is None or (reason is not None and not (self._soft and reason == "force_std")):
@@ -101,7 +101,7 @@ class Screening:
         return fsum(self._stds) / max(self._counted, 1)
 
     def add(self, content: dict[str, Any]) -> None:
-        """Take in what `summary` kept of a chunk."""
+        """Add what `summary` kept of a chunk."""
         self.rows += [(number, row) for number, row in content["rows"]]
         self.rows.sort(key=self._key)
         del self.rows[self._count :]
@@ -113,7 +113,7 @@ class Screening:
             self.largest[name] = max(value, self.largest.get(name, value))
 
     def _key(self, row: Row) -> tuple[bool, float, int]:
-        """Within the limits the largest score first, beyond them the least uncertain."""
+        """Sort by score within the limits; beyond them, the least uncertain first."""
         number, scores = row
         if "beyond" in scores:
             return True, scores["force_std"], number
@@ -183,7 +183,7 @@ def choose(
     round: int,
     count: int,
 ) -> list[Pick]:
-    """The batch of a round, each pick with its score and the reason for it."""
+    """Choose the batch of a round, each pick with its score and the reason for it."""
     scores = dict(screening.rows)
     kept = _without_repeats(candidates.fetch(list(scores)))
     within = [candidate for candidate in kept if "beyond" not in scores[candidate[0]]]
@@ -258,7 +258,7 @@ def _target_file(model: Model) -> Path:
 
 
 def _without_repeats(candidates: list[Candidate]) -> list[Candidate]:
-    """Of equal geometries the one with the smallest number, at the place of the best."""
+    """Keep one candidate of equal geometries: the smallest number, at the best one's place."""
     found: dict[str, Candidate] = {}
     for candidate in candidates:
         name = digest(candidate[1])

@@ -90,12 +90,12 @@ class CampaignStore(CampaignDatabase):
             )
 
     def fact(self, name: str) -> Any:
-        """A recorded fact, or None."""
+        """Return a recorded fact, or None."""
         row = self.row("SELECT value FROM blips_facts WHERE name = ?", name)
         return None if row is None else self.parsed(row[0])
 
     def stage(self, round: int, stage: str) -> dict[str, Any] | None:
-        """Result of a finished stage, or None."""
+        """Return the result of a finished stage, or None."""
         row = self.row(
             "SELECT result FROM blips_stages WHERE round = ? AND stage = ?", round, stage
         )
@@ -107,7 +107,7 @@ class CampaignStore(CampaignDatabase):
             _finish(cursor, round, stage, result)
 
     def last_round(self) -> int:
-        """The last round that has anything finished; -1 where there is none."""
+        """Return the last round with anything finished; -1 where there is none."""
         rows = self.rows("SELECT MAX(round) FROM blips_stages")
         return -1 if rows[0][0] is None else int(rows[0][0])
 
@@ -116,7 +116,7 @@ class CampaignStore(CampaignDatabase):
     def add_frames(
         self, round: int, walker: int, frames: Sequence[tuple[Atoms, Mapping[str, Any]]]
     ) -> None:
-        """Frames of a finished trajectory, each with its origin."""
+        """Add the frames of a finished trajectory, each with its origin."""
         content = [(to_json(atoms), dict(origin)) for atoms, origin in frames]
         with self.transaction() as cursor:
             cursor.execute(
@@ -124,31 +124,31 @@ class CampaignStore(CampaignDatabase):
             )
 
     def finished_walkers(self, round: int) -> set[int]:
-        """Trajectories that are done."""
+        """Return the numbers of the finished trajectories."""
         return {r[0] for r in self.rows("SELECT walker FROM blips_walks WHERE round = ?", round)}
 
     def frames(self, round: int) -> list[tuple[Atoms, dict[str, Any]]]:
-        """Frames of a round, in an order that does not depend on who finished first."""
+        """Return the frames of a round, in an order independent of which finished first."""
         rows = self.rows("SELECT frames FROM blips_walks WHERE round = ? ORDER BY walker", round)
         found = [frame for row in rows for frame in self.parsed(row[0], list)]
         return [(from_json(structure), origin) for structure, origin in found]
 
     def add_chunk(self, round: int, chunk: int, best: Mapping[str, Any]) -> None:
-        """Result of screening a chunk of candidates."""
+        """Add the result of screening a chunk of candidates."""
         with self.transaction() as cursor:
             cursor.execute(
                 "INSERT INTO blips_chunks VALUES (?, ?, ?)", (round, chunk, json.dumps(best))
             )
 
     def chunks(self, round: int) -> dict[int, dict[str, Any]]:
-        """Screened chunks by number."""
+        """Return the screened chunks by number."""
         rows = self.rows("SELECT chunk, best FROM blips_chunks WHERE round = ?", round)
         return {chunk: self.parsed(best) for chunk, best in rows}
 
     # Picks and labels
 
     def add_picks(self, picks: Sequence[Pick], round: int, result: Mapping[str, Any]) -> None:
-        """What was chosen in a round; the stage "select" is finished with it."""
+        """Add the picks of a round, and finish its stage "select"."""
         with self.transaction() as cursor:
             cursor.executemany(
                 "INSERT INTO blips_picks VALUES (?, ?, ?, ?, ?, ?, 'open', NULL, NULL)",
@@ -168,7 +168,7 @@ class CampaignStore(CampaignDatabase):
             _finish(cursor, round, "select", result)
 
     def picks(self, round: int | None = None, status: str | None = None) -> list[Pick]:
-        """Picks in order, of a round, with a status."""
+        """Return the picks in order, of a round, with a status."""
         rows = self.rows(
             "SELECT round, number, structure, score, reason, status FROM blips_picks "
             "WHERE (?1 IS NULL OR round = ?1) AND (?2 IS NULL OR status = ?2) "
@@ -179,11 +179,11 @@ class CampaignStore(CampaignDatabase):
         return [Pick(r[0], r[1], from_json(r[2]), r[3], self.parsed(r[4]), r[5]) for r in rows]
 
     def known_digests(self) -> set[str]:
-        """Names of all geometries that were ever picked."""
+        """Return the digests of all geometries that were ever picked."""
         return {row[0] for row in self.rows("SELECT digest FROM blips_picks")}
 
     def add_label(self, pick: Pick, results: Mapping[str, Any], seconds: float = 0.0) -> None:
-        """A label, once: the row of `ase.db` and the pick's status in one transaction."""
+        """Add a label, once: the row of `ase.db` and the pick's status in one transaction."""
         atoms = pick.atoms.copy()
         atoms.calc = SinglePointCalculator(atoms, **results)
         with self.transaction() as cursor:
@@ -197,7 +197,7 @@ class CampaignStore(CampaignDatabase):
                 raise CampaignError(f"pick {pick.name} is not open; it was labelled before")
 
     def add_attempt(self, pick: Pick, message: str, *, quarantine: bool) -> None:
-        """A failed attempt at a label; with `quarantine` the last."""
+        """Add a failed attempt at a label; with `quarantine` the last."""
         with self.transaction() as cursor:
             cursor.execute(
                 "INSERT INTO blips_attempts SELECT ?1, ?2, COUNT(*), ?3 FROM blips_attempts "
@@ -211,7 +211,7 @@ class CampaignStore(CampaignDatabase):
                 )
 
     def attempts(self, pick: Pick) -> list[str]:
-        """Logs of failed attempts."""
+        """Return the logs of failed attempts."""
         rows = self.rows(
             "SELECT message FROM blips_attempts WHERE round = ? AND number = ? ORDER BY attempt",
             pick.round,
@@ -220,7 +220,7 @@ class CampaignStore(CampaignDatabase):
         return [row[0] for row in rows]
 
     def labelled(self, before: int | None = None) -> list[Atoms]:
-        """Labelled structures of rounds before one, in the order in which they were chosen."""
+        """Return the labelled structures of rounds before one, in the order of their choice."""
         rows = self.rows(
             "SELECT row FROM blips_picks WHERE status = 'labelled' AND (?1 IS NULL OR round < ?1) "
             "ORDER BY round, number",
@@ -236,7 +236,7 @@ class CampaignStore(CampaignDatabase):
                 ) from None
 
     def count(self, status: str) -> int:
-        """Picks with a status."""
+        """Count the picks with a status."""
         return self.rows("SELECT COUNT(*) FROM blips_picks WHERE status = ?", status)[0][0]
 
 

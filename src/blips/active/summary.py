@@ -8,7 +8,7 @@ from blips.active.store import DATABASE, CampaignStore
 
 
 def campaign_summary(path: str | Path) -> dict[str, Any]:
-    """Everything that a report needs of a campaign.
+    """Collect everything that the report of a campaign shows.
 
     Args:
         path: the campaign's folder, or its database.
@@ -70,7 +70,7 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
 def labels_to_reach(
     curve: Sequence[Mapping[str, Any]], target: float, error: str = "force_mae"
 ) -> float:
-    """Labels at which an error first falls to the target, linear between the points.
+    """Return the number of labels at which an error first reaches the target, interpolated.
 
     Args:
         curve: of a campaign.

@@ -23,7 +23,7 @@ from blips.uq.assess import References, assess
 
 
 def round_folder(store: CampaignStore, round: int) -> Path:
-    """Where the model of a round is trained."""
+    """Return the folder in which the model of a round is trained."""
     return store.folder / "models" / f"round-{round:04d}"
 
 
@@ -61,7 +61,7 @@ def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> dic
 
 
 def trained(store: CampaignStore, round: int) -> Model | None:
-    """The model of a round, if its training was finished and its file is as it was."""
+    """Return the model of a round if its training is finished and its file unchanged."""
     result = store.stage(round, "train")
     if result is None:
         return None
@@ -80,7 +80,7 @@ def _model_of_round(store: CampaignStore, round: int) -> BayesianPotential:
 
 
 def evaluate_round(model: Model, config: CampaignConfig) -> dict[str, Any]:
-    """Errors and uncertainties on the labelled test structures, if there are any."""
+    """Evaluate errors and uncertainties on the labelled test structures, if there are any."""
     if config.evaluate.structures is None:
         return {}
     structures = read_structures(config.evaluate.structures)
@@ -90,7 +90,7 @@ def evaluate_round(model: Model, config: CampaignConfig) -> dict[str, Any]:
 def errors_on(
     potential: BayesianPotential, structures: list[Atoms], samples: int, seed: int
 ) -> dict[str, Any]:
-    """MAE of energies (per atom) and force components, std, and the rank correlation of both.
+    """Compute the MAE of energies (per atom) and forces, their std, and the rank correlation.
 
     `ratios` are the force MAE of each structure over its mean force std, for `force_mae_bound`.
     """

@@ -38,12 +38,12 @@ _models: dict[str, BayesianPotential] = {}  # the last model that this process u
 
 
 def file_digest(path: str | Path) -> str:
-    """SHA-256 of a file."""
+    """Compute the SHA-256 of a file."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def model_of(job: Mapping[str, Any]) -> BayesianPotential:
-    """The model of a job, from memory where it was the last one."""
+    """Return the model of a job, cached if it was the last one."""
     path, digest = job["model"], job["digest"]
     if digest not in _models:
         if file_digest(path) != digest:
@@ -57,7 +57,7 @@ def model_of(job: Mapping[str, Any]) -> BayesianPotential:
 
 
 def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Frames of a guarded trajectory, which begins again where the guard has ended it.
+    """Run a guarded trajectory and return its frames; restart where the guard stops it.
 
     Args:
         job: model, digest, start (structure), temperature (K), pressure (GPa, None for constant
@@ -96,7 +96,7 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _guard(job: Mapping[str, Any], start: Atoms) -> Guard:
-    """Limits of a trajectory; the automatic one of the force std lets every trajectory begin."""
+    """Make a trajectory's guard; the automatic force-std limit lets every trajectory begin."""
     limits = {name: value for name, value in job["limits"].items() if name != "force"}
     high = limits.pop("force_std", None)
     if job["soft"] and high is not None and start.calc is not None:
@@ -106,7 +106,7 @@ def _guard(job: Mapping[str, Any], start: Atoms) -> Guard:
 
 
 def _calculator(job: Mapping[str, Any], explore: ExploreConfig, start: Atoms) -> Calculator:
-    """The plain model, or a member of its posterior.
+    """Return the calculator: the plain model, or a member of its posterior.
 
     Members of a model that has learned little differ from it by more than any force that was ever
     labelled, and tear a structure apart within a few steps. Such a member is brought nearer to the
@@ -127,7 +127,7 @@ def _calculator(job: Mapping[str, Any], explore: ExploreConfig, start: Atoms) ->
 
 
 def _set_velocities(atoms: Atoms, temperature: float, rng: np.random.Generator) -> None:
-    """Momenta of the Maxwell-Boltzmann distribution."""
+    """Set momenta of the Maxwell-Boltzmann distribution."""
     width = np.sqrt(atoms.get_masses() * units.kB * temperature)  # [N]
     atoms.set_momenta(width[:, None] * rng.standard_normal((len(atoms), 3)))
 
@@ -159,7 +159,7 @@ def _dynamics(
 
 
 def screen(job: dict[str, Any]) -> dict[str, Any]:
-    """Scores of a chunk of candidates.
+    """Score a chunk of candidates.
 
     Args:
         job: model, digest, structures, samples, method, seed, limits, rule, rows, target
@@ -187,7 +187,7 @@ def screen(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scores(job: Mapping[str, Any], structures: Sequence[Atoms]) -> list[dict[str, float] | None]:
-    """Scores of each candidate; None where the model has no numbers for it."""
+    """Score each candidate; None where the model's outputs are not finite."""
     if not structures:
         return []
     try:
@@ -228,7 +228,7 @@ def _scores_of_batch(job: Mapping[str, Any], structures: Sequence[Atoms]) -> dic
 
 
 def _beyond(row: Mapping[str, float], limits: LimitsConfig) -> str | None:
-    """Name of a limit that a candidate exceeds."""
+    """Return the name of a limit that a candidate exceeds."""
     allowed = {
         "force": (row["force"], limits.force),
         "energy_std_per_atom": (row["energy_std"], limits.energy_std_per_atom),
@@ -241,7 +241,7 @@ def _beyond(row: Mapping[str, float], limits: LimitsConfig) -> str | None:
 
 
 def rows_of(job: dict[str, Any]) -> np.ndarray:
-    """Rows of candidates, see `candidate_rows`.
+    """Return the rows of candidates, see `candidate_rows`.
 
     Args:
         job: model, digest, structures, rows, seed, energies.

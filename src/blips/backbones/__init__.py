@@ -32,7 +32,7 @@ BACKBONES: dict[str, type[Backbone]] = {"painn": PaiNN, "schnet": SchNet}
 
 
 def build(name: str, **hyperparameters: Any) -> Backbone:
-    """Untrained backbone by its name, e.g. `build("painn", cutoff=5.0, features=64)`."""
+    """Build an untrained backbone by its name: `build("painn", cutoff=5.0, features=64)`."""
     if name not in BACKBONES and name not in ADAPTERS:
         raise ConfigError(f"unknown backbone {name!r}; {nearest(name, [*BACKBONES, *ADAPTERS])}")
     backbone = BACKBONES[name] if name in BACKBONES else adapter(name)
@@ -44,7 +44,7 @@ def build(name: str, **hyperparameters: Any) -> Backbone:
 
 
 def family_of(backbone: Backbone) -> str | None:
-    """The name with which `build` makes such a backbone; None where it is not one of blips'."""
+    """Return the name by which `build` makes such a backbone; None if it is not one of blips'."""
     if isinstance(backbone, ForeignBackbone):
         return backbone.family
     return next((name for name, cls in BACKBONES.items() if type(backbone) is cls), None)

@@ -29,7 +29,7 @@ LARGE = 2**17
 
 
 def is_for_compiled(x: Tensor) -> bool:
-    """Whether compiled code, on one thread, is there and the best way to handle x."""
+    """Return whether the compiled code, on one thread, is available and fastest for x."""
     if torch.compiler.is_compiling() or not only_first_derivatives():
         return False
     if x.dtype is not torch.float32 or not x.is_cpu or _library() is None:
@@ -83,7 +83,7 @@ def _call(name: str, tensors: list[Tensor | None], *sizes: int) -> None:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The compiled ``messages.c``; None where it was not built."""
+    """Load the compiled ``messages.c``; None where it was not built."""
     pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
     for path in Path(__file__).parent.glob("_messages*.so"):
         try:

@@ -63,11 +63,11 @@ class ANI(ForeignBackbone):
     def released(
         cls, *, variant: str = "1x", member: int = 0, weights: str | Path | None = None
     ) -> Self:
-        """One of the eight members as released; arguments as for the class."""
+        """Load one of the eight released members; arguments as for the class."""
         return cls(variant, member, weights)
 
     def package_energies(self, graph: AtomGraph) -> Tensor:
-        """The package's own energies of the atoms, [N] eV."""
+        """Compute the package's own energies of the atoms, [N] eV."""
         index: Any = self.species_of_number
         species = index[graph.numbers]  # [N]
         features = self._features(graph, species)  # [N, F]
@@ -81,7 +81,7 @@ class ANI(ForeignBackbone):
         return (total.double() + shift) * Hartree
 
     def _features(self, graph: AtomGraph, species: Tensor) -> Tensor:
-        """Symmetry functions, [N, F]: radial ones by element, angular ones by pair of elements."""
+        """Compute symmetry functions, [N, F]: radial by element, angular by pair of elements."""
         aev = self.model.aev_computer
         functions = require("torchani.aev", self.pip_line)
         vectors = graph.vectors()  # [E, 3]
@@ -108,7 +108,7 @@ class ANI(ForeignBackbone):
 
 
 def _package_model(variant: str, member: int, weights: str | Path | None) -> Any:
-    """The package's model of one member, from the ensemble's files."""
+    """Load the package's model of one member, from the ensemble's files."""
     package = _package()
     neurochem, models = package.neurochem, package.models
     carried = Path(str(package.__file__)).parent / "resources" / f"ani-{variant}_8x"
@@ -135,7 +135,7 @@ def _package_model(variant: str, member: int, weights: str | Path | None) -> Any
 
 
 def _package() -> Any:
-    """The package, which asks for its own version in a way that setuptools no longer knows."""
+    """Import the package, whose version check fails with current setuptools."""
     if "torchani" not in sys.modules:
         old: Any = ModuleType("pkg_resources")
         old.DistributionNotFound = metadata.PackageNotFoundError

@@ -53,15 +53,15 @@ class Backbone(nn.Module):
         raise TypeError(f"{type(self).__name__} must declare feature_sizes")
 
     def row_features(self, graph: Graph) -> dict[str, Tensor]:
-        """Invariant description of every row, keyed as in `blips.keys`."""
+        """Return the invariant description of every row, keyed as in `blips.keys`."""
         raise TypeError(f"{type(self).__name__} must declare row_features")
 
     def row_counts(self, graph: Graph) -> dict[str, int]:
-        """Number of rows of each type in this graph."""
+        """Count the rows of each type in this graph."""
         return {keys.EDGE: graph.num_edges, keys.NODE: graph.num_nodes}
 
     def row_atoms(self, graph: Graph) -> dict[str, Tensor]:
-        """The node that each row belongs to, [rows] for each type; edges belong to the receiver."""
+        """Return the atom that each row belongs to, [rows] by type; the receiver of an edge."""
         nodes = torch.arange(graph.num_nodes, device=graph.positions.device)
         return {keys.EDGE: graph.edge_index[0], keys.NODE: nodes}
 
@@ -114,7 +114,7 @@ class AtomisticBackbone(Backbone):
         return frozenset(self.reference.known.nonzero().flatten().tolist()) or None
 
     def examples(self) -> Sequence[Atoms]:
-        """Structures with different numbers of edges, atoms and structures, to try the model on."""
+        """Return structures with different numbers of edges and atoms, to try the model on."""
         return [molecule("H2O"), molecule("CH4")]
 
     @property
@@ -123,7 +123,7 @@ class AtomisticBackbone(Backbone):
         return {keys.EDGE: len(self._row_basis.centers), keys.NODE_TYPE: MAX_ATOMIC_NUMBER + 1}
 
     def row_features(self, graph: Graph) -> dict[str, Tensor]:
-        """Elements, radial basis and envelope of the distances (and, for the paper, vectors)."""
+        """Return elements, radial basis and envelope of distances (and, for the paper, vectors)."""
         graph = self._atom_graph(graph)
         vectors = graph.vectors()  # [E, 3]
         distance = edge_lengths(vectors)  # [E]
@@ -136,7 +136,7 @@ class AtomisticBackbone(Backbone):
         }
 
     def _atom_graph(self, graph: Graph) -> AtomGraph:
-        """The graph, or an error if it is not one of atoms."""
+        """Return the graph; raise an error if it is not one of atoms."""
         if not isinstance(graph, AtomGraph):
             raise InputError(
                 f"{type(self).__name__} needs an AtomGraph, got {type(graph).__name__}; "
@@ -146,7 +146,7 @@ class AtomisticBackbone(Backbone):
 
 
 def first_parameter(module: nn.Module) -> nn.Parameter:
-    """As `next(module.parameters())`, but quick enough not to show in predictions for NH3."""
+    """Return `next(module.parameters())`, without its overhead, visible on small molecules."""
     rest: list[nn.Module | None] = [module]
     while rest:
         part = rest.pop()
@@ -219,18 +219,18 @@ class ReferenceEnergies(nn.Module):
         self.scale.fill_(scale)
 
     def forward(self, network_energies: Tensor, numbers: Tensor) -> Tensor:
-        """[N], [N] -> [N] eV, float64."""
+        """Scale and shift energies per element, [N], [N] -> [N] eV, float64."""
         return self.scale * network_energies.double() + self.shift[numbers]
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
     ) -> None:
-        """Files without `known` are older than it: the elements are not known."""
+        """Load the state; older files lack `known`, so no element is marked as known."""
         state_dict.setdefault(f"{prefix}known", torch.zeros_like(self.known))
         super()._load_from_state_dict(state_dict, prefix, *arguments, **options)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move with the model, but stay in double precision when it changes dtype."""
+        """Move to the model's device, but stay in double precision."""
         shift, scale = self.shift, self.scale
         super()._apply(fn, recurse)
         device = self.shift.device
@@ -239,18 +239,18 @@ class ReferenceEnergies(nn.Module):
 
 
 def pair_rows(node: Tensor, pair: Tensor, edges: Tensor) -> Tensor:
-    """[a_i, a_j, c_ij] of nodes a [N, H] and pairs c [E, C], [E, 2 H + C]."""
+    """Concatenate [a_i, a_j, c_ij] of nodes a [N, H] and pairs c [E, C], [E, 2 H + C]."""
     receiver, sender = edges
     return torch.cat([gather_rows(node, receiver), gather_rows(node, sender), pair], dim=1)
 
 
 def edge_lengths(vectors: Tensor) -> Tensor:
-    """|r| of each edge, [E, 3] -> [E]."""
+    """Compute |r| of each edge, [E, 3] -> [E]."""
     return torch.linalg.vector_norm(vectors, dim=-1)
 
 
 def gather_rows(rows: Tensor, index: Tensor) -> Tensor:
-    """rows[index], [N, ...] -> [E, ...]; several times faster than indexing, also backwards."""
+    """Return rows[index], [N, ...] -> [E, ...]; several times faster than indexing."""
     return rows.index_select(0, index)
 
 
@@ -260,7 +260,7 @@ def scatter_sum(rows: Tensor, index: Tensor, size: int) -> Tensor:
 
 
 def equal_shares(energy: Tensor, graph: Graph) -> Tensor:
-    """Each atom's share of the energy of its structure, [S] -> [N], float64.
+    """Return each atom's share of the energy of its structure, [S] -> [N], float64.
 
     For models whose energy is not a sum over atoms.
     """
@@ -268,7 +268,7 @@ def equal_shares(energy: Tensor, graph: Graph) -> Tensor:
 
 
 def mlp(*widths: int, last_activation: bool = False) -> nn.Sequential:
-    """Linear maps of these widths with SiLU between them (and after the last, if asked)."""
+    """Make linear maps of these widths with SiLU between them (and after the last, if asked)."""
     layers: list[nn.Module] = []
     for size_in, size_out in pairwise(widths):
         layers += [nn.Linear(size_in, size_out), nn.SiLU()]

@@ -83,7 +83,7 @@ class CHGNet(ForeignBackbone):
     def released(
         cls, *, version: str = "0.3.0", weights: str | Path | None = None, trust: bool = False
     ) -> Self:
-        """A released model, or one that was trained from it.
+        """Load a released model, or one that was trained from it.
 
         Args:
             version: "0.3.0" (PBE), "r2scan" or "0.2.0".
@@ -118,7 +118,7 @@ class CHGNet(ForeignBackbone):
         return Path(path)
 
     def package_energies(self, graph: AtomGraph) -> Tensor:
-        """The package's own energies of the atoms, [N] eV."""
+        """Compute the package's own energies of the atoms, [N] eV."""
         results = self.model._compute(self._batch(graph), return_site_energies=True)
         energies = torch.cat(results["site_energies"]).double()  # [N]
         of_elements = self.model.composition_model.fc.weight[0].double()  # [94]
@@ -132,14 +132,14 @@ class CHGNet(ForeignBackbone):
         return {**sizes, BOND: basis + 2 * elements, ANGLE: 2 * basis + 4 + 3 * elements}
 
     def row_counts(self, graph: Graph) -> dict[str, int]:
-        """Rows of each type in this graph."""
+        """Count the rows of each type in this graph."""
         graph = self._atom_graph(graph)
         bonds = len(undirected_bonds(graph)[1])
         angles = self._angles(graph, graph.vectors()).shape[1]
         return {**super().row_counts(graph), BOND: bonds, ANGLE: angles}
 
     def row_atoms(self, graph: Graph) -> dict[str, Tensor]:
-        """The atom of each row: of a bond the receiver of its first edge, of an angle its apex."""
+        """Return each row's atom: the receiver of a bond's first edge, the apex of an angle."""
         graph = self._atom_graph(graph)
         receiver = graph.edge_index[0]
         of_bonds = gather_rows(receiver, undirected_bonds(graph)[1])
@@ -147,7 +147,7 @@ class CHGNet(ForeignBackbone):
         return {**super().row_atoms(graph), BOND: of_bonds, ANGLE: of_angles}
 
     def row_features(self, graph: Graph) -> dict[str, Tensor]:
-        """Also lengths and elements of bonds, and lengths, angle and elements of angles."""
+        """Add lengths and elements of bonds, and lengths, angle and elements of angles."""
         graph = self._atom_graph(graph)
         features = super().row_features(graph)
         basis, vectors = features[keys.EDGE], features[keys.EDGE_VECTOR]
@@ -165,7 +165,7 @@ class CHGNet(ForeignBackbone):
         return features
 
     def _batch(self, graph: AtomGraph) -> Any:
-        """The package's own batch of graphs, whose bases positions and cell can be traced in."""
+        """Make the package's own batch of graphs, differentiable by positions and cell."""
         bond_of_edge, bonds = undirected_bonds(graph)
         vectors = graph.vectors()  # [E, 3]
         length = edge_lengths(vectors)  # [E]
@@ -192,5 +192,5 @@ class CHGNet(ForeignBackbone):
         )
 
     def _angles(self, graph: AtomGraph, vectors: Tensor) -> Tensor:
-        """The two edges of each angle, [2, A]."""
+        """Return the two edges of each angle, [2, A]."""
         return edge_pairs(graph, edge_lengths(vectors), self.bond_cutoff)

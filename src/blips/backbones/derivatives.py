@@ -38,7 +38,7 @@ def energy_and_derivatives(
     stress: bool = False,
     create_graph: bool = False,
 ) -> dict[str, Tensor]:
-    """Energy [S], energies [N], forces [N, 3] and stress [S, 3, 3] of `energies_of` on `graph`.
+    """Compute energy [S], energies [N], forces [N, 3] and stress [S, 3, 3] of `energies_of`.
 
     Args:
         energies_of: function of the graph that returns atomic energies (eV).
@@ -74,7 +74,7 @@ def energy_and_derivatives(
 def asked_for(
     outputs: dict[str, Tensor], graph: Graph, derivatives: Derivatives
 ) -> dict[str, Tensor]:
-    """What was asked of a model that predicts forces and stress directly (or positions)."""
+    """Select the requested outputs of a model that predicts forces and stress directly."""
     wanted = {
         keys.FORCES: derivatives.get("forces", True),
         keys.STRESS: derivatives.get("stress", False),
@@ -90,7 +90,7 @@ _first_only: ContextVar[bool] = ContextVar("blips_first_derivatives_only", defau
 
 
 def only_first_derivatives() -> bool:
-    """Whether what is computed now will be differentiated at most once."""
+    """Return whether what is computed now will be differentiated at most once."""
     return _first_only.get()
 
 
@@ -107,7 +107,7 @@ def first_derivatives_only(first_only: bool) -> Generator[None]:
 def differentiable(
     graph: AtomGraph, *, forces: bool, stress: bool
 ) -> tuple[AtomGraph, dict[str, Tensor]]:
-    """The graph as a function of fresh leaves: its positions and a strain of each structure."""
+    """Rebuild the graph as a function of new leaves: positions and a strain per structure."""
     positions, cell = graph.positions, graph.cell
     inputs: dict[str, Tensor] = {}
     if forces:

@@ -37,7 +37,7 @@ COUPLING = re.compile(r"_w3j_(\d+)_(\d+)_(\d+)")  # how e3nn's generated code na
 
 @cache
 def register() -> None:
-    """Teach blips the linear layers of e3nn (0.4.4 and later)."""
+    """Register the linear layers of e3nn (0.4.4 and later)."""
     with contained():
         o3 = require("e3nn.o3", E3NN_PIP_LINE)
         fully_connected = require("e3nn.nn._fc", E3NN_PIP_LINE)
@@ -68,7 +68,7 @@ def contained() -> Iterator[None]:
 
 @cache
 def register_nequip() -> None:
-    """Teach blips the scalar layers of NequIP and Allegro; their other maps are e3nn's."""
+    """Register the scalar layers of NequIP and Allegro; their other maps are e3nn's."""
     register()
     mlp = require("nequip.nn.mlp", NEQUIP_PIP_LINE)
     register_kind(MapKind(mlp.ScalarLinearLayer, scalar_layer_weight))
@@ -82,7 +82,7 @@ class E3nnBackbone(ForeignBackbone):
         super().__init__(model, cutoff, numbers)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or convert; in another precision the couplings have all of its digits."""
+        """Move or convert; recompute the couplings at full accuracy in another precision."""
         before = next(self.model.parameters()).dtype
         super()._apply(fn, recurse)
         if next(self.model.parameters()).dtype != before:
@@ -94,7 +94,7 @@ class E3nnLinear(BlockKind):
     """`o3.Linear` with a weight of its own, not one that comes with every call."""
 
     def matches(self, layer: nn.Module) -> bool:
-        """Whether this kind describes what `layer` computes."""
+        """Return whether this kind describes what `layer` computes."""
         if not super().matches(layer):
             return False
         weight: Tensor = _any(layer).weight  # empty, or with axes in front, where it is not its own
@@ -102,7 +102,7 @@ class E3nnLinear(BlockKind):
 
 
 def linear_blocks(layer: nn.Module) -> list[Block]:
-    """Blocks of an `o3.Linear`, in the order of its flat weight."""
+    """Return the blocks of an `o3.Linear`, in the order of its flat weight."""
     linear = _any(layer)
     sources, targets = linear.irreps_in.slices(), linear.irreps_out.slices()
     paths = [path for path in linear.instructions if path.i_in >= 0 and 0 not in path.path_shape]
@@ -117,12 +117,12 @@ def linear_blocks(layer: nn.Module) -> list[Block]:
 
 
 def linear_width(layer: nn.Module) -> int:
-    """Columns of an `o3.Linear`'s output."""
+    """Return the number of columns of an `o3.Linear`'s output."""
     return _any(layer).irreps_out.dim
 
 
 def linear_bias(layer: nn.Module) -> Tensor | None:
-    """The bias of an `o3.Linear` (on some of its scalars) as wide as its output."""
+    """Return the bias of an `o3.Linear` (on some of its scalars) as wide as its output."""
     linear = _any(layer)
     if linear.bias.numel() == 0:
         return None
@@ -136,7 +136,7 @@ def linear_bias(layer: nn.Module) -> Tensor | None:
 
 
 def layer_weight(layer: nn.Module) -> WeightAndBias:
-    """Weight [out, in] of a `_Layer`: w / sqrt(fan-in * var_in), no bias."""
+    """Compute the weight [out, in] of a `_Layer`: w / sqrt(fan-in * var_in), no bias."""
     dense = _any(layer)
     variance = dense.h_in * dense.var_in
     if dense.act is None:
@@ -145,13 +145,13 @@ def layer_weight(layer: nn.Module) -> WeightAndBias:
 
 
 def layer_finish(layer: nn.Module, z: Tensor) -> Tensor:
-    """What a `_Layer` does after the product: its activation, scaled."""
+    """Apply what a `_Layer` does after the product: its activation, scaled."""
     dense = _any(layer)
     return z if dense.act is None else dense.act(z) * dense.var_out**0.5
 
 
 def scalar_layer_weight(layer: nn.Module) -> WeightAndBias:
-    """Weight [out, in] and bias of a NequIP `ScalarLinearLayer`."""
+    """Return weight [out, in] and bias of a NequIP `ScalarLinearLayer`."""
     dense = _any(layer)
     return dense.weight.T * dense.alpha, dense.bias
 
@@ -171,5 +171,5 @@ def refine_couplings(model: nn.Module) -> None:
 
 
 def _any(layer: nn.Module) -> Any:
-    """The layer as its package knows it; blips has no types for it."""
+    """Cast the layer to `Any`: its package has no types."""
     return cast(Any, layer)

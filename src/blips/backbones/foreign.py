@@ -53,7 +53,7 @@ class ForeignBackbone(AtomisticBackbone):
 
     @classmethod
     def released(cls, *args: Any, **options: Any) -> Self:
-        """The model with weights that its authors released."""
+        """Load the model with the weights that its authors released."""
         raise TypeError(f"{cls.__name__} has no released weights of its own")
 
     def export(self, path: str | Path) -> Path:
@@ -66,16 +66,16 @@ class ForeignBackbone(AtomisticBackbone):
         return self.known_numbers
 
     def forward(self, graph: Graph) -> dict[str, Tensor]:
-        """Energies of the atoms, [N] eV: the package's with `reference` added, float64."""
+        """Compute the energies of the atoms, [N] eV: the package's plus `reference`, float64."""
         graph = self.checked(graph)
         return {keys.ENERGIES: self.reference(self.package_energies(graph), graph.numbers)}
 
     def package_energies(self, graph: AtomGraph) -> Tensor:
-        """The package's own energies of the atoms, [N] eV."""
+        """Compute the package's own energies of the atoms, [N] eV."""
         raise TypeError(f"{type(self).__name__} must say how its package is called")
 
     def checked(self, graph: Graph) -> AtomGraph:
-        """The graph; an error that names the elements which the model does not know."""
+        """Return the graph; raise an error that names elements the model does not know."""
         graph = self._atom_graph(graph)
         known = self.known_numbers
         if known is None:
@@ -113,7 +113,7 @@ def require(module: str, pip_line: str) -> ModuleType:
 
 
 def read_checkpoint(path: str | Path, *, trust: bool = False) -> Any:
-    """What a package wrote with `torch.save`.
+    """Read a file that a package wrote with `torch.save`.
 
     Args:
         path: of the file.

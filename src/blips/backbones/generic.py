@@ -34,7 +34,7 @@ RowsOf = Callable[[AtomGraph], Mapping[str, Tensor]]
 
 @cache
 def register_schnetpack() -> None:
-    """Teach blips SchNetPack's `Dense`, which applies its activation itself: a(h W^T + b)."""
+    """Register SchNetPack's `Dense`, which applies its activation itself: a(h W^T + b)."""
     base = require("schnetpack.nn.base", "pip install schnetpack")
     register_kind(MapKind(base.Dense, finish=_activate))
 
@@ -114,11 +114,11 @@ class Adapter(AtomisticBackbone):
         return self._graph_of(atoms, dtype)
 
     def examples(self) -> Sequence[Atoms]:
-        """Structures to find row types on."""
+        """Return structures to find row types on."""
         return super().examples() if self._example is None else self._example
 
     def forward(self, graph: Graph) -> dict[str, Tensor]:
-        """Energies of the atoms [N] eV; or energy [S], forces [N, 3] and what else there is."""
+        """Compute energies of the atoms [N] eV; or energy [S], forces [N, 3] and other outputs."""
         graph = self._atom_graph(graph)
         result = self._energies_of(self.model, graph)
         if isinstance(result, Mapping):
@@ -133,12 +133,12 @@ class Adapter(AtomisticBackbone):
         return {**super().feature_sizes, **self._row_sizes}
 
     def row_counts(self, graph: Graph) -> dict[str, int]:
-        """Rows of each type in this graph."""
+        """Count the rows of each type in this graph."""
         further = self._further(self._atom_graph(graph))
         return {**{k: len(v) for k, v in further.items()}, **super().row_counts(graph)}
 
     def row_features(self, graph: Graph) -> dict[str, Tensor]:
-        """Descriptions of edges and nodes, and the user's."""
+        """Return the features of edges and nodes, and those of the user."""
         return {**super().row_features(graph), **self._further(self._atom_graph(graph))}
 
     def _further(self, graph: AtomGraph) -> dict[str, Tensor]:
@@ -153,7 +153,7 @@ class Adapter(AtomisticBackbone):
 
 
 def _check_direct(result: Mapping[str, Tensor], graph: AtomGraph) -> None:
-    """Error unless energy, forces and stress have their shapes."""
+    """Refuse energy, forces or stress of wrong shapes."""
     atoms, structures = graph.num_nodes, graph.num_structures
     shapes = {
         keys.ENERGY: (structures,),
@@ -172,7 +172,7 @@ def _check_direct(result: Mapping[str, Tensor], graph: AtomGraph) -> None:
 
 
 def _is_per_structure(energies: Tensor, graph: AtomGraph) -> bool:
-    """Whether these are energies of structures, not of atoms."""
+    """Return whether these are energies of structures, not of atoms."""
     if tuple(energies.shape) == (graph.num_nodes,):
         return False
     if tuple(energies.shape) == (graph.num_structures,):

@@ -84,7 +84,7 @@ class MACE(E3nnBackbone):
     def released(
         cls, *, weights: str | Path | None = None, trust: bool = False, head: str | None = None
     ) -> Self:
-        """A model that the package saved; it keeps the precision of its file.
+        """Load a model that the package saved, in the precision of its file.
 
         Args:
             weights: the file, `*.model`.
@@ -106,7 +106,7 @@ class MACE(E3nnBackbone):
         return backbone
 
     def package_energies(self, graph: AtomGraph) -> Tensor:
-        """The package's own energies of the atoms, [N] eV."""
+        """Compute the package's own energies of the atoms, [N] eV."""
         return self.model(self._data(graph), compute_force=False)["node_energy"]
 
     def export(self, path: str | Path) -> Path:
@@ -122,7 +122,7 @@ class MACE(E3nnBackbone):
         return Path(path)
 
     def _data(self, graph: AtomGraph) -> dict[str, Tensor]:
-        """The package's input. Its edges go from the first to the second index."""
+        """Make the package's input. Its edges go from the first to the second index."""
         receiver, sender = graph.edge_index
         cell = graph.cell.index_select(0, graph.structure.index_select(0, receiver))  # [E, 3, 3]
         species = self._index.index_select(0, graph.numbers)
@@ -140,13 +140,13 @@ class MACE(E3nnBackbone):
 
 
 def _package(module: str) -> Any:
-    """A module of the package, imported without what that does to the process."""
+    """Import a module of the package without its side effects on the process."""
     with contained():
         return require(module, MACE.pip_line)
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the package says of a model, as JSON can hold it."""
+    """Return the settings of a package's model, JSON-able."""
     if config.get("embedding_specs") is not None:
         raise CheckpointError("this MACE needs charges or spins as input, which blips has not")
     gates = {function: name for name, function in _package("mace.modules").gate_dict.items()}
@@ -162,7 +162,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the package's class, from settings as JSON can hold them."""
+    """Return arguments of the package's class, from JSON-able settings."""
     modules, irreps = _package("mace.modules"), _package("e3nn.o3").Irreps
     arguments = dict(settings)
     for name in CLASSES:
@@ -176,7 +176,7 @@ def _arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copy_state(saved: nn.Module, model: nn.Module, path: str | Path) -> None:
-    """Weights of a saved module into a new one; constants may differ between versions."""
+    """Copy the weights of a saved module into a new one; constants may differ by version."""
     try:
         missing, unexpected = model.load_state_dict(saved.state_dict(), strict=False)
     except RuntimeError as error:

@@ -63,7 +63,7 @@ class MatterSim(ForeignBackbone):
 
     @classmethod
     def released(cls, *, weights: str | Path | None = None, trust: bool = False) -> Self:
-        """MatterSim-v1.0.0-1M, or another checkpoint of the package.
+        """Load MatterSim-v1.0.0-1M, or another checkpoint of the package.
 
         Args:
             weights: a checkpoint of the package; None for the one in blips' cache, or else where
@@ -92,7 +92,7 @@ class MatterSim(ForeignBackbone):
         return Path(path)
 
     def package_energies(self, graph: AtomGraph) -> Tensor:
-        """The package's own energies of the atoms, [N] eV."""
+        """Compute the package's own energies of the atoms, [N] eV."""
         model = self.model
         vectors = graph.vectors()  # [E, 3]
         length = edge_lengths(vectors)  # [E]
@@ -129,20 +129,20 @@ class MatterSim(ForeignBackbone):
         return model.normalizer(model.final(nodes).view(-1).double(), graph.numbers)
 
     def _one_hot(self, numbers: Tensor) -> Tensor:
-        """[N] -> [N, 95] in the model's dtype."""
+        """Encode elements, [N] -> [N, 95], in the model's dtype."""
         one_hot = torch.nn.functional.one_hot(numbers, self.model.max_z + 1)
         return one_hot.to(next(self.parameters()).dtype)
 
 
 def _package() -> ModuleType:
-    """The package, imported without its changes to the logging of others."""
+    """Import the package without its changes to the logging of others."""
     logger = require("loguru", MatterSim.pip_line).logger
     with patch.multiple(logger, remove=lambda *_: None, add=lambda *_, **__: 0):
         return require("mattersim.forcefield.m3gnet.m3gnet", MatterSim.pip_line)
 
 
 def _released_weights() -> Path:
-    """The released checkpoint in blips' cache, or where the package keeps what it downloads."""
+    """Return the released checkpoint, in blips' cache or in the package's own."""
     folders = (cache_folder() / "checkpoints", Path.home() / ".local/mattersim/pretrained_models")
     for path in (folder / "mattersim-v1.0.0-1M.pth" for folder in folders):
         if path.is_file():

@@ -110,7 +110,7 @@ class Orb(ForeignBackbone):
         trust: bool = False,
         random: bool = False,
     ) -> Self:
-        """A released model by the end of its name, e.g. "direct-20-omat".
+        """Load a released model by the end of its name, e.g. "direct-20-omat".
 
         Args:
             variant: kind, neighbours and training data.
@@ -154,7 +154,7 @@ class Orb(ForeignBackbone):
         return replace(graph, edge_index=edge_index, edge_shift=shift)
 
     def package_energies(self, graph: AtomGraph) -> Tensor:
-        """Equal shares of the energy, [N] eV."""
+        """Return equal shares of the energy, [N] eV."""
         return self._run(graph)[0]
 
     def export(self, path: str | Path) -> Path:
@@ -170,7 +170,7 @@ class Orb(ForeignBackbone):
         return Path(path)
 
     def _run(self, graph: AtomGraph) -> tuple[Tensor, Any, Tensor, dict[str, Tensor]]:
-        """Shares of the energy [N]; the package's batch, node features and pair repulsion."""
+        """Return shares of the energy [N], the package's batch, node features, pair repulsion."""
         batch = self._batch(graph)
         nodes = self.model.model(batch)["node_features"]  # [N, F]
         repulsion = self.model.pair_repulsion_fn(batch)
@@ -179,7 +179,7 @@ class Orb(ForeignBackbone):
         return equal_shares(energy, graph), batch, nodes, repulsion
 
     def _batch(self, graph: AtomGraph) -> Any:
-        """The package's own graph, with edge vectors that positions and cell can be traced in."""
+        """Make the package's own graph, with edge vectors differentiable by positions and cell."""
 
         def counts_and_elements() -> tuple[Tensor, Tensor, Tensor]:
             of_edges = graph.structure.index_select(0, graph.edge_index[0])
@@ -242,7 +242,7 @@ class DirectOrb(Orb):
     }
 
     def forward(self, graph: Graph) -> dict[str, Tensor]:
-        """Energy [S] eV, forces [N, 3] eV/A and, if all have a volume, stress [S, 3, 3] eV/A^3."""
+        """Predict energy [S] eV, forces [N, 3] eV/A and, for periodic cells, stress [S, 3, 3]."""
         graph = self.checked(graph)
         shares, batch, nodes, repulsion = self._run(graph)
         heads = self.model.heads
@@ -258,7 +258,7 @@ class DirectOrb(Orb):
 
 
 def _download(name: str) -> Path:
-    """The package's own copy of its released weights, downloaded where it is not there yet."""
+    """Return the package's own copy of its released weights; download it if missing."""
     pretrained = require("orb_models.forcefield.pretrained", Orb.pip_line)
     address = signature(pretrained.ORB_PRETRAINED_MODELS[name]).parameters["weights_path"].default
     try:

@@ -84,7 +84,7 @@ class PaiNN(AtomisticBackbone):
         self.readout = mlp(features, features // 2, 1)
 
     def forward(self, graph: Graph) -> dict[str, Tensor]:
-        """Energies of the atoms, [N] eV."""
+        """Compute the energies of the atoms, [N] eV."""
         graph = self._atom_graph(graph)
         edge_vectors = graph.vectors()  # [E, 3]
         distance = edge_lengths(edge_vectors)  # [E]
@@ -110,7 +110,7 @@ class PaiNNBlock(nn.Module):
     def forward(
         self, scalars: Tensor, vectors: Tensor | None, basis: Tensor, unit: Tensor, edges: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """[N, F] and [N, 3, F] (None for zero) -> the same, with neighbours taken in."""
+        """Update [N, F] and [N, 3, F] (None for zero) with messages from the neighbours."""
         return self.update(*self.message(scalars, vectors, basis, unit, edges))
 
 
@@ -126,7 +126,7 @@ class PaiNNMessage(nn.Module):
     def forward(
         self, scalars: Tensor, vectors: Tensor | None, basis: Tensor, unit: Tensor, edges: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Scalars [N, F] and vectors [N, 3, F] after the message."""
+        """Compute scalars [N, F] and vectors [N, 3, F] after the message."""
         sent, *gate = self.sender(scalars).split(2 * scalars.shape[1], dim=1)  # [N, 2F], [N, F]
         # g_v v_j = (W b f) (phi v)_j: the inner product on atoms, which are fewer than edges
         carried = None if vectors is None else gate[0][:, None] * vectors  # [N, 3, F]
@@ -171,7 +171,7 @@ class PaiNNUpdate(nn.Module):
         self.gates = mlp(2 * features, features, (3 if vectors_out else 2) * features)
 
     def forward(self, scalars: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Scalars [N, F] and vectors [N, 3, F] after the update; no vectors from the last."""
+        """Update scalars [N, F] and vectors [N, 3, F]; the last block returns no vectors."""
         mixed_u, mixed_v = self.mixing(vectors).chunk(2, dim=-1)  # [N, 3, F]
         norm = (mixed_v.square().sum(dim=1) + NORM_SMOOTHING).sqrt()  # [N, F]
         gates = self.gates(torch.cat([scalars, norm], dim=1))  # [N, 2F or 3F]

@@ -14,7 +14,7 @@ class CosineCutoff(nn.Module):
         self.cutoff = cutoff
 
     def forward(self, distance: Tensor) -> Tensor:
-        """[E] A -> [E]."""
+        """Evaluate the envelope, [E] A -> [E]."""
         inside = (distance < self.cutoff).to(distance.dtype)
         return 0.5 * (1.0 + torch.cos(math.pi * distance / self.cutoff)) * inside
 
@@ -30,7 +30,7 @@ class BesselBasis(nn.Module):
         self.register_buffer("frequencies", frequencies.to(torch.get_default_dtype()))
 
     def forward(self, distance: Tensor) -> Tensor:
-        """[E] A -> [E, B] 1/A."""
+        """Evaluate the basis, [E] A -> [E, B] 1/A."""
         distance = distance[:, None]
         return torch.sin(self.frequencies * distance) / distance
 
@@ -46,5 +46,5 @@ class GaussianBasis(nn.Module):
         self.width = cutoff / max(num_basis - 1, 1)
 
     def forward(self, distance: Tensor) -> Tensor:
-        """[E] A -> [E, B]."""
+        """Evaluate the basis, [E] A -> [E, B]."""
         return torch.exp(-0.5 * ((distance[:, None] - self.centers) / self.width) ** 2)

@@ -18,7 +18,7 @@ MARGIN = 1.37e-4
 
 
 def undirected_bonds(graph: AtomGraph) -> tuple[Tensor, Tensor]:
-    """The bond of every edge, [E], and the first edge of every bond, [B].
+    """Return the bond of every edge, [E], and the first edge of every bond, [B].
 
     An edge (i, j, shift) and its reverse (j, i, -shift) are one bond. Bonds are numbered by their
     first edges.
@@ -27,7 +27,7 @@ def undirected_bonds(graph: AtomGraph) -> tuple[Tensor, Tensor]:
 
 
 def edge_pairs(graph: AtomGraph, length: Tensor, cutoff: float) -> Tensor:
-    """All ordered pairs of two different edges of one receiver, both below `cutoff` (A), [2, P].
+    """Return all ordered pairs of different edges of one receiver below `cutoff` (A), [2, P].
 
     Sorted by receiver, first edge and second edge. Atoms that moved have new pairs.
 
@@ -46,7 +46,7 @@ def edge_pairs(graph: AtomGraph, length: Tensor, cutoff: float) -> Tensor:
 
 
 def element_features() -> Tensor:
-    """Four numbers of order 1 for each element by atomic number, [119, 4].
+    """Return four numbers of order 1 for each element by atomic number, [119, 4].
 
     Atomic number, period, place within the period and covalent radius (A).
     """

@@ -73,7 +73,7 @@ class SchNet(AtomisticBackbone):
         self.readout = mlp(features, features // 2, 1)
 
     def forward(self, graph: Graph) -> dict[str, Tensor]:
-        """Energies of the atoms, [N] eV."""
+        """Compute the energies of the atoms, [N] eV."""
         graph = self._atom_graph(graph)
         distance = edge_lengths(graph.vectors())  # [E]
         basis = self.basis(distance)  # [E, B]
@@ -99,7 +99,7 @@ class SchNetBlock(nn.Module):
         )
 
     def forward(self, features: Tensor, basis: Tensor, envelope: Tensor, edges: Tensor) -> Tensor:
-        """What is added to the features, [N, F]."""
+        """Compute the update of the features, [N, F]."""
         receiver, sender = edges
         filters = self.filter(basis) * envelope  # [E, F]
         messages = filters * gather_rows(self.sender(features), sender)  # [E, F]
@@ -110,5 +110,5 @@ class ShiftedSoftplus(nn.Module):
     """Log(1 + e^x) - log 2: smooth, and zero at zero."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Elementwise."""
+        """Apply the function elementwise."""
         return F.softplus(x) - math.log(2.0)

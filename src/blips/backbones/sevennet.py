@@ -98,7 +98,7 @@ class SevenNet(E3nnBackbone):
         weights: str | Path | None = None,
         trust: bool = False,
     ) -> Self:
-        """A released model, or one that was trained from it.
+        """Load a released model, or one that was trained from it.
 
         Args:
             checkpoint: the package's name of it; those inside the package are "7net-0",
@@ -126,7 +126,7 @@ class SevenNet(E3nnBackbone):
         return backbone
 
     def package_energies(self, graph: AtomGraph) -> Tensor:
-        """The package's own energies of the atoms, [N] eV."""
+        """Compute the package's own energies of the atoms, [N] eV."""
         data = self._data(graph)
         for name, module in self.model.named_children():
             if name not in NOT_NEEDED:
@@ -149,7 +149,7 @@ class SevenNet(E3nnBackbone):
         return Path(path)
 
     def _data(self, graph: AtomGraph) -> dict[str, Tensor]:
-        """The package's input; it and blips agree on the direction and order of edges."""
+        """Make the package's input; it and blips agree on the direction and order of edges."""
         indices = self.model._atomic_numbers_to_onehot(graph.numbers)
         data = {
             "x": indices,
@@ -162,7 +162,7 @@ class SevenNet(E3nnBackbone):
         return data
 
     def _rescaling(self) -> tuple[Tensor, Tensor]:
-        """Shift and scale (eV) of each element (and fidelity), `reference` included."""
+        """Return shift and scale (eV) of each element (and fidelity), `reference` included."""
         numbers = torch.tensor(self.hyperparameters["numbers"])
         own = self.model.rescale_atomic_energy
         shift, scale = (
@@ -174,12 +174,12 @@ class SevenNet(E3nnBackbone):
 
 
 def _package(module: str | None = None) -> Any:
-    """The package, or a module of it."""
+    """Import the package, or a module of it."""
     return require("sevenn" if module is None else f"sevenn.{module}", SevenNet.pip_line)
 
 
 def _state(saved: Any, config: Mapping[str, Any], model: Any) -> Mapping[str, Tensor]:
-    """Weights of a checkpoint as the package's present version names and orders them."""
+    """Return a checkpoint's weights as the present package version names and orders them."""
     cue = config.get("cuequivariance_config", {}).get("use", False)
     if cue or config.get("use_flash_tp", False) or config.get("use_oeq", False):
         with redirect_stdout(io.StringIO()):  # made for an accelerator, whose layout is another
@@ -189,7 +189,7 @@ def _state(saved: Any, config: Mapping[str, Any], model: Any) -> Mapping[str, Te
 
 
 def _config(settings: Mapping[str, Any], numbers: list[int]) -> dict[str, Any]:
-    """The package's configuration, as far as its model goes."""
+    """Return the part of the package's configuration that describes its model."""
     return {
         **deepcopy(_package("_const").DEFAULT_E3_EQUIVARIANT_MODEL_CONFIG),
         **{"shift": 0.0, "scale": 1.0, "conv_denominator": 1.0},

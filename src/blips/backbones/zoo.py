@@ -46,7 +46,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def load(name: str, **options: Any) -> ForeignBackbone:
-    """A released potential by its name.
+    """Load a released potential by its name.
 
     Args:
         name: one of `RELEASED`.
@@ -65,13 +65,13 @@ def load(name: str, **options: Any) -> ForeignBackbone:
 
 
 def adapter(family: str) -> type[ForeignBackbone]:
-    """The adapter class of a family of models; its package is imported when a model is made."""
+    """Return the adapter class of a family; its package is imported when a model is made."""
     module, name = ADAPTERS[family]
     return getattr(importlib.import_module(f"blips.backbones.{module}"), name)
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """What may have been meant, and all that is valid, for error messages."""
+    """Return the nearest valid name, and all valid ones, for error messages."""
     valid = sorted(valid)
     close = get_close_matches(word, valid, n=1, cutoff=0.4)
     meant = f"did you mean {close[0]!r}? " if close else ""

@@ -175,7 +175,7 @@ class DeepEnsemble(Wrapper, Baseline):
 def _same_data(
     result: FitResult, train: Data | None, valid: Data | float | None
 ) -> tuple[Data | None, Data | float | None]:
-    """Give the other members, whose seeds differ, the split of the first."""
+    """Set the data split of all members to that of the first."""
     first, second = result.train_data, result.valid_data
     if train is first or not isinstance(first, StructureData):
         return train, valid

@@ -106,7 +106,7 @@ class GaussianMixture:
         return self._log_joint(x.double()).logsumexp(dim=1)
 
     def _log_joint(self, x: Tensor) -> Tensor:
-        """log( w_c N(x; mu_c, Sigma_c) ), [R, C]."""
+        """Compute log( w_c N(x; mu_c, Sigma_c) ), [R, C]."""
         centred = (x - self.means[:, None]).transpose(1, 2)  # [C, D, R]
         whitened = torch.linalg.solve_triangular(self.cholesky, centred, upper=False)
         log_volume = self.cholesky.diagonal(dim1=1, dim2=2).log().sum(dim=1)  # [C]

@@ -43,7 +43,7 @@ def readout_of(backbone: Backbone) -> nn.Sequential:
 
 
 def energy_scale(backbone: Backbone) -> Tensor:
-    """Give the factor of the readout's output, eV."""
+    """Return the factor of the readout's output, eV."""
     is_potential = isinstance(backbone, AtomisticBackbone)
     return backbone.reference.scale if is_potential else torch.ones(())
 

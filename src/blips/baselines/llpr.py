@@ -50,7 +50,7 @@ class Rigidity:
         return cls(eigenvalues.clamp(min=0.0), eigenvectors)
 
     def grid(self) -> Tensor:
-        """Give candidates for sigma0^2, [G]."""
+        """Return candidates for sigma0^2, [G]."""
         return self.eigenvalues.mean() * torch.as_tensor(GRID).to(self.eigenvalues)
 
     def form(self, rows: Tensor, sigma0_square: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Gaussian:
         return None
 
     def rescaled(self, factor: float | Tensor) -> Self:
-        """Give N(0, factor^2 var)."""
+        """Return N(0, factor^2 var)."""
         return type(self)(self.var * factor**2)
 
     def loss(self, error: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class NormalInverseGamma:
         return self.aleatoric_var / self.nu
 
     def rescaled(self, factor: float | Tensor) -> Self:
-        """Give the evidence about the error times `factor`."""
+        """Return the evidence about the error times `factor`."""
         return replace(self, beta=self.beta * factor**2)
 
     def nll(self, error: Tensor) -> Tensor:

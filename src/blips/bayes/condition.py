@@ -89,14 +89,14 @@ class Evidence:
         self.count += other.count
 
     def gram(self) -> Tensor:
-        """G, [d, d] float64."""
+        """Return G, [d, d] float64."""
         if self._rows is None and self._gram is not None:
             return self._gram
         rows = self.rows()
         return rows.T @ rows
 
     def rows(self) -> Tensor:
-        """Rows whose sum of b b^T is G, [n, d]; those that were added, where they are kept."""
+        """Return rows whose sum of b b^T is G, [n, d]; those that were added, if kept."""
         if self._rows is None:
             raise InputError("the rows were summed; ask for gram()")
         return torch.cat(self._rows) if self._rows else torch.zeros(0, self.dimension).double()
@@ -115,7 +115,7 @@ class Evidence:
         return float(total) / self.count or 1.0
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors to save; G as its lower triangle."""
+        """Return the tensors to save; G as its lower triangle."""
         if self.keeps_rows:
             return {"rows": self.rows()}
         lower = torch.tril_indices(self.dimension, self.dimension)
@@ -123,7 +123,7 @@ class Evidence:
 
     @classmethod
     def from_state(cls, dimension: int, count: int, state: dict[str, Tensor]) -> "Evidence":
-        """Inverse of `state`."""
+        """Restore what `state` returned."""
         evidence = cls(dimension)
         if "rows" in state:
             evidence.add(state["rows"])
@@ -138,13 +138,13 @@ class Evidence:
 
     @classmethod
     def of_gram(cls, gram: Tensor, count: int) -> "Evidence":
-        """Evidence of `count` rows whose sum G is known."""
+        """Make the evidence of `count` rows whose sum G is known."""
         evidence = cls(len(gram))
         evidence._gram, evidence._rows, evidence.count = gram, None, count
         return evidence
 
     def spectrum(self) -> "Spectrum":
-        """Eigenvalues and eigenvectors of G."""
+        """Compute eigenvalues and eigenvectors of G."""
         if self.keeps_rows:
             rows = self.rows()
             values, left = _eigh(rows @ rows.T)  # the kernel form, [n, n]
@@ -157,7 +157,7 @@ class Evidence:
 
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues [n] and eigenvectors, in columns, [n, n]."""
+    """Compute eigenvalues [n] and eigenvectors, in columns, [n, n]."""
     eigh = cast(Callable[[Tensor], tuple[Tensor, Tensor]], getattr(torch.linalg, "eigh"))  # noqa: B009
     values, vectors = eigh(matrix)
     return values, vectors
@@ -176,7 +176,7 @@ class Spectrum:
     vectors: Tensor  # [m, d]
 
     def variances(self, rows: Tensor, ratios: Tensor) -> Tensor:
-        """Var[b . v] / tau^2 of rows [n, d] for each ratio [R], [R, n]."""
+        """Compute Var[b . v] / tau^2 of rows [n, d] for each ratio [R], [R, n]."""
         rows = rows.double()
         along = (rows @ self.vectors.T).square()  # [n, m]
         removed = self.values / (self.values + ratios[:, None].double())  # [R, m]
@@ -184,7 +184,7 @@ class Spectrum:
         return (whole - removed @ along.T).clamp_min(0.0)
 
     def draws(self, normals: Tensor, ratio: float) -> Tensor:
-        """Samples of N(0, Lambda^-1) / tau out of standard normals, [K, d] -> [K, d]."""
+        """Turn standard normals into samples of N(0, Lambda^-1) / tau, [K, d] -> [K, d]."""
         shrunk = 1.0 - (ratio / (self.values + ratio)).sqrt()  # [m]
         along = normals.double() @ self.vectors.T  # [K, m]
         return normals.double() - (along * shrunk) @ self.vectors
@@ -205,19 +205,19 @@ class GaussianPosterior:
         return self.spectrum.vectors * (values / (values + self.ratio)).sqrt()[:, None]
 
     def var(self, rows: Tensor) -> Tensor:
-        """Var[b . v] of rows [n, d], [n]."""
+        """Compute Var[b . v] of rows [n, d], [n]."""
         rows = rows.double()
         removed = (rows @ self._factor.T).square().sum(dim=1)
         return self.scale**2 * (rows.square().sum(dim=1) - removed).clamp_min(0.0)
 
     def draw(self, count: int, seed: int = 0, first: int = 0) -> Tensor:
-        """Samples number `first`, `first` + 1, ... of v, functions of (seed, number), [K, d]."""
+        """Draw v number `first`, `first` + 1, ..., functions of (seed, number), [K, d]."""
         standard = normals(self.spectrum.vectors.shape[1], count, seed, first)
         return self.scale * self.spectrum.draws(standard, self.ratio)
 
 
 def normals(dimension: int, count: int, seed: int, first: int = 0) -> Tensor:
-    """Standard normal vectors number `first`, `first` + 1, ..., [K, d] float64."""
+    """Draw standard normal vectors number `first`, `first` + 1, ..., [K, d] float64."""
     return torch.stack(
         [
             torch.randn(

@@ -41,7 +41,7 @@ class ConversionReport:
         return {m.name: m.role for m in self.maps if m.role is not None}
 
     def __str__(self) -> str:
-        """A table, one line for each module."""
+        """Format a table, one line for each module."""
         rows = [("map", "layer", "parameters", "posterior")]
         for m in self.maps:
             posterior = f"{m.role} rows" if m.is_bayesian else f"none: {m.reason}"
@@ -111,7 +111,7 @@ def convert(
 
 
 def revert(model: nn.Module) -> nn.Module:
-    """Take every posterior away again, in place; the weights are the posterior means."""
+    """Remove every posterior, in place; the weights are the posterior means."""
     for module in list(model.modules()):
         if isinstance(module, StochasticMap):
             make_plain(module)

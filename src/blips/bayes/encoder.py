@@ -104,7 +104,7 @@ class InferenceNetwork(nn.Module):
             self.heads[role] = head
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Row features -> coefficients, [rows] for each map name."""
+        """Compute coefficients from row features, [rows] for each map name."""
         rows = {**features, **self._edge_and_node_rows(features)}
         coefficients: dict[str, Tensor] = {}
         for role, head in self.heads.items():
@@ -123,14 +123,14 @@ class InferenceNetwork(nn.Module):
             )
 
     def coefficients_of(self, logits: Tensor) -> Tensor:
-        """What the last map of a head gives -> coefficients, element by element."""
+        """Turn the output of a head's last map into coefficients, element by element."""
         low, high = self.bounds
         if self.clamp == "hard":
             return torch.exp(logits).clamp(low, high)  # sigmoid(x) / (1 - sigmoid(x)) = exp(x)
         return low + (high - low) * torch.sigmoid(logits)
 
     def _initialise(self, last: nn.Module, initial: float) -> None:
-        """Every row starts near `initial`; small weights leave the rest to training."""
+        """Start every row near `initial`, with small weights."""
         low, high = self.bounds
         logit = math.log(initial)
         if self.clamp == "smooth":
@@ -142,7 +142,7 @@ class InferenceNetwork(nn.Module):
                 last.bias.fill_(logit)
 
     def _edge_and_node_rows(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Inputs of the edge and the node head."""
+        """Return the inputs of the edge and the node head."""
         node = self.node_features(features)  # [N, D]
         if self.pair_layer is None and "edge" not in self.columns:
             return {"node": node}
@@ -154,14 +154,14 @@ class InferenceNetwork(nn.Module):
     def rows_of_pairs(
         self, features: Mapping[str, Tensor], node: Tensor, pairs: Tensor
     ) -> dict[str, Tensor]:
-        """Inputs of the heads from nodes [N, D] and the layer on pairs [E, hidden]."""
+        """Return the heads' inputs from nodes [N, D] and the layer on pairs [E, hidden]."""
         weighted = pairs * features["edge_weight"][:, None]
         seen = pairs.new_zeros(node.shape[0], pairs.shape[1])  # [N, hidden]
         seen = seen.index_add(0, features["edge_index"][0], weighted)
         return {"edge": pairs, "node": torch.cat([node, seen], dim=-1)}
 
     def node_features(self, features: Mapping[str, Tensor]) -> Tensor:
-        """What is told of a node by itself, [N, D]."""
+        """Return the invariant features of every atom, [N, D]."""
         parts: list[Tensor] = []
         if self.embedding is not None:
             parts.append(self.embedding(features["node_type"]))
@@ -174,7 +174,7 @@ class InferenceNetwork(nn.Module):
         return sum(size_of[part] for part in _PAIR_INPUTS[self.variant])
 
     def pair_inputs(self, features: Mapping[str, Tensor], node: Tensor) -> Tensor:
-        """What is told of every pair, [E, ...]; the features of the edge come first."""
+        """Return the features of every pair, [E, ...]; those of the edge come first."""
         receiver, sender = features["edge_index"]
         parts: list[Tensor] = []
         for part in _PAIR_INPUTS[self.variant]:
@@ -195,7 +195,7 @@ class InferenceNetwork(nn.Module):
 
 
 def mlp(sizes: list[int]) -> nn.Sequential:
-    """Linear maps of the given widths with SiLU between them."""
+    """Make linear maps of the given widths with SiLU between them."""
     layers: list[nn.Module] = []
     for size_in, size_out in pairwise(sizes):
         layers += [nn.Linear(size_in, size_out), nn.SiLU()]
@@ -203,7 +203,7 @@ def mlp(sizes: list[int]) -> nn.Sequential:
 
 
 def _columns(roles: Mapping[str, str], share: str) -> dict[str, dict[str, int]]:
-    """For each row type: map name -> column of the head's output."""
+    """Return, for each row type, the column of the head's output of each map."""
     columns: dict[str, dict[str, int]] = {}
     groups: dict[str, dict[str, int]] = {}
     for name, role in roles.items():
@@ -214,7 +214,7 @@ def _columns(roles: Mapping[str, str], share: str) -> dict[str, dict[str, int]]:
 
 
 def _layer_of(name: str) -> str:
-    """`blocks.1.message.filter` -> `blocks.1`; names without a number are their own layer."""
+    """Return the layer of a map: `blocks.1.message.filter` -> `blocks.1`, else its own name."""
     match = re.match(r"(.*?\d+)(\.|$)", name)
     return match.group(1) if match else name
 

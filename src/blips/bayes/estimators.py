@@ -81,7 +81,7 @@ def frozen_linear(
 
 
 def _per_replica(h: Tensor, weights: Tensor) -> Tensor:
-    """``h W_k^T`` for the rows of each replica, with W [K, out, in]."""
+    """Compute ``h W_k^T`` for the rows of each replica, with W [K, out, in]."""
     if len(weights) == 1:
         return F.linear(h, weights[0])
     blocks = h.reshape(len(weights), -1, h.shape[-1])  # [K, R * irrep, in]
@@ -89,7 +89,7 @@ def _per_replica(h: Tensor, weights: Tensor) -> Tensor:
 
 
 def _beside(values: Tensor, h: Tensor) -> Tensor:
-    """[K R, C] in a shape that multiplies h, the same for all components of an irrep."""
+    """Reshape [K R, C] to multiply h, the same for all components of an irrep."""
     return values.view(len(h), *(1,) * (h.ndim - 2), values.shape[1])
 
 

@@ -64,7 +64,7 @@ class BlockKind(Kind):
     bias: Callable[[nn.Module], Tensor | None] = _no_bias
 
     def sample(self, layer: nn.Module, name: str, h: Tensor, noise: Noise) -> Tensor:
-        """Output for weights drawn by `noise`, [rows, columns] -> [rows, width]."""
+        """Compute the output for weights drawn by `noise`, [rows, columns] -> [rows, width]."""
         if h.ndim != 2:
             raise InputError(
                 f"{name!r} got an input of shape {tuple(h.shape)}; an equivariant Bayesian map "
@@ -86,7 +86,7 @@ class BlockKind(Kind):
         return z if bias is None else z + bias
 
     def products(self, layer: nn.Module, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
-        """One for each block, [rows, 2l + 1, channels]."""
+        """Return one product for each block, [rows, 2l + 1, channels]."""
         return [
             Product(
                 f"{name}[{k}]",
@@ -98,18 +98,18 @@ class BlockKind(Kind):
         ]
 
     def shapes(self, layer: nn.Module, name: str) -> dict[str, tuple[int, ...]]:
-        """[out, in] of each block."""
+        """Return [out, in] of each block."""
         blocks = self.blocks(layer)
         return {f"{name}[{k}]": tuple(block.weight.shape) for k, block in enumerate(blocks)}
 
 
 def _channels(columns: Tensor, dim: int) -> Tensor:
-    """[rows, channels * dim] -> [rows, dim, channels]."""
+    """Reshape [rows, channels * dim] -> [rows, dim, channels]."""
     return columns.reshape(len(columns), columns.shape[1] // dim, dim).mT
 
 
 def _columns(h: Tensor, slices: Sequence[slice]) -> list[Tensor]:
-    """The columns of each slice; one cut of h, so that gradients are put together once."""
+    """Split h into the columns of each slice, at once, so that gradients are joined once."""
     ends = sorted({0, h.shape[1]} | {s.start for s in slices} | {s.stop for s in slices})
     sizes = [stop - start for start, stop in pairwise(ends)]
     pieces = dict(zip(ends, h.split_with_sizes(sizes, dim=1), strict=False))
@@ -117,7 +117,7 @@ def _columns(h: Tensor, slices: Sequence[slice]) -> list[Tensor]:
 
 
 def _side_by_side(h: Tensor, outputs: dict[int, list[Tensor]], width: int) -> Tensor:
-    """[rows, width] out of the terms that begin at each column, zero where there are none."""
+    """Sum the terms that begin at each column into [rows, width], zero where there are none."""
     parts: list[Tensor] = []
     column = 0
     for start, terms in sorted(outputs.items()):

@@ -20,7 +20,7 @@ Reduction = Literal["mean", "elbo"]
 
 
 def prior_coefficient(prior_dropout: float) -> float:
-    """Rho = p / (1 - p) of the prior's dropout rate p in (0, 1)."""
+    """Compute rho = p / (1 - p) of the prior's dropout rate p in (0, 1)."""
     if not 0.0 < prior_dropout < 1.0:
         raise InputError(
             f"prior_dropout is {prior_dropout}; expected a rate between 0 and 1 (exclusive), "
@@ -30,12 +30,12 @@ def prior_coefficient(prior_dropout: float) -> float:
 
 
 def kl_per_weight(coef: Tensor, rho: float) -> Tensor:
-    """KL of one weight for each coefficient, same shape as `coef`, in nats."""
+    """Compute the KL of one weight for each coefficient, same shape as `coef`, in nats."""
     return 0.5 * ((coef + 1.0) / rho + math.log(rho) - torch.log(coef) - 1.0)
 
 
 def mean_kl_per_weight(coef: Tensor, rho: float) -> Tensor:
-    """Mean of `kl_per_weight` over all coefficients, with the fewest passes over them."""
+    """Compute the mean of `kl_per_weight` over all coefficients, in the fewest passes."""
     return 0.5 * ((coef.mean() + 1.0) / rho + math.log(rho) - 1.0 - coef.log().mean())
 
 
@@ -48,7 +48,7 @@ def kl_divergence(
     num_weights: Mapping[str, int] | None = None,
     num_data: int | None = None,
 ) -> Tensor:
-    """KL of all Bayesian maps as one number.
+    """Compute the KL of all Bayesian maps as one number.
 
     Args:
         coefficients: by map name, [rows].

@@ -47,15 +47,15 @@ class Kind:
     layer: type[nn.Module]
 
     def matches(self, layer: nn.Module) -> bool:
-        """Whether this kind describes what `layer` computes."""
+        """Return whether this kind describes what `layer` computes."""
         return isinstance(layer, self.layer) and type(layer).forward is self.layer.forward
 
     def sample(self, layer: nn.Module, name: str, h: Tensor, noise: Noise) -> Tensor:
-        """Output of the layer for weights drawn by `noise`; the leading axis of h are rows."""
+        """Compute the output for weights drawn by `noise`; the leading axis of h is rows."""
         raise TypeError(f"{type(self).__name__} must say how it samples {self.layer.__name__}")
 
     def products(self, layer: nn.Module, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
-        """The layer's matrices with their inputs, and the gradients by their outputs.
+        """Return the layer's matrices with their inputs, and the gradients by their outputs.
 
         Args:
             layer: what was applied.
@@ -66,7 +66,7 @@ class Kind:
         raise TypeError(f"{type(self).__name__} must name the products of {self.layer.__name__}")
 
     def shapes(self, layer: nn.Module, name: str) -> dict[str, tuple[int, ...]]:
-        """[out, in] of each matrix, by its name."""
+        """Return [out, in] of each matrix, by its name."""
         raise TypeError(f"{type(self).__name__} must name the matrices of {self.layer.__name__}")
 
 
@@ -91,7 +91,7 @@ class MapKind(Kind):
     finish: Callable[[nn.Module, Tensor], Tensor] = _identity
 
     def sample(self, layer: nn.Module, name: str, h: Tensor, noise: Noise) -> Tensor:
-        """Output for weights drawn by `noise`, h [rows, *irrep, in] -> [rows, *irrep, out]."""
+        """Sample the output by `noise`, h [rows, *irrep, in] -> [rows, *irrep, out]."""
         if h.ndim < 2:
             raise InputError(
                 f"{name!r} got an input of shape {tuple(h.shape)}; a Bayesian map needs "
@@ -102,7 +102,7 @@ class MapKind(Kind):
         return self.finish(layer, noise.linear(name, h, weight, bias, coef))
 
     def products(self, layer: nn.Module, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
-        """The one matrix; the gradient is taken back through what follows the product."""
+        """Return the one matrix; the gradient is taken back through what follows the product."""
         weight, bias = self.canonical(layer)
         if self.finish is not _identity:
             z = F.linear(h, weight, bias)
@@ -110,7 +110,7 @@ class MapKind(Kind):
         return [Product(name, h, weight, gradient)]
 
     def shapes(self, layer: nn.Module, name: str) -> dict[str, tuple[int, ...]]:
-        """[out, in] of the one matrix."""
+        """Return [out, in] of the one matrix."""
         return {name: tuple(self.canonical(layer)[0].shape)}
 
 
@@ -118,13 +118,13 @@ _kinds: list[Kind] = [MapKind(nn.Linear)]
 
 
 def register_kind(kind: Kind) -> None:
-    """Teach the converter a class of linear-like layers; later registrations count first."""
+    """Register a class of linear-like layers; later registrations take precedence."""
     if kind not in _kinds:
         _kinds.insert(0, kind)
 
 
 def kind_of(layer: nn.Module) -> Kind | None:
-    """The kind that describes `layer`, or None where blips does not know it as a linear map."""
+    """Return the kind that describes `layer`; None if blips knows no such linear map."""
     return next((kind for kind in _kinds if kind.matches(layer)), None)
 
 
@@ -154,7 +154,7 @@ def _stochastic_class(base: type[nn.Module]) -> type[StochasticMap]:
     plain_forward = base.forward  # called as it is: posterior means are to cost what the layer does
 
     def forward(self: StochasticMap, *args: Any, **kwargs: Any) -> Any:
-        """The layer's own forward, or one with sampled weights."""
+        """Run the layer's own forward, or one with sampled weights."""
         noise = active()
         if noise is None:
             return plain_forward(self, *args, **kwargs)
@@ -165,7 +165,7 @@ def _stochastic_class(base: type[nn.Module]) -> type[StochasticMap]:
 
 
 def base_class(layer: StochasticMap) -> type[nn.Module]:
-    """The class that the layer had before conversion."""
+    """Return the class that the layer had before conversion."""
     return type(layer).__mro__[2]
 
 

@@ -19,7 +19,7 @@ from blips.bayes.linear import Product
 
 
 def row_variances(product: Product, coef: Tensor) -> Tensor:
-    """Variance that each row of a product adds, with noise of its own, [rows].
+    """Compute the variance that each row of a product adds, with its own noise, [rows].
 
     Args:
         product: one matrix applied to rows, and dE/dz.

@@ -61,7 +61,7 @@ class Noise:
         raise TypeError("use SampledNoise or FrozenNoise")
 
     def coefficients_of(self, name: str, rows: int) -> Tensor:
-        """Coefficients [rows] of the map `name`; errors name what does not fit."""
+        """Return coefficients [rows] of the map `name`; errors name what does not fit."""
         if name not in self.coefficients:
             raise InputError(
                 f"no coefficients for the Bayesian map {name!r}; the inference network knows "
@@ -176,7 +176,7 @@ _active: ContextVar[Noise | None] = ContextVar("blips_active_noise", default=Non
 
 
 def active() -> Noise | None:
-    """The noise of the current context; None means posterior means."""
+    """Return the noise of the current context; None means posterior means."""
     return _active.get()
 
 
@@ -198,5 +198,5 @@ def mean() -> AbstractContextManager[None]:
 def generators(
     seed: int, count: int, first: int = 0, device: torch.device | str = "cpu"
 ) -> list[torch.Generator]:
-    """Generators of samples first, first + 1, ...: sample k is a function of (seed, k)."""
+    """Make generators of samples first, first + 1, ...: sample k is a function of (seed, k)."""
     return [seeded_generator("sample", seed, first + k, device=device) for k in range(count)]

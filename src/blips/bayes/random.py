@@ -16,7 +16,7 @@ ONE = 0x3F800000  # the bits of 1.0 in float32
 
 
 def seeded_generator(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """Generator whose stream is a function of the key, the same on every machine."""
+    """Make a generator whose stream is a function of the key, the same on every machine."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     generator = torch.Generator(device=device)
     generator.manual_seed(int.from_bytes(digest, "little") >> 1)

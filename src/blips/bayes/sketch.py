@@ -58,16 +58,16 @@ class Sketch:
         return min(self.num_weights, self.dimension)
 
     def gather(self, v: Tensor, name: str) -> Tensor:
-        """(P v) of one matrix, [K, d] -> [K, *shape]."""
+        """Compute (P v) of one matrix, [K, d] -> [K, *shape]."""
         bucket, sign = self._bucket_and_sign(name, v.device)
         return (v.index_select(1, bucket) * sign.to(v)).view(len(v), *self.shapes[name])
 
     def gather_all(self, v: Tensor) -> dict[str, Tensor]:
-        """(P v) of all matrices, [K, *shape] by name."""
+        """Compute (P v) of all matrices, [K, *shape] by name."""
         return {name: self.gather(v, name) for name in self.shapes}
 
     def scatter(self, values: Mapping[str, Tensor]) -> Tensor:
-        """P^T of gradients by all matrices, each [S, *shape], -> [S, d]; differentiable."""
+        """Compute P^T of all matrices' gradients [S, *shape], -> [S, d]; differentiable."""
         out: Tensor | None = None
         for name, value in values.items():
             bucket, sign = self._bucket_and_sign(name, value.device)
@@ -107,19 +107,19 @@ class Sketch:
 
 
 def _folded(seed: int) -> int:
-    """A number below 2^22 for every seed; small ones are their own."""
+    """Hash a seed to a number below 2^22; smaller ones stay as they are."""
     if 0 <= seed < 2**22:
         return seed
     return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=8).digest()) % 2**22
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """Well-mixed 62-bit numbers of int64 x (the finaliser of SplitMix64, with 62 bits kept)."""
+    """Hash int64 x to 62-bit numbers (the finaliser of SplitMix64 with 62 bits kept)."""
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         x = (x ^ _shifted(x, shift)) * factor
     return (x ^ _shifted(x, 31)) & (2**62 - 1)
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right."""
+    """Shift to the right logically."""
     return (x >> bits) & (2 ** (64 - bits) - 1)

@@ -73,7 +73,7 @@ ForcesKey = Annotated[str | None, typer.Option(help="of the forces", rich_help_p
 
 @contextmanager
 def messages_aside(aside: bool) -> Iterator[None]:
-    """Within the block, what is meant for people goes to stderr, if `aside`."""
+    """Send messages for people to stderr within the block, if `aside`."""
     import sys
     from contextlib import nullcontext, redirect_stdout
 
@@ -100,7 +100,7 @@ def _finite(content: Any) -> Any:
 
 @contextmanager
 def ctrl_c_asks() -> Iterator[Callable[[], bool]]:
-    """Within the block the first Ctrl-C only makes the yielded function True; a second one acts."""
+    """Make the first Ctrl-C only set the yielded function to True; a second one interrupts."""
     pressed = False
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -132,7 +132,7 @@ def load_model(model: str, device: str = "cpu") -> "Potential":
 def labels_of(
     backbone: "Backbone | None", energy_key: str | None, forces_key: str | None
 ) -> "Labels | None":
-    """Names of labels: those typed, else those that the model was trained with."""
+    """Return the names of labels: those typed, else those that the model was trained with."""
     from dataclasses import replace
 
     from blips.data.labels import Labels
@@ -144,7 +144,7 @@ def labels_of(
 
 
 def read_known(path: Path, backbone: "Backbone", labels: "Labels | None" = None) -> list["Atoms"]:
-    """Checked structures of a file; elements that the model was not trained on are refused."""
+    """Read and check structures of a file; refuse elements the model was not trained on."""
     from blips.data.structures import check_structures, read_structures
 
     elements = known_elements(backbone)
@@ -152,6 +152,6 @@ def read_known(path: Path, backbone: "Backbone", labels: "Labels | None" = None)
 
 
 def known_elements(backbone: "Backbone") -> list[int] | None:
-    """Atomic numbers that a model was trained on; None where it does not say."""
+    """Return the atomic numbers that a model was trained on; None if unknown."""
     known = getattr(backbone, "trained_numbers", None)
     return sorted(known) if known else None

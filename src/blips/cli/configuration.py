@@ -50,7 +50,7 @@ def info(
     ] = False,
     json: Json = False,
 ) -> None:
-    """What a model is: architecture, elements, error bars, calibration.
+    """Show what a model is: architecture, elements, error bars, calibration.
 
     Example: blips info model.safetensors
     """
@@ -80,7 +80,7 @@ def info(
 
 
 def _error_bars(model: "Saveable") -> str:
-    """In words, where the error bars of a model come from."""
+    """Describe where the error bars of a model come from."""
     from blips.potential import BayesianPotential
     from blips.prediction import Model as ErrorBars
 
@@ -147,7 +147,7 @@ def template(
 
 
 def _commented(section: "BaseModel", indent: str = "") -> Iterator[str]:
-    """Lines of YAML, each key with its description in the schema as a comment."""
+    """Yield lines of YAML, each key with its description in the schema as a comment."""
     import yaml
     from pydantic import BaseModel
 
@@ -165,7 +165,7 @@ def _commented(section: "BaseModel", indent: str = "") -> Iterator[str]:
 
 
 def template_config(name: str) -> "RunConfig":
-    """A configuration by its name, with every default."""
+    """Return a configuration by its name, with every default."""
     from blips.config import load_config
 
     if name not in TEMPLATES:

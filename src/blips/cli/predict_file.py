@@ -92,7 +92,7 @@ def predict_file(
 
 
 def summary_of(path: Path) -> dict[str, list[float]]:
-    """What matters of each structure of a predicted file, as `Prediction.summary` has it."""
+    """Summarise each structure of a predicted file, as `Prediction.summary` does."""
     found: dict[str, list[float]] = {}
     for atoms in iter_structures(path):
         results = {} if atoms.calc is None else atoms.calc.results
@@ -109,7 +109,7 @@ def summary_of(path: Path) -> dict[str, list[float]]:
 
 
 def _part_of(output: Path, resume: bool) -> Path:
-    """The file that grows, after making sure that it can be written."""
+    """Return the partial output file, after making sure that it can be written."""
     if not output.parent.is_dir():
         raise InputError(f"{output}: the folder {output.parent} does not exist; create it first")
     part = output.with_name(f"{output.name}.part")
@@ -138,7 +138,7 @@ def _check_same(file: BinaryIO, text: bytes, part: Path) -> None:
 
 
 def _write(file: BinaryIO, position: int, text: bytes) -> None:
-    """Put whole frames behind those before, onto the disk."""
+    """Append whole frames and flush them to disk."""
     file.seek(position)
     file.truncate()
     file.write(text)

@@ -94,7 +94,7 @@ def _number_or_auto(samples: str) -> Literal["auto"] | int:
 
 
 def _how(prediction: "Prediction") -> str:
-    """Number of samples, their error and the reason for the method, where there are such."""
+    """Describe the number of samples, their error and the reason for the method, if any."""
     words = [f"{prediction.samples} samples"]
     if errors := prediction.details.get("std_relative_error"):
         words.append(f"relative error of std {max(errors.values()):.2f}")

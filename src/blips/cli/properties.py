@@ -27,7 +27,7 @@ def property_(
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """A property of every structure of a file, with its error bar.
+    """Compute a property of every structure of a file, with its error bar.
 
     Writes JSON and a figure for each structure; those that are finished are not computed again.
     A structure that fails is named, the others go on.
@@ -64,7 +64,7 @@ def property_(
 
 
 def _kept(found: "Properties", figure: Path) -> dict[str, Any]:
-    """Draw what was found; give its quantities without the members' values."""
+    """Plot the result; return its quantities without the members' values."""
     if not figure.exists():
         found.plot().savefig(figure, dpi=150)
     content = found.to_dict()
@@ -74,7 +74,7 @@ def _kept(found: "Properties", figure: Path) -> dict[str, Any]:
 
 
 def _processes(count: int) -> Any:
-    """Processes with one thread each; they start afresh, as torch needs it."""
+    """Start processes with one thread each; spawned, as torch requires."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 

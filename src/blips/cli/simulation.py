@@ -107,7 +107,7 @@ def md(
     device: Device = "cpu",
     json: Json = False,
 ) -> None:
-    """Molecular dynamics that stops where the potential no longer knows what it does.
+    """Run molecular dynamics that stops where the potential becomes too uncertain.
 
     Up to --low it goes on, above it saves frames for labelling, above --high it stops.
 

@@ -58,7 +58,7 @@ def load_ammonia(split: AmmoniaSplit) -> list[Atoms]:
 
 
 def label(atoms: Atoms) -> Atoms:
-    """Energy and forces of one ammonia molecule at the level of theory of the data set.
+    """Compute energy and forces of one ammonia molecule at the data set's level of theory.
 
     Takes a few seconds on one core (PySCF follows OMP_NUM_THREADS).
 
@@ -105,7 +105,7 @@ def _missing(package: str) -> InputError:
 
 
 def _density_functional(atoms: Atoms) -> tuple[float, np.ndarray]:
-    """Kohn-Sham energy (eV) and forces [N, 3] (eV/A) without dispersion."""
+    """Compute Kohn-Sham energy (eV) and forces [N, 3] (eV/A) without dispersion."""
     try:
         from pyscf import dft, gto
     except ImportError as error:
@@ -128,7 +128,7 @@ def _density_functional(atoms: Atoms) -> tuple[float, np.ndarray]:
 
 
 def _dispersion(atoms: Atoms) -> tuple[float, np.ndarray]:
-    """D3 correction with Becke-Johnson damping: energy (eV) and forces [N, 3] (eV/A)."""
+    """Compute the D3(BJ) dispersion correction: energy (eV) and forces [N, 3] (eV/A)."""
     try:
         from dftd3.interface import DispersionModel, RationalDampingParam
     except ImportError as error:

@@ -43,7 +43,7 @@ class Batch:
 
     @classmethod
     def join(cls, parts: Sequence["Batch"]) -> Self:
-        """One batch with the structures of all parts, in order."""
+        """Join the structures of all parts into one batch, in order."""
         graphs = [part.graph for part in parts]
         targets = {
             name: torch.cat([part.targets[name] for part in parts]) for name in parts[0].targets
@@ -56,20 +56,20 @@ class TrainingData(Protocol):
     """What training and evaluation ask of a data set."""
 
     def __len__(self) -> int:
-        """Number of structures."""
+        """Return number of structures."""
         ...
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Structures with these numbers, in this order."""
+        """Return a batch of the structures with these numbers, in this order."""
         ...
 
     def name_of(self, index: int) -> str:
-        """Where a structure comes from, for messages: file and frame."""
+        """Return where a structure comes from, for messages: file and frame."""
         ...
 
 
 def check_indices(indices: Sequence[int], size: int) -> None:
-    """Error unless there are indices, all within 0 to size - 1."""
+    """Refuse indices that are empty or not within 0 to size - 1."""
     if len(indices) == 0:
         raise InputError("no structures were asked for; expected at least one index")
     if min(indices) < 0 or max(indices) >= size:

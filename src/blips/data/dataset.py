@@ -59,20 +59,20 @@ class AtomData:
         raise NotImplementedError
 
     def name_of(self, index: int) -> str:
-        """File and frame."""
+        """Return file and frame."""
         return f"{self.source}, frame {index}"
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Structures with these numbers, in this order."""
+        """Return a batch of the structures with these numbers, in this order."""
         check_indices(indices, len(self))
         return Batch.join([self._sample(index) for index in indices])
 
     def atoms(self, index: int) -> Atoms:
-        """The structure with this number."""
+        """Return the structure with this number."""
         raise NotImplementedError
 
     def _sample(self, index: int) -> Batch:
-        """A batch of one structure."""
+        """Return a batch of one structure."""
         raise NotImplementedError
 
     def _graph(self, atoms: Atoms, index: int) -> AtomGraph:
@@ -82,7 +82,7 @@ class AtomData:
             return AtomGraph.from_atoms(atoms, self.cutoff, self.dtype)
 
     def _targets(self, atoms: Atoms, index: int) -> dict[str, Tensor]:
-        """Energy [1], forces [n, 3] and stress [1, 3, 3] of one structure."""
+        """Return energy [1], forces [n, 3] and stress [1, 3, 3] of one structure."""
         with _named(self.name_of(index)):
             found = extract(atoms, self.quantities, self.labels)
         return {
@@ -120,7 +120,7 @@ class StructureData(AtomData):
         return len(self.structures)
 
     def atoms(self, index: int) -> Atoms:
-        """The structure with this number."""
+        """Return the structure with this number."""
         return self.structures[index]
 
     def _sample(self, index: int) -> Batch:
@@ -171,7 +171,7 @@ class StreamedData(AtomData):
         return sample
 
     def atoms(self, index: int) -> Atoms:
-        """The structure with this number, from the file."""
+        """Return the structure with this number, from the file."""
         if self._file_stamp() != self._stamp:
             raise InputError(f"{self.path}: changed while it was in use; start again")
         with self.path.open("rb") as file:
@@ -188,7 +188,7 @@ class StreamedData(AtomData):
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Put the name of a structure before complaints about it."""
+    """Prefix errors about a structure with its name."""
     try:
         yield
     except InputError as error:

@@ -31,7 +31,7 @@ Labelled = TrainingData | Iterable[Atoms]
 
 
 def fit_reference_energies(data: Labelled, labels: Labels | None = None) -> dict[int, float]:
-    """Energy of each element, eV by atomic number.
+    """Fit the energy of each element, eV by atomic number.
 
     Args:
         data: a data set (at most 50,000 evenly spaced structures of it are used) or structures
@@ -51,7 +51,7 @@ def energy_scale(
     reference: Mapping[int, float] | None = None,
     labels: Labels | None = None,
 ) -> float:
-    """Size of what a network has to predict, eV.
+    """Return the typical size of the energies that a network has to predict, eV.
 
     With `reference`, the root mean square of (E - sum of reference energies) / atoms; without,
     that of the force components times 1 A. 1 eV where all of them are zero.
@@ -78,7 +78,7 @@ class _Piece:
     forces: np.ndarray  # [N, 3] eV/A, empty where not asked for
 
     def energies_beyond(self, reference: Mapping[int, float]) -> np.ndarray:
-        """(E - sum of reference energies) / atoms, [S] eV."""
+        """Compute (E - sum of reference energies) / atoms, [S] eV."""
         unknown = set(np.flatnonzero(self.counts.any(axis=0)).tolist()) - reference.keys()
         if unknown:
             symbols = ", ".join(chemical_symbols[z] for z in sorted(unknown))
@@ -117,7 +117,7 @@ def _piece(counts: np.ndarray, targets: Mapping[str, np.ndarray]) -> _Piece:
 
 
 def element_counts(structures: Sequence[Atoms] | Graph) -> np.ndarray:
-    """Atoms of each element in each structure, [S, 119]."""
+    """Count the atoms of each element in each structure, [S, 119]."""
     if not isinstance(structures, Graph):
         return np.array([np.bincount(a.numbers, minlength=NUM_ELEMENTS) for a in structures])
     graph = structures

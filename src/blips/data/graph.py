@@ -47,7 +47,7 @@ class Graph:
         return self.edge_index.shape[1]
 
     def vectors(self) -> Tensor:
-        """Edge vectors r_j - r_i, [E, 3] A."""
+        """Compute edge vectors r_j - r_i, [E, 3] A."""
         receiver, sender = self.edge_index
         return self.positions.index_select(0, sender) - self.positions.index_select(0, receiver)
 
@@ -101,7 +101,7 @@ class Graph:
         return cls(**merged)
 
     def replicate(self, replicas: int) -> Self:
-        """`replicas` copies as one batch; node, edge and structure rows are replica-major."""
+        """Return `replicas` copies as one batch; nodes, edges and structures are replica-major."""
         return self if replicas == 1 else type(self).batch([self] * replicas)
 
     def neighbourhood(self, nodes: int) -> Self:
@@ -122,7 +122,7 @@ class Graph:
         return self._of_nodes(first), self._of_nodes(~first)
 
     def _of_nodes(self, chosen: Tensor) -> Self:
-        """The graph of chosen nodes [N] and of the edges among them; structures in order."""
+        """Return the graph of chosen nodes [N] and of the edges among them; structures in order."""
         kept = chosen[self.edge_index].all(dim=0)  # [E]
         structures, structure = self.structure[chosen].unique(return_inverse=True)
         number = chosen.cumsum(0) - 1  # [N], of a chosen node among them
@@ -138,7 +138,7 @@ class Graph:
         return replace(self, memo={}, **changes)
 
     def node_counts(self) -> Tensor:
-        """Number of nodes of each structure, [S]."""
+        """Count the nodes of each structure, [S]."""
         return torch.bincount(self.structure, minlength=self.num_structures)
 
     def sum_over_structures(self, per_node: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class AtomGraph(Graph):
     edge_shift: Tensor  # [E, 3] whole numbers of lattice vectors, in the float dtype
 
     def vectors(self) -> Tensor:
-        """Edge vectors r_j + shift @ cell - r_i, [E, 3] A."""
+        """Compute edge vectors r_j + shift @ cell - r_i, [E, 3] A."""
         receiver = self.edge_index[0]
         cell = self.cell.index_select(0, self.structure.index_select(0, receiver))  # [E, 3, 3]
         shift = (self.edge_shift[:, :, None] * cell).sum(dim=1)  # [E, 3]
@@ -168,7 +168,7 @@ class AtomGraph(Graph):
         return replace(super().turned(rotation), cell=self.cell @ rotation.T)
 
     def volumes(self) -> Tensor:
-        """Cell volumes, [S] A^3; error unless every structure has three lattice vectors."""
+        """Compute cell volumes, [S] A^3; error unless every structure has three lattice vectors."""
         volumes = torch.linalg.det(self.cell).abs()
         if not bool((volumes > 0).all()):
             index = int((volumes <= 0).nonzero()[0])
@@ -220,7 +220,7 @@ class AtomGraph(Graph):
 
 
 def near_origin(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
-    """Move atoms to where single precision has its digits: far from the origin it has none.
+    """Move atoms near the origin, where single precision resolves their distances.
 
     Along periodic directions, unless all atoms are in or beside the cell, every atom goes to its
     image next to the origin. Along others, all move by the same whole number of Angstroms unless

@@ -51,13 +51,13 @@ class Labels:
         length_factor(self.length_unit)
 
     def key(self, quantity: str) -> str:
-        """Name under which a quantity ("energy", "forces" or "stress") is stored."""
+        """Return the name under which "energy", "forces" or "stress" is stored."""
         if quantity not in QUANTITIES:
             raise InputError(f"unknown label {quantity!r}; use one of {', '.join(QUANTITIES)}")
         return getattr(self, f"{quantity}_key")
 
     def factor(self, quantity: str) -> float:
-        """Number that turns a stored quantity into eV, eV/A or eV/A^3."""
+        """Return the factor that turns a stored quantity into eV, eV/A or eV/A^3."""
         length_power = {keys.ENERGY: 0, keys.FORCES: 1, keys.STRESS: 3}[quantity]
         return energy_factor(self.energy_unit) / length_factor(self.length_unit) ** length_power
 
@@ -67,7 +67,7 @@ def extract(
     quantities: Sequence[str] = (keys.ENERGY, keys.FORCES),
     labels: Labels | None = None,
 ) -> dict[str, np.ndarray]:
-    """Labels of one structure, each of which must be there and finite.
+    """Return the labels of one structure; each must be there and finite.
 
     Args:
         atoms: a structure as ASE read it.
@@ -97,25 +97,25 @@ def extract(
 
 
 def available(atoms: Atoms, labels: Labels | None = None) -> tuple[str, ...]:
-    """Which of "energy", "forces" and "stress" a structure has under these names."""
+    """Return which of "energy", "forces" and "stress" a structure has under these names."""
     labels = labels or Labels()
     return tuple(name for name in QUANTITIES if _lookup(atoms, labels.key(name)) is not None)
 
 
 def found_as_mace(atoms: Atoms) -> list[str]:
-    """Names of MACE's under which labels are found for want of the standard ones."""
+    """Return MACE's names under which labels are found for want of the standard ones."""
     standard = available(atoms)
     return [f"{MACE_PREFIX}{q}" for q in standard if _named(atoms, q) is None]
 
 
 def _lookup(atoms: Atoms, key: str) -> Any:
-    """Stored value, or None; a standard name stands for MACE's where there is no other."""
+    """Return a stored value, or None; MACE's names are tried after the standard ones."""
     value = _named(atoms, key)
     return _named(atoms, MACE_PREFIX + key) if value is None and key in QUANTITIES else value
 
 
 def _named(atoms: Atoms, key: str) -> Any:
-    """Stored value, or None; the calculator counts before `info` and `arrays`."""
+    """Return a stored value, or None; the calculator comes before `info` and `arrays`."""
     results = _results(atoms)
     if results.get(key) is not None:
         _refuse_stale(atoms)
@@ -129,7 +129,7 @@ def _results(atoms: Atoms) -> dict[str, Any]:
 
 
 def _refuse_stale(atoms: Atoms) -> None:
-    """Error where atoms moved after their labels were computed."""
+    """Refuse labels that were computed before the atoms moved."""
     before: Atoms | None = getattr(atoms.calc, "atoms", None)
     if before is None:
         return
@@ -148,7 +148,7 @@ def _refuse_stale(atoms: Atoms) -> None:
 
 
 def _shaped(stored: Any, quantity: str, key: str, num_atoms: int) -> np.ndarray:
-    """As float64 of the quantity's shape; six or nine numbers of stress become 3 x 3."""
+    """Convert to float64 of the quantity's shape; six or nine stress components to 3 x 3."""
     value = np.asarray(stored)
     if value.dtype.kind not in "iuf":  # text, or T and F, which would count as 1 and 0
         raise InputError(f"{quantity} ({key!r}) is not numeric: {stored!r}")

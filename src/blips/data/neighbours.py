@@ -101,7 +101,7 @@ class NeighbourCache:
         return Neighbours(edges.take(inside, 1), shift.take(inside, 0))
 
     def _holds(self, atoms: Atoms, cutoff: float) -> bool:
-        """Whether the kept list has all pairs within the cutoff."""
+        """Return whether the kept list has all pairs within the cutoff."""
         if self._built_for is None or self._built_for[1] != cutoff:
             return False
         old = self._built_for[0]
@@ -143,7 +143,7 @@ def find_neighbours(atoms: Atoms, cutoff: float) -> Neighbours:
 
 
 def _order(edges: np.ndarray, shift: np.ndarray, n_atoms: int) -> np.ndarray:
-    """Give the order by receiver, then sender, then shift, [E]."""
+    """Return the order by receiver, then sender, then shift, [E]."""
     if edges.shape[1] == 0:
         return np.zeros(0, dtype=np.int64)
     least = shift.min(axis=0)

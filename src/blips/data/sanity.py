@@ -48,14 +48,14 @@ def warn_of_labels(structures: Sequence[Atoms], labels: Labels | None = None) ->
 
 
 def suspicions(structures: Sequence[Atoms], labels: Labels | None = None) -> list[str]:
-    """Sentences about what looks wrong; none where labels look right or cannot be judged."""
+    """Describe what looks wrong with labels; nothing where they look right or cannot be judged."""
     series = [frames for frames in _series(structures, labels) if len(frames) >= LEAST_FRAMES]
     found = _energies_against_forces(series), _stiffness(series)
     return [sentence for sentence in found if sentence]
 
 
 def _series(structures: Sequence[Atoms], labels: Labels | None) -> Iterator[list[Frame]]:
-    """Frames of the same atoms in the same order, in their order."""
+    """Yield series of frames of the same atoms in the same order."""
     by_atoms: dict[tuple[int, ...], list[Frame]] = {}
     spaced = np.linspace(0, len(structures) - 1, min(len(structures), MOST_FRAMES)).astype(int)
     for atoms in (structures[int(k)] for k in np.unique(spaced)):
@@ -94,7 +94,7 @@ def _energies_against_forces(series: list[list[Frame]]) -> str | None:
 
 
 def _units(factor: float) -> str:
-    """Which unit a factor between energies and forces speaks for."""
+    """Return the unit that a factor between energies and forces suggests."""
     for known, unit in FACTORS.items():
         for value, who in ((known, "energies"), (1 / known, "forces")):
             if abs(np.log(factor / value)) < 0.1:
@@ -103,7 +103,7 @@ def _units(factor: float) -> str:
 
 
 def _displacement(first: Array, second: Array, atoms: Atoms) -> tuple[Array, Array]:
-    """Displacements [N, 3] after the best superposition, and its rotation [3, 3] (rows turn)."""
+    """Return displacements [N, 3] after the best superposition, and its rotation [3, 3]."""
     if atoms.pbc.any():
         return _nearest_image(second - first, atoms), np.eye(3)
     mean = second.mean(axis=0)
@@ -113,7 +113,7 @@ def _displacement(first: Array, second: Array, atoms: Atoms) -> tuple[Array, Arr
 
 
 def _stiffness(series: list[list[Frame]]) -> str | None:
-    """Judge k of each kind of bond, by regression of forces on distances around their means."""
+    """Fit k of each kind of bond, by regression of forces on distances around their means."""
     lengths: dict[tuple[int, int], list[Array]] = {}
     pushes: dict[tuple[int, int], list[Array]] = {}
     for frames in series:
@@ -156,14 +156,14 @@ def _judged(kind: tuple[int, int], k: float, correlation: float) -> str | None:
 
 
 def _neighbours(frame: Frame) -> set[tuple[int, int]]:
-    """Each atom and its nearest neighbour."""
+    """Return each atom and its nearest neighbour."""
     distances = frame[3].get_all_distances(mic=True)
     np.fill_diagonal(distances, np.inf)
     return {(min(i, int(j)), max(i, int(j))) for i, j in enumerate(distances.argmin(axis=1))}
 
 
 def _bond(frame: Frame, i: int, j: int) -> tuple[float, float]:
-    """Distance of two atoms, and the force that pushes them apart."""
+    """Return the distance of two atoms, and the force that pushes them apart."""
     positions, forces, _, atoms = frame
     between = _nearest_image(positions[j : j + 1] - positions[i], atoms)[0]
     length = float(np.linalg.norm(between))
@@ -171,7 +171,7 @@ def _bond(frame: Frame, i: int, j: int) -> tuple[float, float]:
 
 
 def _nearest_image(vectors: Array, atoms: Atoms) -> Array:
-    """Shortest periodic images of vectors [n, 3]."""
+    """Return the shortest periodic images of vectors [n, 3]."""
     if not atoms.pbc.any():
         return vectors
     return find_mic(vectors, atoms.cell, atoms.pbc)[0]  # pyright: ignore[reportArgumentType]

@@ -117,7 +117,7 @@ def group_split(groups: Sequence[Hashable], fractions: Sequence[float], seed: in
 
 
 def _part_sizes(count: int, sizes: Sequence[float]) -> list[int]:
-    """Whole numbers of structures; fractions are rounded so that 1 uses every structure."""
+    """Return whole numbers of structures; fractions that sum to 1 use every structure."""
     if not 1 <= len(sizes) <= len(PARTS) or min(sizes) < 0:
         raise InputError(f"sizes {tuple(sizes)} must be one to three numbers that are >= 0")
     if all(isinstance(size, int | np.integer) for size in sizes):

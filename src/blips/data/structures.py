@@ -36,7 +36,7 @@ MOST_NAMED = 20  # elements
 
 
 def read_structures(path: str | Path, index: str | int | slice = ":") -> list[Atoms]:
-    """Structures of any file that ASE reads (extxyz, traj, db, OUTCAR, vasprun.xml, ...).
+    """Read the structures of any file that ASE reads (extxyz, traj, db, OUTCAR, ...).
 
     Args:
         path: the file.
@@ -49,7 +49,7 @@ def read_structures(path: str | Path, index: str | int | slice = ":") -> list[At
 
 
 def iter_structures(path: str | Path, index: str | int | slice = ":") -> Iterator[Atoms]:
-    """As `read_structures`, one frame at a time."""
+    """Yield structures as `read_structures` does, one frame at a time."""
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path}: no such file")
@@ -64,7 +64,7 @@ def iter_structures(path: str | Path, index: str | int | slice = ":") -> Iterato
 
 
 def is_xyz(path: Path) -> bool:
-    """Whether this is an (extended) xyz file by its name, perhaps a compressed one."""
+    """Return whether this is an (extended) xyz file by its name, perhaps a compressed one."""
     name = path.with_suffix("") if path.suffix in OPENERS else path
     return name.suffix.lower() in XYZ_SUFFIXES
 
@@ -74,7 +74,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _iter_xyz(path: Path, index: int | slice) -> Iterator[Atoms]:
-    """Frames by their offsets, so that a damaged one is known by its number."""
+    """Yield frames by their offsets, so that a damaged one is known by its number."""
     offsets = xyz_frame_offsets(path)
     frames = range(len(offsets) - 1)
     if isinstance(index, int) and not -len(frames) <= index < len(frames):
@@ -85,7 +85,7 @@ def _iter_xyz(path: Path, index: int | slice) -> Iterator[Atoms]:
 
 
 def _iter_any(path: Path, index: int | slice) -> Iterator[Atoms]:
-    """Frames of any format; those before a damaged one are counted."""
+    """Yield frames of any format; those before a damaged one are counted."""
     frame = index.start or 0 if isinstance(index, slice) else index
     try:
         for atoms in ase.io.iread(path, index=index, do_not_split_by_at_sign=True):
@@ -107,7 +107,7 @@ def check_structures(
     quantities: Sequence[str] = (),
     labels: Labels | None = None,
 ) -> list[Atoms]:
-    """The structures, or one error that names up to ten problems with file and frame.
+    """Return the structures, or raise one error naming up to ten problems by file and frame.
 
     Args:
         structures: in the order of the file.
@@ -128,7 +128,7 @@ def iter_checked(
     quantities: Sequence[str] = (),
     labels: Labels | None = None,
 ) -> Iterator[Atoms]:
-    """As `check_structures`, one at a time; problems are raised behind the last good structure."""
+    """Check structures one at a time; raise problems after the last good structure."""
     allowed = None if elements is None else {_atomic_number(one) for one in elements}
     problems: list[str] = []
     frame = -1
@@ -210,7 +210,7 @@ def write_structures(path: str | Path, frames: Sequence[Atoms]) -> None:
 
 
 def whole_xyz_frames(path: Path) -> np.ndarray:
-    """As `xyz_frame_offsets` of a file that may be cut off anywhere; [0] for no whole frame."""
+    """Return `xyz_frame_offsets` of a file that may be cut off; [0] for no whole frame."""
     offsets = [0]
     with path.open("rb") as file:
         try:
@@ -226,7 +226,7 @@ def whole_xyz_frames(path: Path) -> np.ndarray:
 
 
 def xyz_frame_offsets(path: Path) -> np.ndarray:
-    """Bytes at which the frames of an (extended) xyz file begin, and the last ends, [F + 1]."""
+    """Return the bytes at which the frames of an xyz file begin, and the last ends, [F + 1]."""
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     offsets: list[int] = []
@@ -247,7 +247,7 @@ def xyz_frame_offsets(path: Path) -> np.ndarray:
 
 
 def _line(file: BinaryIO, path: Path, before: Sequence[int]) -> bytes:
-    """The next line; one that is too long to be of structures is refused before it is read."""
+    """Read the next line; refuse one that is too long before reading it whole."""
     line = file.readline(LONGEST_LINE)
     if len(line) == LONGEST_LINE:
         raise InputError(
@@ -280,7 +280,7 @@ def _rest_of_frame(file: BinaryIO, path: Path, before: Sequence[int], header: by
 
 
 def read_xyz_frame(file: BinaryIO, path: Path, frame: int, offsets: np.ndarray) -> Atoms:
-    """Frame `frame` of an open xyz file."""
+    """Read frame `frame` of an open xyz file."""
     file.seek(int(offsets[frame]))
     content = file.read(int(offsets[frame + 1] - offsets[frame]))
     comment = content.split(b"\n", 2)[1] if b"\n" in content else b""

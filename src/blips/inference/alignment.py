@@ -73,7 +73,7 @@ class Alignment:
         )
 
     def by_number(self) -> dict[int, float]:
-        """Shift of each labelled element, eV by atomic number."""
+        """Return the shift of each labelled element, eV by atomic number."""
         return {z: float(self.shift[z]) for z in self.numbers}
 
     @property
@@ -82,7 +82,7 @@ class Alignment:
         return {chemical_symbols[z]: float(self.cov[z, z] ** 0.5) for z in self.numbers}
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Summarise in one line."""
         std = self.std
         worst = max(std, key=lambda symbol: std[symbol])
         return (
@@ -92,17 +92,17 @@ class Alignment:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the tensors, JSON-able."""
+        """Return everything but the tensors, JSON-able."""
         about = {"misfit": self.misfit, "structures": self.structures}
         return {**about, "numbers": list(self.numbers)}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors, by name."""
+        """Return the tensors, by name."""
         return {"shift": torch.as_tensor(self.shift), "cov": torch.as_tensor(self.cov)}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> "Alignment":
-        """Inverse of `to_dict` and `tensors`."""
+        """Restore what `to_dict` and `tensors` returned."""
         shift, cov = tensors["shift"].numpy(), tensors["cov"].numpy()
         if shift.shape != (NUM_ELEMENTS,) or cov.shape != (NUM_ELEMENTS, NUM_ELEMENTS):
             raise CheckpointError(f"an alignment of {len(shift)} elements, not {NUM_ELEMENTS}")
@@ -110,7 +110,7 @@ class Alignment:
 
 
 def fit_alignment(counts: Array, rest: Array, var: Array | None = None) -> Alignment:
-    """Posterior of the shifts, averaged over tau and sigma.
+    """Fit the posterior of the shifts, averaged over tau and sigma.
 
     Args:
         counts: C, atoms of each element, [S, 119].

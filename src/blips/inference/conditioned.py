@@ -39,7 +39,7 @@ def predict_conditioned(
     covariance: bool = False,
     coefficients: CoefficientFunction | None = None,
 ) -> Prediction:
-    """Means and standard deviations of one batch.
+    """Predict means and standard deviations of one batch.
 
     Args:
         backbone: the model, at its trained weights.
@@ -81,7 +81,7 @@ def predict_conditioned(
 
 
 def _misfits(scale: Scale, linearised: Linearised, found: Outputs) -> Outputs:
-    """Aleatoric deviations of the quantities that have an epistemic one."""
+    """Return the aleatoric std of the quantities that have an epistemic one."""
     misfits = {
         name: torch.full_like(found[f"{name}_std"], floor)
         for name, floor in scale.floor.items()
@@ -96,13 +96,13 @@ def _misfits(scale: Scale, linearised: Linearised, found: Outputs) -> Outputs:
 
 
 def _many_draws(posterior: ConditionedPosterior, samples: int) -> int:
-    """More than `samples` where they cost no backward pass, as far as there are more."""
+    """Return more than `samples` draws where they cost no backward pass, if there are more."""
     kept = posterior.kept_draws
     return max(samples, ATOM_DRAWS) if kept is None else min(max(samples, ATOM_DRAWS), len(kept))
 
 
 def _unknown_structures(posterior: ConditionedPosterior, graph: AtomGraph) -> Tensor | None:
-    """Structures with an element that the conditioning structures lack, [S] bool, if any."""
+    """Return structures with an element that the conditioning data lack, [S] bool, if any."""
     lacking = posterior.domain.lacks(graph)
     if lacking is None:
         return None
@@ -125,7 +125,7 @@ def linearise(
     coefficients: CoefficientFunction | None,
     depth: Depth = "members",
 ) -> Linearised:
-    """The model on a batch, to first order in the noise of the posterior's weights."""
+    """Linearise the model on a batch to first order in the noise of the posterior's weights."""
     if not isinstance(graph, AtomGraph):
         raise InputError(f"a conditioned posterior needs an AtomGraph, got {type(graph).__name__}")
     return Linearised(
@@ -142,7 +142,7 @@ def linearise(
 def _exact_energy_std(
     linearised: Linearised, gaussian: GaussianPosterior, unknown: Tensor | None
 ) -> Tensor:
-    """Root of b^T Lambda^-1 b, of unknown structures of tau^2 |b|^2, [S] eV."""
+    """Compute sqrt(b^T Lambda^-1 b); for unknown structures tau |b|, [S] eV."""
     rows = linearised.energy_rows().double()
     var = gaussian.var(rows)
     if unknown is not None:
@@ -151,7 +151,7 @@ def _exact_energy_std(
 
 
 def _where(unknown: Tensor, graph: AtomGraph, wide: Tensor, narrow: Tensor) -> Tensor:
-    """Changes [K, S or N, ...]: the wide ones for unknown structures."""
+    """Choose changes [K, S or N, ...]: the prior's for unknown structures."""
     of_atoms = narrow.shape[1] == graph.num_nodes and narrow.shape[1] != graph.num_structures
     mask = unknown[graph.structure] if of_atoms else unknown
     return torch.where(mask.view(1, -1, *[1] * (narrow.ndim - 2)), wide, narrow)

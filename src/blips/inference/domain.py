@@ -40,7 +40,7 @@ class Domain:
 
     @classmethod
     def of(cls, graph: AtomGraph) -> "Domain":
-        """Domain of a batch of structures."""
+        """Find the domain of a batch of structures."""
         receiver, sender = graph.numbers[graph.edge_index]  # [E]
         distance = graph.vectors().norm(dim=1).float().cpu()
         least = _never().view(-1)
@@ -50,7 +50,7 @@ class Domain:
 
     @classmethod
     def joined(cls, parts: Iterable["Domain"]) -> "Domain":
-        """Domain of the structures of all parts."""
+        """Join the domains of the structures of all parts."""
         numbers, least = frozenset[int](), _never()
         for part in parts:
             numbers, least = numbers | part.numbers, torch.minimum(least, part.least)
@@ -71,12 +71,12 @@ class Domain:
         return known
 
     def lacks(self, graph: AtomGraph) -> Tensor | None:
-        """Atoms of unknown elements, [N] bool; None where there are none."""
+        """Return atoms of unknown elements, [N] bool; None where there are none."""
         lacking = ~self.known.to(graph.numbers.device)[graph.numbers]
         return lacking if bool(lacking.any()) else None
 
     def contains(self, graph: AtomGraph) -> Tensor:
-        """Whether each atom is of a known element and no neighbour is far too close, [N] bool."""
+        """Return whether each atom's element is known and no neighbour is too close, [N] bool."""
         inside = self.known.to(graph.numbers.device)[graph.numbers]  # [N]
         receiver, sender = graph.numbers[graph.edge_index]  # [E]
         limits = self._limits.to(graph.numbers.device)
@@ -86,13 +86,13 @@ class Domain:
         return inside
 
     def to_dict(self) -> dict[str, float]:
-        """Least distances (A) of the pairs that were seen, "Z-Z'" -> A, JSON-able."""
+        """Return the least distances of the pairs that were seen, "Z-Z'" -> A, JSON-able."""
         pairs = self.least.isfinite().triu().nonzero().tolist()
         return {f"{a}-{b}": float(self.least[a, b]) for a, b in pairs}
 
     @classmethod
     def from_dict(cls, numbers: Iterable[int], distances: Mapping[str, float]) -> "Domain":
-        """Inverse of `to_dict`; without distances, covalent radii are all that is known."""
+        """Restore what `to_dict` returned; without distances, covalent radii are used."""
         least = _never()
         for pair, distance in distances.items():
             a, b = map(int, pair.split("-"))

@@ -110,7 +110,7 @@ class Linearised:
     def _of_energy(
         self, inputs: Mapping[str, Tensor], calls: Sequence[Call], forces: bool, stress: bool
     ) -> list[_Source]:
-        """One source of forces and stress, which are derivatives of the energy."""
+        """Return one source of forces and stress, which are derivatives of the energy."""
         leaves: dict[str, tuple[Tensor, Tensor | float]] = {}
         if forces:
             leaves[keys.FORCES] = inputs["positions"], -1.0
@@ -125,7 +125,7 @@ class Linearised:
     def _of_outputs(
         self, outputs: Outputs, calls: Sequence[Call], forces: bool, stress: bool
     ) -> list[_Source]:
-        """Sources of forces and stress that the model predicts directly, one each."""
+        """Return sources of forces and stress that the model predicts directly, one each."""
         self.products, _ = gradients(self._total, calls, differentiable=True)
         sources: list[_Source] = []
         for name, asked in ((keys.FORCES, forces), (keys.STRESS, stress)):
@@ -153,15 +153,15 @@ class Linearised:
         )
 
     def _derivatives(self, energy: Tensor) -> Outputs:
-        """Forces and stress of a total energy, as far as they are asked for."""
+        """Compute forces and stress of a total energy, as far as they are asked for."""
         return _differentiated(energy, self._sources[0]) if self._sources else {}
 
     def energy_rows(self) -> Tensor:
-        """Rows b of the energies, [S, d] per unit of noise, eV."""
+        """Compute rows b of the energies, [S, d] per unit of noise, eV."""
         return self._rows(self.products).detach()
 
     def rows_along(self, quantity: str, directions: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Rows b of u . y for one quantity and each direction u, [S, d].
+        """Yield rows b of u . y for one quantity and each direction u, [S, d].
 
         Args:
             quantity: "forces" or "stress".
@@ -188,7 +188,7 @@ class Linearised:
 
     @torch.enable_grad()
     def members(self, v: Noise) -> Outputs:
-        """First-order changes of all outputs for noise v [K, d], [K, ...] of each output."""
+        """Compute first-order changes [K, ...] of all outputs for noise v [K, d]."""
         noise = self._weight_noise(v)
         changes = self.energy_changes(noise)
         count = len(changes[keys.ENERGY])
@@ -200,7 +200,7 @@ class Linearised:
 
     @torch.no_grad()
     def energy_changes(self, v: Noise) -> Outputs:
-        """First-order changes of the energies for noise v [K, d], of atoms too where possible.
+        """Compute first-order changes of the energies (of atoms if possible) for noise v [K, d].
 
         Returns:
             Energy [K, S]; energies [K, N] where the rows of the maps are those of atoms.
@@ -212,7 +212,7 @@ class Linearised:
 
     @torch.enable_grad()
     def member(self, v: Tensor) -> Outputs:
-        """Outputs of the member with noise v [d], E + b . v: one backward pass, as the model's."""
+        """Compute E + b . v and its derivatives for noise v [d], with one backward pass."""
         noise = self._weight_noise(v[None])
         if not self._backbone.conservative:
             changes = self.members(noise)
@@ -228,13 +228,13 @@ class Linearised:
         return self.maps.last and all(role == keys.NODE for role in self.maps.roles.values())
 
     def _weight_noise(self, v: Noise) -> Mapping[str, Tensor]:
-        """P v of each matrix, [K, out, in]."""
+        """Compute P v of each matrix, [K, out, in]."""
         return v if isinstance(v, Mapping) else self.maps.sketch.gather_all(v)
 
     def _total_changes(
         self, products: list[Product], noise: Mapping[str, Tensor], count: int
     ) -> Iterator[Tensor]:
-        """B . v_k summed over all rows, differentiable, one k at a time.
+        """Yield b . v_k summed over all rows, differentiable, one k at a time.
 
         A backward pass of one of them does not meet the products of the others.
         """
@@ -248,7 +248,7 @@ class Linearised:
             ).sum()
 
     def _tangents(self, products: list[Product], noise: Mapping[str, Tensor]) -> Tensor:
-        """B . v_k, shared out to atoms where that is possible, else to structures, [N or S, K]."""
+        """Compute b . v_k of atoms where that is possible, else of structures, [N or S, K]."""
         total: Tensor | None = None
         for product in products:
             eps = noise[product.name].to(product.weight)  # [K, out, in]
@@ -263,7 +263,7 @@ class Linearised:
         return total
 
     def _rows(self, products: list[Product]) -> Tensor:
-        """P^T of |W| sum_rows sqrt(coef) g h^T of each structure, [S, d]."""
+        """Compute P^T of |W| sum_rows sqrt(coef) g h^T of each structure, [S, d]."""
         sums: dict[str, Tensor] = {}
         for product in products:
             structure = self._structure_of_rows(product)
@@ -274,7 +274,7 @@ class Linearised:
         return self.maps.sketch.scatter(sums)
 
     def _scaled_gradient(self, product: Product) -> Tensor:
-        """Gradient of each row times the root of its coefficient, [rows, *irrep, out]."""
+        """Scale each row's gradient by the root of its coefficient, [rows, *irrep, out]."""
         scale = self._scale.get(product.name.partition("[")[0])
         if scale is None:
             return product.gradient
@@ -284,7 +284,7 @@ class Linearised:
         return self.maps.roles[product.name.partition("[")[0]]
 
     def _structure_of_rows(self, product: Product) -> Tensor:
-        """The structure of each row, [rows]."""
+        """Return the structure of each row, [rows]."""
         role = self._role(product)
         if role == STRUCTURE:
             return torch.arange(self.graph.num_structures, device=product.h.device)
@@ -293,7 +293,7 @@ class Linearised:
 
 
 def _along(h: Tensor, weight: Tensor, g: Tensor, eps: Tensor) -> Tensor:
-    """g^T (|W| eps_k) h of each row, summed over irreps, [rows, K]."""
+    """Compute g^T (|W| eps_k) h of each row, summed over irreps, [rows, K]."""
     moved = linear(h, (weight * eps).flatten(0, 1))
     moved = moved.unflatten(-1, eps.shape[:2]) * g.unsqueeze(-2)
     return moved.flatten(1, -3).sum(dim=(1, 3)) if moved.ndim > 3 else moved.sum(dim=2)
@@ -310,7 +310,7 @@ def _sum_of_outer(g: Tensor, h: Tensor, structure: Tensor, count: int) -> Tensor
 
 
 def _differentiated(scalar: Tensor, source: _Source) -> Outputs:
-    """d(scalar)/d(leaf) / divisor of each quantity, in one backward pass."""
+    """Compute d(scalar)/d(leaf) / divisor of each quantity, in one backward pass."""
     leaves = [leaf for leaf, _ in source.leaves.values()]
     found = torch.autograd.grad(scalar, leaves, retain_graph=True, materialize_grads=True)
     return _divided(source.leaves, found)

@@ -36,7 +36,7 @@ class ChosenMaps:
 def choose_maps(
     backbone: Backbone, roles: Mapping[str, str], dimension: int, seed: int, *, last: bool
 ) -> ChosenMaps:
-    """Coordinates for the weights of these maps (name -> row type) of a backbone."""
+    """Choose coordinates for the weights of these maps (name -> row type) of a backbone."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name in roles:
         layer = backbone.get_submodule(name)
@@ -45,7 +45,7 @@ def choose_maps(
 
 
 def kind_of_map(layer: nn.Module, name: str) -> Kind:
-    """How this layer is a linear map; an error where it is none."""
+    """Return the kind of linear map that a layer is; raise an error where it is none."""
     kind = kind_of(layer) or getattr(layer, "map_kind", None)
     if kind is None:
         raise ConversionError(
@@ -58,7 +58,7 @@ def kind_of_map(layer: nn.Module, name: str) -> Kind:
 def chosen_roles(
     backbone: Backbone, roles: Mapping[str, str], maps: str | Sequence[str]
 ) -> tuple[dict[str, str], bool]:
-    """Row types of the chosen maps by name, and whether they are (part of) the readout.
+    """Return the chosen maps' row types by name, and whether they are (part of) the readout.
 
     Args:
         backbone: the model.
@@ -92,7 +92,7 @@ def chosen_roles(
 
 
 def readout_roles(backbone: Backbone, roles: Mapping[str, str]) -> dict[str, str]:
-    """The maps after the last exchange between atoms: as declared, else found by trial."""
+    """Return the maps after the last exchange between atoms: as declared, else found by trial."""
     if not backbone.readout_maps:
         return _found_readout(backbone, roles)
     return {
@@ -108,7 +108,7 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def _found_readout(backbone: Backbone, roles: Mapping[str, str]) -> dict[str, str]:
-    """Maps on atoms after the last exchange: energies with dE_i/dz_j = 0 for atoms j != i."""
+    """Find maps on atoms after the last exchange: dE_i/dz_j = 0 for atoms j != i."""
     if not isinstance(backbone, AtomisticBackbone) or not backbone.conservative:
         raise ConversionError(
             f"{type(backbone).__name__} predicts forces directly and does not say which of its "
@@ -141,6 +141,6 @@ def _found_readout(backbone: Backbone, roles: Mapping[str, str]) -> dict[str, st
 
 
 def _is_of_its_own_row(energies: Tensor, z: Tensor) -> bool:
-    """Whether the first energy depends on the first row of z, and on no other."""
+    """Return whether the first energy depends on the first row of z, and on no other."""
     (slope,) = torch.autograd.grad(energies[0], z, retain_graph=True, allow_unused=True)
     return slope is not None and bool(slope[0].any()) and not bool(slope[1:].any())

@@ -26,15 +26,15 @@ class Drawable(Protocol):
     def frozen(
         self, graph: Graph, draws: Sequence[FrozenDraw], **derivatives: Unpack[Derivatives]
     ) -> Sample:
-        """Members of the paper's posterior."""
+        """Draw members of the paper's posterior."""
         ...
 
     def conditioned(self) -> ConditionedPosterior:
-        """The posterior that has seen data."""
+        """Return the conditioned posterior."""
         ...
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
-        """The inference network on a graph."""
+        """Run the inference network on a graph."""
         ...
 
 
@@ -53,7 +53,7 @@ class Member(nn.Module):
         self.noise = noise
 
     def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
-        """As `BayesianPotential.forward`, with this member's weights."""
+        """Compute what `BayesianPotential.forward` does, with this member's weights."""
         potential, noise = self.potential, self.noise
         if isinstance(noise, FrozenDraw):
             return potential.frozen(graph, [noise], **derivatives).outputs
@@ -77,7 +77,7 @@ class Member(nn.Module):
         stress: bool = False,
         batch_size: int = 32,
     ) -> Prediction:
-        """This member's energies, forces and stress; a single draw has no error bars."""
+        """Predict this member's energies, forces and stress; a single draw has no error bars."""
         parts: list[Prediction] = []
         for graph in graph_batches(self.potential.backbone, atoms, batch_size):
             with torch.no_grad():  # forces switch gradients on where they need them

@@ -43,7 +43,7 @@ class MemoryBound(NamedTuple):
 
     @classmethod
     def of(cls, memory_gb: float | None) -> "MemoryBound":
-        """A bound for both; by default 2 GB, and what the machine has for a single pass."""
+        """Set a bound for both; by default 2 GB, and the machine's memory for a single pass."""
         if memory_gb is None:
             return cls(DEFAULT_BYTES, available_bytes())
         return cls(memory_gb * GIGABYTE, memory_gb * GIGABYTE)
@@ -108,12 +108,12 @@ def rows_of(graph: Graph) -> int:
 
 
 def is_large(graph: Graph) -> bool:
-    """Whether a single pass is large enough that memory must be checked."""
+    """Return whether a single pass is large enough that memory must be checked."""
     return rows_of(graph) > LARGE_ROWS
 
 
 def passes_side_by_side(rows: int) -> int:
-    """Passes over so many rows that run at once; large ones use all threads themselves."""
+    """Return how many passes over so many rows run at once; large ones use all threads."""
     return 1 if rows > LARGE_ROWS else torch.get_num_threads()
 
 

@@ -100,7 +100,7 @@ def adaptive_monte_carlo(
     chunk: int,
     covariance: bool = False,
 ) -> Prediction:
-    """Do the same with the number of samples chosen, in rounds.
+    """Sample in rounds until the relative error of the std is small enough.
 
     Drawing stops when the relative standard error of a typical std (the root mean square over all
     energies, force components, ... of the batch) is below the tolerance.
@@ -136,7 +136,7 @@ def adaptive_monte_carlo(
 
 
 def moments(drawn: Outputs, covariance: bool = False) -> Outputs:
-    """Mean and (K-1)-normalised std of samples [K, ...], in float64; the forces' covariance."""
+    """Compute mean and (K-1)-normalised std of samples [K, ...], float64; forces' covariance."""
     found: Outputs = {}
     for name, samples in drawn.items():
         samples = samples.double()
@@ -149,7 +149,7 @@ def moments(drawn: Outputs, covariance: bool = False) -> Outputs:
 
 
 def relative_error(samples: Tensor) -> float:
-    """Relative standard error of a typical std of samples [K, ...].
+    """Estimate the relative standard error of a typical std of samples [K, ...].
 
     Never below that of normal samples, nor where nothing varies.
     """
@@ -162,7 +162,7 @@ def relative_error(samples: Tensor) -> float:
 
 
 def _next_goal(drawn: int, error: float, tolerance: Tolerance) -> int:
-    """Samples in all after the next round: as many as the error so far asks for, at most double."""
+    """Return the sample count after the next round: as the error demands, at most doubled."""
     if error <= tolerance.relative_error:
         return drawn
     needed = drawn * (error / tolerance.relative_error) ** 2
@@ -171,7 +171,7 @@ def _next_goal(drawn: int, error: float, tolerance: Tolerance) -> int:
 
 
 def joined_details(parts: Sequence[Prediction]) -> Mapping[str, Any]:
-    """Details of batches that were sampled each on its own, worst errors and all counts."""
+    """Join details of separately sampled batches: worst errors, all counts."""
     details = dict(parts[0].details)
     errors = [part.details["std_relative_error"] for part in parts]
     details["std_relative_error"] = {
@@ -184,7 +184,7 @@ def joined_details(parts: Sequence[Prediction]) -> Mapping[str, Any]:
 
 
 def sampled_outputs(sampler: Sampler, graph: Graph, numbers: range, chunk: int) -> Outputs:
-    """Outputs [K, ...] of the samples with these numbers, in order."""
+    """Compute outputs [K, ...] of the samples with these numbers, in order."""
     starts = range(numbers.start, numbers.stop, chunk)
     chunks = [range(k, min(k + chunk, numbers.stop)) for k in starts]
     threads = passes_side_by_side(rows_of(graph))
@@ -220,7 +220,7 @@ def side_by_side(
 
 @contextmanager
 def kept_num_threads() -> Iterator[None]:
-    """Give new threads the number of threads again that they had before the block."""
+    """Restore torch's number of threads after the block."""
     before = torch.get_num_threads()
     try:
         yield

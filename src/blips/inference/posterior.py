@@ -91,13 +91,13 @@ class ConditionedPosterior:
         return GaussianPosterior(self.evidence.spectrum(), self.scale.ratio, self.scale.scale)
 
     def draws(self, count: int, seed: int = 0) -> Tensor:
-        """Draws 0, 1, ... of v, functions of (seed, number), [K, d]."""
+        """Draw v number 0, 1, ..., functions of (seed, number), [K, d]."""
         if self.gaussian is None:
             return self._from_kept(count, seed)
         return self.gaussian.draw(count, seed)
 
     def weight_noise(self, count: int, seed: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
-        """P v of draws 0, 1, ..., [K, out, in] by matrix; those of one seed are kept."""
+        """Compute P v of draws 0, 1, ..., [K, out, in] by matrix; those of one seed are cached."""
         kept = self._noise.get((seed, dtype))
         if kept is None or len(next(iter(kept.values()))) < count:
             kept = self.maps.sketch.gather_all(self.draws(count, seed).to(dtype))
@@ -106,15 +106,15 @@ class ConditionedPosterior:
         return {name: noise[:count] for name, noise in kept.items()}
 
     def prior_draws(self, count: int, seed: int = 0) -> Tensor:
-        """Draws of v as before any data, [K, d]."""
+        """Draw v from the prior, [K, d]."""
         return self.scale.scale * normals(self.maps.sketch.size, count, seed)
 
     def only_draws(self, count: int, seed: int = 0) -> "ConditionedPosterior":
-        """A small copy that keeps `count` draws in place of the evidence."""
+        """Make a small copy that keeps `count` draws in place of the evidence."""
         return replace(self, evidence=None, kept_draws=self.draws(count, seed).float())
 
     def _from_kept(self, count: int, seed: int) -> Tensor:
-        """The kept draws; of other seeds than 0 orthonormal mixtures of them, draws as well."""
+        """Return the kept draws; for seeds other than 0, orthonormal mixtures of them."""
         kept = self.kept_draws
         if kept is None or count > len(kept):
             have = 0 if kept is None else len(kept)
@@ -128,7 +128,7 @@ class ConditionedPosterior:
         return mixture[:count] @ kept.double()
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the tensors, JSON-able."""
+        """Return everything but the tensors, JSON-able."""
         return {
             "roles": dict(self.maps.roles),
             "shapes": {name: list(shape) for name, shape in self.maps.sketch.shapes.items()},
@@ -148,7 +148,7 @@ class ConditionedPosterior:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the posterior, by name."""
+        """Return the tensors of the posterior, by name."""
         if self.evidence is not None:
             return self.evidence.state()
         return {} if self.kept_draws is None else {"draws": self.kept_draws}
@@ -157,7 +157,7 @@ class ConditionedPosterior:
     def from_dict(
         cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> "ConditionedPosterior":
-        """Inverse of `to_dict` and `tensors`."""
+        """Restore what `to_dict` and `tensors` returned."""
         shapes = {name: tuple(shape) for name, shape in content["shapes"].items()}
         sketch = Sketch(shapes, int(content["dimension"]), int(content["seed"]))
         evidence = None
@@ -182,11 +182,11 @@ class ConditionedPosterior:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ConditionedPosterior":
-        """Itself: nothing of it changes."""
+        """Return itself: it is immutable."""
         return self
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Summarise in one line."""
         sketch, floor = self.maps.sketch, self.scale.floor
         misfit = ", ".join(f"{name} {value:.2g}" for name, value in floor.items())
         misfit += f" and {100 * self.scale.relative:.0f} % of the force" * bool(self.scale.relative)
@@ -231,7 +231,7 @@ class SeenWeights:
 
 
 def _counters(model: nn.Module) -> Counters:
-    """Counters of all parameters; a walk of our own, as torch's would show in a prediction."""
+    """Return the version counters of all parameters, by a walk that is faster than torch's."""
     found: Counters = []
     rest: list[nn.Module | None] = [model]
     while rest:

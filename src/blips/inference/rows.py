@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     domain: Domain
 
     def joined(self, evidence: Evidence, structures: int, domain: Domain) -> "Seen":
-        """What was seen before, and this."""
+        """Join this with what was seen before."""
         whole = Evidence(evidence.dimension)
         whole.merge(evidence)
         whole.merge(self.evidence)
@@ -58,7 +58,7 @@ def collect(
     first: int = 0,
     coefficients_of: CoefficientFunction | None = None,
 ) -> Seen:
-    """Rows of energies and forces of all structures, summed.
+    """Sum the rows of energies and forces of all structures.
 
     Args:
         backbone: the model.
@@ -119,7 +119,7 @@ class Directions(NamedTuple):
 def random_sums(
     graph: AtomGraph, count: int, generators: Sequence[torch.Generator]
 ) -> Iterator[Directions]:
-    """`count` random directions with components +-1 / sqrt(count); a generator each structure."""
+    """Yield `count` random directions with components +-1 / sqrt(count), seeded by structure."""
     atoms = graph.node_counts()  # [S]
     everywhere = torch.ones(graph.num_structures, dtype=torch.bool)
     for _ in range(count):
@@ -134,7 +134,7 @@ def random_sums(
 def components(
     graph: AtomGraph, count: int, generator: torch.Generator | None = None
 ) -> Iterator[Directions]:
-    """`count` different force components of each structure: the first, or random ones."""
+    """Yield `count` different force components of each structure: the first, or random ones."""
     atoms = graph.node_counts()  # [S]
     first = (atoms.cumsum(0) - atoms) * 3
     order = [
@@ -152,7 +152,7 @@ def components(
 def force_rows(
     linearised: Linearised, directions: Iterable[Directions]
 ) -> Iterator[tuple[Directions, Tensor]]:
-    """Each direction with its rows, [structures that have it, d]."""
+    """Yield each direction with its rows, [structures that have it, d]."""
     known: Sequence[Directions] = list(directions)
     rows = linearised.rows_along(keys.FORCES, (one.u for one in known))
     for one, row in zip(known, rows, strict=True):
@@ -160,7 +160,7 @@ def force_rows(
 
 
 def batches_of(structures: Iterable[Atoms], most_atoms: int = BATCH_ATOMS) -> Iterator[list[Atoms]]:
-    """Structures with at most so many atoms together, or single ones."""
+    """Yield batches of at most so many atoms, or single structures."""
     batch: list[Atoms] = []
     for atoms in structures:
         if batch and sum(map(len, batch)) + len(atoms) > most_atoms:
@@ -176,7 +176,7 @@ def _parallel() -> bool:
 
 
 def _added_over_processes(evidence: Evidence, domain: Domain) -> tuple[Evidence, Domain]:
-    """The sum of the evidence of all processes, and their common domain."""
+    """Sum the evidence of all processes, and join their domains."""
     gram, count = evidence.gram().clone(), torch.tensor([evidence.count])
     dist.all_reduce(gram)
     dist.all_reduce(count)

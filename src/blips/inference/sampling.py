@@ -48,7 +48,7 @@ class Stochastic:
     estimator: str = "auto"
 
     def means(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
-        """Outputs for the posterior means."""
+        """Compute the outputs for the posterior means."""
         return self._evaluate(graph, None, derivatives).outputs
 
     def sample(
@@ -57,7 +57,7 @@ class Stochastic:
         generators: Sequence[torch.Generator],
         **derivatives: Unpack[Derivatives],
     ) -> Sample:
-        """K = len(generators) samples, each row with weights of its own."""
+        """Draw K = len(generators) samples, each row with weights of its own."""
         return self._evaluate(
             graph.replicate(len(generators)),
             lambda coefficients: SampledNoise(coefficients, generators, self.estimator),
@@ -67,7 +67,7 @@ class Stochastic:
     def frozen(
         self, graph: Graph, draws: Sequence[FrozenDraw], **derivatives: Unpack[Derivatives]
     ) -> Sample:
-        """K = len(draws) members, each with one draw for all rows and all calls."""
+        """Evaluate K = len(draws) members, each with one draw for all rows and all calls."""
         return self._evaluate(
             graph.replicate(len(draws)),
             lambda coefficients: FrozenNoise(coefficients, draws),
@@ -77,7 +77,7 @@ class Stochastic:
     def numbered(
         self, graph: Graph, numbers: range, seed: int, frozen: bool, derivatives: Derivatives
     ) -> Outputs:
-        """Outputs of the samples (or frozen members) with these numbers, without a graph."""
+        """Compute the outputs of the numbered samples (or frozen members), without autograd."""
         with torch.no_grad():  # forces switch gradients on where they need them
             if frozen:
                 draws = [FrozenDraw(seed, member) for member in numbers]
@@ -92,7 +92,7 @@ class Stochastic:
         make_noise: Callable[[Coefficients], Noise] | None,
         derivatives: Derivatives,
     ) -> Sample:
-        """Outputs under the noise that `make_noise` builds from this graph's coefficients.
+        """Compute outputs under the noise that `make_noise` builds from the coefficients.
 
         The coefficients are functions of the positions, so they are evaluated inside the energy
         that forces differentiate.

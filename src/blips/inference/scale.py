@@ -61,7 +61,7 @@ class Fit(NamedTuple):
 
 
 def fit_scale_and_misfit(var: Array, error: Array, force: Array, structures: int) -> Fit:
-    """Scale, floor and relative misfit of largest likelihood.
+    """Fit scale, floor and relative misfit by maximum likelihood.
 
     Args:
         var: q_i, variances for a scale of 1, [n].
@@ -80,7 +80,7 @@ def fit_scale_and_misfit(var: Array, error: Array, force: Array, structures: int
 
 
 def fit_scale_and_floor(var: Array, error: Array) -> Fit:
-    """Scale and floor of largest likelihood.
+    """Fit scale and floor by maximum likelihood.
 
     Args:
         var: q_i, variances for a scale of 1, [n].
@@ -105,13 +105,13 @@ def fit_scale_and_floor(var: Array, error: Array) -> Fit:
 
 
 def choose_ratio(ratios: Array, nlls: Array, structures: int) -> float:
-    """Mean of log r, weighted by exp(-S NLL(r))."""
+    """Average log r with weights exp(-S NLL(r))."""
     weights = np.exp(-structures * (nlls - nlls.min()))
     return float(np.exp(np.average(np.log(ratios), weights=weights)))
 
 
 def fit_factor(var: Array, error: Array) -> float:
-    """Factor on the deviations of largest likelihood, at most `LARGEST_FACTOR`.
+    """Fit the factor on the std by maximum likelihood, at most `LARGEST_FACTOR`.
 
     Where it is below one, it is 1.5 times as large, or one: a dozen energies near the data are a
     poor reason for narrow error bars far from it.
@@ -128,7 +128,7 @@ def fit_factor(var: Array, error: Array) -> float:
 
 
 def fit_floor(var: Array, error: Array, size: Array) -> float:
-    """Floor f of largest likelihood for errors of variance var_i + (f size_i)^2.
+    """Fit the floor f by maximum likelihood, for errors of variance var_i + (f size_i)^2.
 
     Args:
         var: known part of the variances, [n].
@@ -154,7 +154,7 @@ def fit_scale(
     labels: Labels | None = None,
     coefficients_of: CoefficientFunction | None = None,
 ) -> Scale:
-    """Ratio, scale and floors by the likelihood of validation errors.
+    """Fit ratio, scale and floors by the likelihood of validation errors.
 
     Args:
         backbone: the model.
@@ -188,7 +188,7 @@ def fit_scale(
 
 
 def keys_of(valid: Sequence[Atoms], labels: Labels | None) -> list[str]:
-    """Quantities that all validation structures have labels of; an error where there are none."""
+    """Return the quantities that all validation structures have labels of; error if none."""
     if not valid:
         raise InputError("the list of validation structures is empty; error bars need some labels")
     has = set[str].intersection(*(set(available(atoms, labels)) for atoms in valid))
@@ -224,7 +224,7 @@ def _valid_rows(
     labels: Labels | None,
     coefficients_of: CoefficientFunction | None,
 ) -> _ValidRows:
-    """Variances for all ratios, and errors, of energies and of force components."""
+    """Compute variances for all ratios, and errors, of energies and of force components."""
     grid = torch.as_tensor(ratios)
     least = VANISHING * float(spectrum.values.max()) ** 0.5
     var: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}

@@ -28,7 +28,7 @@ class Call(NamedTuple):
 
 @contextmanager
 def watched(backbone: Backbone, names: Sequence[str]) -> Iterator[list[Call]]:
-    """Note inputs and outputs of these maps while they run as they are."""
+    """Record inputs and outputs of these maps while they run unchanged."""
     calls: list[Call] = []
 
     def note(name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def watched(backbone: Backbone, names: Sequence[str]) -> Iterator[list[Call]]:
 def gradients(
     scalar: Tensor, calls: Sequence[Call], also: Sequence[Tensor] = (), *, differentiable: bool
 ) -> tuple[list[Product], list[Tensor]]:
-    """Every product of the calls with d(scalar)/dz, and d(scalar)/d(leaf) of other leaves."""
+    """Return every product of the calls with d(scalar)/dz, and gradients of other leaves."""
     for call in calls:
         if call.output._version != call.version:
             raise ConversionError(

@@ -47,7 +47,7 @@ def barrier(
     steps: int = STEPS,
     progress: Progress = quiet,
 ) -> Properties:
-    """Barrier between the ends of a path, both ways, and the energy between them.
+    """Compute the barrier between the ends of a path, both ways, and the energy between them.
 
     Args:
         potential: with a posterior.
@@ -97,7 +97,7 @@ def barrier(
 
 
 def heights(energies: Array, top: int | None = None) -> Values:
-    """Barriers and reaction energy of a profile [images], eV; its top is the highest image."""
+    """Compute barriers and reaction energy of a profile [images], eV, from its highest image."""
     highest = float(energies.max() if top is None else energies[top])
     first, last = float(energies[0]), float(energies[-1])
     return {

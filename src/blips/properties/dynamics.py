@@ -36,7 +36,7 @@ def distribution(
     members: int = 16,
     seed: int = 0,
 ) -> Properties:
-    """Radial distribution function of a trajectory, [bins].
+    """Compute the radial distribution function of a trajectory, [bins].
 
     Args:
         potential: that made the frames, by its means.
@@ -74,7 +74,7 @@ def distribution(
 def diffusion(
     mean: Sequence[Atoms], members: Sequence[Sequence[Atoms]], interval: float
 ) -> Properties:
-    """Mean squared displacement (A^2) and diffusion coefficient (cm^2/s) of all atoms.
+    """Compute mean squared displacement (A^2) and diffusion coefficient (cm^2/s) of all atoms.
 
     Args:
         mean: trajectory of the plain model, positions not wrapped.
@@ -124,14 +124,14 @@ def mean_squared_displacement(path: Array, count: int) -> Array:
 
 
 def slope(displacement: Array) -> float:
-    """Slope of the later half of a displacement, per frame."""
+    """Compute the slope of the later half of a displacement, per frame."""
     lags = np.arange(1, len(displacement) + 1)
     later = slice(len(lags) // 2, None)
     return float(np.polyfit(lags[later], displacement[later], 1)[0])
 
 
 def time_std(values: Array, blocks: int = BLOCKS) -> Array:
-    """Standard error of a mean over correlated frames [T, ...], from the means of blocks."""
+    """Estimate the standard error of a mean over correlated frames [T, ...], by blocks."""
     means = np.array([part.mean(axis=0) for part in np.array_split(values, blocks)])
     return means.std(axis=0, ddof=1) / np.sqrt(blocks)
 

@@ -63,7 +63,7 @@ def elastic(
     steps: int = STEPS,
     progress: Progress = quiet,
 ) -> Properties:
-    """Elastic constants of a crystal at zero temperature, ions relaxed, and its moduli.
+    """Compute elastic constants of a crystal at zero temperature, ions relaxed, and moduli.
 
     Args:
         potential: with a posterior.
@@ -135,7 +135,7 @@ class Strained:
     def hessian(
         self, surface: Surface, base: Array | None = None, start: Array | None = None
     ) -> tuple[Array, Array]:
-        """Second derivatives of the energy by strain, ions relaxed, [6, 6] eV.
+        """Compute second derivatives of the energy by strain, ions relaxed, [6, 6] eV.
 
         Args:
             surface: whose energy.
@@ -168,7 +168,7 @@ class Strained:
     def first_order_changes(
         self, potential: BayesianPotential, hessian: Array, ions: Array, members: int, seed: int
     ) -> Array:
-        """Changes of the members' elastic constants to first order, [K, 6, 6] eV/A^3."""
+        """Compute first-order changes of the members' elastic constants, [K, 6, 6] eV/A^3."""
         gradient, curvature = self._energy_derivatives(potential, ions, members, seed)
         shift = -np.linalg.solve(hessian, gradient.T).T  # e_k, [K, 6]
         main = np.linalg.svd(shift)[2][0]
@@ -186,7 +186,7 @@ class Strained:
     def _energy_derivatives(
         self, potential: BayesianPotential, ions: Array, members: int, seed: int
     ) -> tuple[Array, Array]:
-        """Gradient [K, 6] and Hessian [K, 6, 6] of the members' energy changes by strain, eV."""
+        """Compute strain gradient [K, 6] and Hessian [K, 6, 6] of members' energy changes, eV."""
         frames = [self.at(np.zeros(6))]
         frames += [self.at(e, u) for e, u in zip([*self.axes, *-self.axes], ions, strict=True)]
         for sign, of in ((1, ions[:6]), (-1, ions[6:])):
@@ -205,26 +205,26 @@ class Strained:
 
 
 def tensor(voigt: Array) -> Array:
-    """Symmetric tensor of a strain with engineering shears, [6] -> [3, 3]."""
+    """Return the symmetric tensor of a strain with engineering shears, [6] -> [3, 3]."""
     xx, yy, zz, yz, xz, xy = voigt
     return np.array([[xx, xy / 2, xz / 2], [xy / 2, yy, yz / 2], [xz / 2, yz / 2, zz]])
 
 
 def energy_gradient(stress: Array, voigt: Array, volume: float) -> Array:
-    """dE/de of the deformation I + e from the Cauchy stress (eV/A^3) there, [6] eV."""
+    """Compute dE/de of the deformation I + e from the Cauchy stress (eV/A^3) there, [6] eV."""
     first = volume * stress @ np.linalg.inv(np.eye(3) + tensor(voigt))
     return full_3x3_to_voigt_6_stress((first + first.T) / 2)
 
 
 def _coordinates(strain: Array) -> Array:
-    """Matrix of e' -> sym(e' e): a strain e' on top of a small one e, [6, 6]."""
+    """Compute the matrix of e' -> sym(e' e): a strain e' on top of a small one e, [6, 6]."""
     columns = [tensor(axis) @ tensor(strain) for axis in np.eye(6)]
     doubled = np.array([1, 1, 1, 2, 2, 2])  # engineering shears
     return np.array([full_3x3_to_voigt_6_stress((m + m.T) / 2) * doubled for m in columns]).T
 
 
 def moduli(constants: Array) -> Values:
-    """Elastic constants, bulk and shear modulus of Voigt, Reuss and Hill, eV/A^3 -> GPa."""
+    """Compute elastic constants and Voigt, Reuss and Hill moduli, eV/A^3 -> GPa."""
     c, s = constants / GPa, np.linalg.inv(constants) * GPa
 
     def parts(m: Array) -> tuple[float, float, float]:

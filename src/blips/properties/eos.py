@@ -54,7 +54,7 @@ def equation_of_state(
     steps: int = STEPS,
     progress: Progress = quiet,
 ) -> Properties:
-    """Volume, bulk modulus and its pressure derivative of a crystal at zero temperature.
+    """Compute volume, bulk modulus and its pressure derivative at zero temperature.
 
     Args:
         potential: with a posterior.

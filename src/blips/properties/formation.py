@@ -46,7 +46,7 @@ def formation_energy(
     steps: int = STEPS,
     progress: Progress = quiet,
 ) -> Properties:
-    """Formation energy of a relaxed structure from elements, eV/atom.
+    """Compute the formation energy of a relaxed structure from elements, eV/atom.
 
     Args:
         potential: with a posterior.
@@ -92,7 +92,7 @@ def formation_energy(
 
 
 def reaction(atoms: Atoms, references: References) -> tuple[Array, float]:
-    """Weights of the energies of the compound and of those references that are structures.
+    """Return the weights of the energies of the compound and of the reference structures.
 
     Returns:
         Weights [1 + references], 1/atoms, and what energies from elsewhere subtract, eV/atom.

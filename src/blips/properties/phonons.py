@@ -69,7 +69,7 @@ def phonons(
     steps: int = STEPS,
     progress: Progress = quiet,
 ) -> Properties:
-    """Harmonic phonons of a relaxed crystal; thermal properties are those of a mole of its cell.
+    """Compute harmonic phonons of a relaxed crystal, thermal properties per mole of cells.
 
     Args:
         potential: with a posterior.
@@ -145,7 +145,7 @@ def _expansion(
     fmax: float,
     steps: int,
 ) -> tuple[Array, list[Atoms]]:
-    """Isotropic strains w_k of the members' equilibria, [K]; the crystal under +-STRAIN."""
+    """Compute isotropic strains w_k of the members' equilibria, [K], and crystals at +-STRAIN."""
     frames = [isotropic(mean, (1 + w) ** 3) for w in (STRAIN, -STRAIN)]
     frames = relaxed(surface, frames, fmax=fmax, steps=steps)
     stress = surface(frames, stress=True).array("stress")  # [2, 3, 3]
@@ -205,12 +205,12 @@ class _Lattice:
             self.details |= {"temperatures": np.array(self._temperatures)}
 
     def forces(self, surface: Surface) -> Array:
-        """Forces that displacements make, [displacements, N, 3] eV/A."""
+        """Compute the forces that displacements make, [displacements, N, 3] eV/A."""
         forces = np.array([surface([one]).array("forces") for one in self.supercells])
         return forces[1:] - forces[0]
 
     def force_constants(self, forces: Array) -> Array:
-        """Force constants of such forces, or changes of them, [N, N, 3, 3] eV/A^2."""
+        """Compute force constants of such forces, or changes of them, [N, N, 3, 3] eV/A^2."""
         self._phonopy.forces = forces
         self._phonopy.produce_force_constants(show_drift=False)
         self._phonopy.symmetrize_force_constants(show_drift=False)
@@ -220,7 +220,7 @@ class _Lattice:
         return np.array(found)
 
     def lowest_frequency(self, constants: Array) -> float:
-        """Lowest frequency of the mesh, THz; imaginary ones are negative."""
+        """Return the lowest frequency of the mesh, THz; imaginary ones are negative."""
         self._phonopy.force_constants = constants
         return float(self._phonopy.run_mesh(MESH).frequencies.min())
 
@@ -231,7 +231,7 @@ class _Lattice:
         self.details["frequencies"] = self._frequencies
 
     def values(self, constants: Array) -> Values:
-        """Bands, density of states and thermal properties."""
+        """Compute bands, density of states and thermal properties."""
         phonopy = self._phonopy
         phonopy.force_constants = constants
         found: Values = {"bands": np.array(phonopy.run_qpoints(self._vectors).frequencies)}
@@ -242,7 +242,7 @@ class _Lattice:
         return found | {name: np.array(getattr(thermal, name)) for name in THERMAL}
 
     def dos(self, constants: Array) -> Array:
-        """Density of states of the mesh at the chosen frequencies, [f]."""
+        """Compute the density of states of the mesh at the chosen frequencies, [f]."""
         grid = self._frequencies
         if grid is None:
             raise PropertyError("the frequencies of the density of states are not chosen yet")

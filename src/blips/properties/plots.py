@@ -39,7 +39,7 @@ def plot(found: Properties) -> "Figure":
 
 
 def _number(axes: "Axes", one: Property) -> None:
-    """Members as a histogram of strokes, value and std above it."""
+    """Draw members as strokes of a histogram, value and std above them."""
     value, std = float(one.value), float(one.std)
     axes.axvspan(value - std, value + std, color=BLUE, alpha=0.15, lw=0)
     axes.axvline(value, color=BLUE, lw=2)

@@ -97,7 +97,7 @@ def _loaded(model: str) -> BayesianPotential:
 
 
 def _digest(kind: str, model: str, atoms: Atoms, options: Mapping[str, Any]) -> str:
-    """Digest of everything that a result depends on."""
+    """Digest everything that a result depends on."""
     digest = hashlib.sha256(repr((kind, model, sorted(options.items()))).encode())
     if Path(model).is_file():
         digest.update(_contents(model, Path(model).stat().st_mtime))
@@ -108,7 +108,7 @@ def _digest(kind: str, model: str, atoms: Atoms, options: Mapping[str, Any]) -> 
 
 @lru_cache(maxsize=1)
 def _contents(model: str, changed: float) -> bytes:
-    """Digest of a file as it was at that time."""
+    """Digest the contents of a file as they are now."""
     return hashlib.sha256(Path(model).read_bytes()).digest()
 
 

@@ -98,7 +98,7 @@ def _values(surface: Surface, own: Atoms, mean: Atoms) -> Values:
 
 
 def energy_factor(potential: BayesianPotential) -> float:
-    """What deviations of energies are multiplied with, see `blips.inference.conditioned`."""
+    """Return the factor on the std of energies, see `blips.inference.conditioned`."""
     return 1.0 if potential.posterior is None else potential.posterior.scale.energy_factor
 
 
@@ -141,7 +141,7 @@ def relaxed(
 
 
 def give_results(atoms: Atoms, one: Any) -> None:
-    """Let ASE find what was predicted for this very geometry."""
+    """Attach predicted results to the structure, for ASE to find."""
     results: dict[str, Any] = {"energy": float(one.array("energy")[0]), "forces": one.forces}
     if one.stress is not None:
         results["stress"] = full_3x3_to_voigt_6_stress(one.stress[0])

@@ -52,7 +52,7 @@ class Property:
 
     @classmethod
     def of(cls, name: str, value: Array | float, members: Array, units: str) -> "Property":
-        """Property whose std is that of its members; NaN where there is none."""
+        """Make a property whose std is that of its members; NaN where there is none."""
         if len(members) == 0:
             std = np.full_like(np.asarray(value, dtype=float), np.nan)
         else:
@@ -68,7 +68,7 @@ class Property:
         return Property(self.name, factor * self.value, std, factor * self.members, self.units)
 
     def __str__(self) -> str:
-        """Give name, value, std and units."""
+        """Return name, value, std and units."""
         if np.ndim(self.value) == 0:
             return f"{self.name} = {self.value:.5g} ± {self.std:.2g} {self.units}".rstrip()
         return f"{self.name} {np.shape(self.value)} ± {np.max(self.std):.2g} {self.units}".rstrip()
@@ -105,14 +105,14 @@ class Properties(Mapping[str, Property]):
         return len(self.quantities)
 
     def __str__(self) -> str:
-        """Give one line for each quantity, and one for what failed."""
+        """Return one line for each quantity, and one for what failed."""
         lines = [str(one) for one in self.values()]
         lines += self.details.get("notes", [])
         lines += [f"member {number} failed: {why}" for number, why in self.failures.items()]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, JSON-able."""
+        """Return everything, JSON-able."""
         return _plain(
             {
                 "kind": self.kind,
@@ -125,7 +125,7 @@ class Properties(Mapping[str, Property]):
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Properties":
-        """Inverse of `to_dict`, also through JSON; lists of `details` become arrays."""
+        """Restore what `to_dict` returned, also through JSON; lists of `details` become arrays."""
         quantities = {
             name: Property(
                 name,
@@ -145,7 +145,7 @@ class Properties(Mapping[str, Property]):
         write_atomically(Path(path), json.dumps(self.to_dict(), indent=1).encode())
 
     def plot(self) -> "Figure":
-        """Figure of matplotlib with values, members and error bars."""
+        """Plot values, members and error bars with matplotlib."""
         from blips.properties.plots import plot
 
         return plot(self)
@@ -169,7 +169,7 @@ def gathered(
 
 
 def first_order(function: Callable[[Array], Values], base: Array, changes: Array) -> list[Values]:
-    """Values of `function` for base + change of each member, to first order in the change.
+    """Compute `function` of base + change for each member, to first order in the change.
 
     Args:
         function: of an array in the shape of `base`; it has to be smooth.
@@ -193,7 +193,7 @@ def check_method(method: str, members: int) -> None:
 
 
 def _array(content: Any) -> Any:
-    """Lists of numbers as arrays, null as NaN; everything else as it is."""
+    """Turn lists of numbers into arrays, null into NaN; leave everything else."""
     if content is None:
         return float("nan")
     if not isinstance(content, list):
@@ -205,7 +205,7 @@ def _array(content: Any) -> Any:
 
 
 def _plain(content: Any) -> Any:
-    """JSON-able; numbers that are not finite become null."""
+    """Convert to JSON-able values; numbers that are not finite become null."""
     if isinstance(content, Mapping):
         return {str(key): _plain(value) for key, value in content.items()}
     if isinstance(content, list | tuple | np.ndarray):

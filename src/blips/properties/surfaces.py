@@ -72,7 +72,7 @@ def by_members(
 def energy_changes(
     potential: BayesianPotential, structures: Sequence[Atoms], members: int, seed: int
 ) -> Array:
-    """Changes b . v_k of the energies of all members, [K, S] eV, without backward passes."""
+    """Compute changes b . v_k of all members' energies, [K, S] eV, without backward passes."""
     noise = _draws(potential, structures, members, seed)
     parts = [
         linearised.energy_changes(noise)[keys.ENERGY].numpy(force=True)
@@ -84,7 +84,7 @@ def energy_changes(
 def force_changes(
     potential: BayesianPotential, structures: Sequence[Atoms], members: int, seed: int
 ) -> list[Array]:
-    """Changes of the forces of all members, [K, N, 3] eV/A for each structure."""
+    """Compute changes of the forces of all members, [K, N, 3] eV/A for each structure."""
     noise = _draws(potential, structures, members, seed)
     return [
         linearised.members(noise)[keys.FORCES].double().numpy(force=True)
@@ -106,7 +106,7 @@ def _passes(potential: BayesianPotential, structures: Sequence[Atoms], *, forces
 
 
 def _draws(potential: BayesianPotential, structures: Sequence[Atoms], members: int, seed: int):
-    """Draws v_k [K, d], those of `potential.draw`; a warning for elements without data."""
+    """Draw v_k [K, d] as `potential.draw` does; warn of elements without data."""
     if potential.posterior is None:
         raise InputError(
             "error bars to first order need a posterior that has seen data; condition the "

@@ -53,7 +53,7 @@ def render_campaign(
     sets: Sequence[Mapping[str, Any]] = (),
     baseline: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page of a campaign.
+    """Render the page of a campaign.
 
     Args:
         name: of the campaign.
@@ -83,7 +83,7 @@ def render_campaign(
 
 
 def _errors(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Errors of every model: on the test set, else on the labels that it asked for."""
+    """Return the errors of every model: on the test set, else on the labels it asked for."""
     curve = [dict(entry) for entry in summary["curve"]]
     surprises = [entry.pop("surprise", None) or {} for entry in curve]
     if any("force_mae" in entry for entry in curve):
@@ -102,7 +102,7 @@ def _in_3d(sets: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _compared(curve: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any] | None) -> str:
-    """How many labels of the baseline's this campaign needed for its last error."""
+    """Say how many of the baseline's labels this campaign needed for its last error."""
     from blips.active.summary import labels_to_reach
 
     other = [] if baseline is None else _judged(_errors(baseline))

@@ -59,7 +59,7 @@ Section = tuple[str, str, str]
 
 
 def document(title: str, lead: str, sections: Sequence[Section], data: Mapping[str, Any]) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
         title: of the report.
@@ -96,7 +96,7 @@ def render(
     settings: Mapping[str, str],
     provenance: Mapping[str, str],
 ) -> str:
-    """The page of a run.
+    """Render the page of a run.
 
     Args:
         title: of the report.
@@ -119,7 +119,7 @@ def render(
 
 
 def figures(plots: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> str:
-    """Figures for the plots that are there."""
+    """Return figures for the plots that are there."""
     found = [
         _figure(name, titles[name], note=plots[name]["note"]) for name in titles if name in plots
     ]
@@ -127,7 +127,7 @@ def figures(plots: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -
 
 
 def policy(scripts: Sequence[str], style: str) -> str:
-    """Content security policy that allows these texts and nothing else."""
+    """Return the content security policy that allows these texts and nothing else."""
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'sha256-{_digest(style)}'; "
@@ -137,12 +137,12 @@ def policy(scripts: Sequence[str], style: str) -> str:
 
 @cache
 def resource(name: str) -> str:
-    """Text of a file of this package."""
+    """Read the text of a file of this package."""
     return (files("blips.report") / name).read_text(encoding="utf-8")
 
 
 def _comment(text: str) -> str:
-    """Text that cannot end an HTML comment."""
+    """Escape a text so that it cannot end an HTML comment."""
     return text.replace("--", "- -").replace(">", "&gt;")
 
 
@@ -151,7 +151,7 @@ def _digest(text: str) -> str:
 
 
 def _json(data: Any) -> str:
-    """JSON that no text within it can end or open a tag of."""
+    """Write JSON in which no text can end or open a tag."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -165,7 +165,7 @@ def _summary(evaluations: Mapping[str, Evaluation], notes: Sequence[str]) -> str
 
 
 def _said(name: str, evaluation: Evaluation) -> str:
-    """The verdict on one set, a line for each quantity."""
+    """Return the verdict on one set, a line for each quantity."""
     lines = "<br>".join(escape(line) for line in verdict(evaluation).splitlines())
     return f"<p><strong>{escape(name)}</strong>: {lines}</p>"
 
@@ -195,7 +195,7 @@ def _full_table(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def table(caption: str, headers: Sequence[str], rows: Sequence[str]) -> str:
-    """A table of rows that are HTML already, which scrolls where it is too wide."""
+    """Return a table of rows that are HTML already, which scrolls where it is too wide."""
     heads = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
@@ -256,7 +256,7 @@ def _choice(sets: Sequence[Mapping[str, Any]], name: str) -> str:
 
 
 def viewer(sets: Sequence[Mapping[str, Any]]) -> str:
-    """Structures in 3D, with the std of their atoms."""
+    """Show structures in 3D, with the std of their atoms."""
     if not any(one["structures"] for one in sets):
         return ""
     return Template(resource("page/viewer.html")).substitute(choice=_choice(sets, "set3d"))
@@ -270,7 +270,7 @@ def _section(identifier: str, title: str, body: str) -> str:
 
 
 def details(name: str, text: str) -> str:
-    """A long text that opens at a click."""
+    """Return a long text that opens at a click."""
     return (
         f"<details><summary>{escape(name)}</summary>"
         f'<pre tabindex="0">{escape(text)}</pre></details>'

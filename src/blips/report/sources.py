@@ -67,7 +67,7 @@ class Sources:
 def write_manifest(
     folder: str | Path, title: str, model: str, run: str, labelled: Mapping[str, str]
 ) -> Path:
-    """Say what a report on this folder is about; paths relative to it."""
+    """Write what a report on this folder covers; paths are relative to it."""
     path = Path(folder) / MANIFEST
     content = {"title": title, "model": model, "run": run, "labelled": dict(labelled)}
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
@@ -207,7 +207,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
 def _validation(
     run: RunFolder, config: RunConfig | None
 ) -> tuple[dict[str, list[Atoms]], tuple[str, ...]]:
-    """Give the structures that the run validated on, where its configuration says which."""
+    """Return the structures that the run validated on, where its configuration says which."""
     missing = (
         "There is no run that says which structures to predict; --structures test.extxyz adds "
         "predictions.",

@@ -21,7 +21,7 @@ MAX_ROUNDS = 30
 def uncertain_structures(
     structures: Sequence[Atoms], prediction: Prediction, references: References, count: int
 ) -> list[dict[str, Any]]:
-    """Those with the largest atomic force std (root of the summed component variances)."""
+    """Return those with the largest atomic force std (root of summed component variances)."""
     if prediction.forces_total_std is None:
         return []
     std = np.linalg.norm(prediction.forces_total_std, axis=1)  # [N]
@@ -59,7 +59,7 @@ def _entry(index: int, atoms: Atoms, std: np.ndarray, error: np.ndarray | None) 
 def viewed_set(
     name: str, entries: list[dict[str, Any]], plots: Mapping[str, Plot]
 ) -> dict[str, Any]:
-    """One set of structures for the page: its name, plots, and structures on one colour scale."""
+    """Return one set of structures for the page: name, plots, structures on one colour scale."""
     std_max = max((entry["std_max"] for entry in entries), default=0.0)
     return {
         "name": name,
@@ -70,7 +70,7 @@ def viewed_set(
 
 
 def picked_sets(folder: str | Path, summary: Mapping[str, Any], shown: int) -> list[dict[str, Any]]:
-    """The labelled picks of every round, latest first: std when picked, and the error afterwards.
+    """Return the labelled picks of every round, latest first: std when picked, later error.
 
     Args:
         folder: of the campaign, where its models are. Rounds whose model is gone are left out.

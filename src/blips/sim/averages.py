@@ -42,7 +42,7 @@ class Average:
 
 
 def over_members(by_member: Sequence[Array] | Array) -> Average:
-    """Give mean and std of averages that the members made themselves, [M, ...]."""
+    """Return mean and std of averages that the members made themselves, [M, ...]."""
     values = np.asarray(by_member, dtype=float)
     if len(values) < 2:
         raise InputError(f"a standard deviation needs at least 2 members, got {len(values)}")

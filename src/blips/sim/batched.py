@@ -232,7 +232,7 @@ def _stops(findings: list[Finding]) -> bool:
 
 
 def _frame(state: Any, model: TorchSimModel) -> Atoms:
-    """Give the structure of a state with one system, with its results, std and momenta."""
+    """Return the structure of a state with one system, with its results, std and momenta."""
     (atoms,) = state.to_atoms()
     atoms.set_masses(state.masses.cpu().numpy())
     if hasattr(state, "momenta"):

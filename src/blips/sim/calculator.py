@@ -123,7 +123,7 @@ class Calculator(ASECalculator):
             annotate(atoms, self.results)
 
     def _keeps_stress(self) -> bool:
-        """Whether the stress of this structure is known already, and is kept."""
+        """Return whether the stress of this structure is known already, and is kept."""
         return keys.STRESS in self.results
 
     def _without_sampling(self, graph: Graph, stress: bool) -> Prediction:
@@ -158,14 +158,14 @@ def check_method(potential: object, method: str, owner: str) -> None:
 
 
 def uncertainty_method(method: str, potential: Model) -> str:
-    """How `predict` makes the uncertainties of a method; a member's are those of its committee."""
+    """Return the `predict` method of a name; a member's is that of its committee."""
     if method == "frozen" and isinstance(potential, BayesianPotential):
         return "frozen" if potential.posterior is None else "conditioned"
     return "auto" if method == "map" else method
 
 
 def _results(prediction: Prediction) -> dict[str, Any]:
-    """Results of one structure, ASE's free energy among them."""
+    """Return the results of one structure, ASE's free energy among them."""
     found = prediction.ase_results()
     return {**found, "free_energy": found[keys.ENERGY]}
 

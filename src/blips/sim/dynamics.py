@@ -85,7 +85,7 @@ def run_guarded(
     atoms, outcome = dynamics.atoms, Outcome(frames=saver.frames)
 
     def look() -> bool:
-        """Whether to go on."""
+        """Check the structure; return whether to go on."""
         findings = guard.check(atoms)
         if not findings:
             return True

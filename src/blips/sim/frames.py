@@ -81,7 +81,7 @@ class FrameSaver:
 
 
 def nearest_distances(atoms: Atoms) -> np.ndarray:
-    """Give the distances of each atom to its nearest neighbours, in order, [N, 6] A.
+    """Return the distances of each atom to its nearest neighbours, in order, [N, 6] A.
 
     Places without a neighbour within 6 A hold 6 A.
     """

@@ -176,7 +176,7 @@ class Guard:
 
 
 def std_for(error: float, rate: float) -> float:
-    """Give the std at which a share `rate` of force errors is expected above `error`, eV/A.
+    """Return the std at which a share `rate` of force errors is expected above `error`, eV/A.
 
     An error that is normal along one direction exceeds `error` with probability `rate` where
     std = error / Phi^-1(1 - rate / 2). Of all directions that an atom's error can take with this

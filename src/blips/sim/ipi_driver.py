@@ -85,7 +85,7 @@ class Committee(Dummy_driver):
         return float(energy[0]), forces, virial, json.dumps(shifted)
 
     def _atomic_units(self, prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Give energy [1], forces [N, 3] and virial [3, 3] in Hartree and Bohr."""
+        """Return energy [1], forces [N, 3] and virial [3, 3] in Hartree and Bohr."""
         energy = np.asarray(prediction.array("energy"), dtype=float)
         forces = np.asarray(prediction.array("forces"), dtype=float)
         stress = np.asarray(prediction.array("stress"), dtype=float)[0]

@@ -197,7 +197,7 @@ class Coupling:
     def _called(
         self, _: Any, step: int, __: int, tag: np.ndarray, x: np.ndarray, f: np.ndarray
     ) -> None:
-        """Give forces [N, 3], energy, virial and std; LAMMPS would ignore what is raised here."""
+        """Return forces [N, 3], energy, virial and std; LAMMPS would ignore what is raised here."""
         try:
             order = self._update(tag, x)
             virial = -self._atoms.get_stress()[VIRIAL_ORDER] * self._atoms.get_volume()
@@ -213,7 +213,7 @@ class Coupling:
             self.lmp.fix_external_set_vector(self.fix, 4, 1.0)  # ends the run, by fix halt
 
     def _update(self, tag: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Take LAMMPS's state over; its atoms change their order, ours is that of their tags."""
+        """Update from LAMMPS's state; its atoms change their order, ours is that of their tags."""
         order = np.argsort(tag)
         low, high, xy, yz, xz, periodic, _ = self.lmp.extract_box()
         (lx, ly, lz), pbc = np.subtract(high, low), np.array(periodic, dtype=bool)
@@ -256,7 +256,7 @@ def _run_lines(lmp: Any, lines: list[str], script: str | Path) -> None:
 
 
 def _numbers_of_types(lmp: Any, calculator: Calculator, elements: Sequence[str]) -> np.ndarray:
-    """Give the atomic number of each atom type, [types]."""
+    """Return the atomic number of each atom type, [types]."""
     count = lmp.extract_setting("ntypes")
     unknown = [symbol for symbol in elements if symbol not in atomic_numbers or symbol == "X"]
     if unknown or len(elements) != count:
@@ -273,7 +273,7 @@ def _numbers_of_types(lmp: Any, calculator: Calculator, elements: Sequence[str])
 
 
 def _checked_unit(lmp: Any) -> float:
-    """Give LAMMPS's unit of energy in eV, or say what in LAMMPS does not fit."""
+    """Return LAMMPS's unit of energy in eV, or say what in LAMMPS does not fit."""
     units = lmp.extract_global("units")
     if units not in ENERGY_UNITS:
         raise InputError(f"LAMMPS's units are {units}; expected 'units metal' or 'units real'")

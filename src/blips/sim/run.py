@@ -94,7 +94,7 @@ class MDSettings:
             )
 
     def temperature_at(self, step: int) -> float:
-        """Give the temperature of the thermostat, K."""
+        """Return the temperature of the thermostat, K."""
         if self.to is None:
             return self.temperature
         return self.temperature + (self.to - self.temperature) * step / max(1, self.steps)

@@ -144,7 +144,7 @@ class TorchSimModel(ModelInterface):
     def _tensors(
         self, structures: list[Atoms], predict: Callable[[list[Atoms]], Prediction]
     ) -> dict[str, Tensor]:
-        """Give outputs of all structures, NaN for those without finite positions."""
+        """Return outputs of all structures, NaN for those without finite positions."""
         whole = [bool(np.isfinite(atoms.positions).all()) for atoms in structures]
         if not any(whole):
             raise InputError("no structure of the batch has finite positions: all have exploded")

@@ -22,7 +22,7 @@ Model = AtomisticBackbone | EnergyFunction
 def random_structure(
     seed: int, periodic: bool = True, elements: Sequence[str] = ("N", "H", "Si")
 ) -> Atoms:
-    """Eight atoms on a shaken grid, more than 1.2 A apart; in a small skewed cell or free."""
+    """Make eight atoms on a shaken grid, more than 1.2 A apart; in a small skewed cell or free."""
     rng = np.random.default_rng(seed)
     grid = np.stack(np.meshgrid(*[[0.25, 0.75]] * 3), axis=-1).reshape(-1, 3)
     cell = 4.4 * np.eye(3) + rng.uniform(-0.2, 0.2, (3, 3))
@@ -79,14 +79,14 @@ def check_contract(
 def check_rotation(
     model: Model, atoms: Atoms, *, cutoff: float | None = None, atol: float = 1e-8
 ) -> None:
-    """Energies stay, forces and stress turn with the structure."""
+    """Check that energies stay, and forces and stress turn with the structure."""
     _check_orthogonal(model, atoms, rotation_matrix(), cutoff, atol, "rotation")
 
 
 def check_reflection(
     model: Model, atoms: Atoms, *, cutoff: float | None = None, atol: float = 1e-8
 ) -> None:
-    """Energies of the mirror image are the same; forces and stress are mirrored."""
+    """Check that energies of the mirror image are equal, its forces and stress mirrored."""
     mirror = rotation_matrix() @ np.diag([1.0, 1.0, -1.0])
     _check_orthogonal(model, atoms, mirror, cutoff, atol, "reflection")
 
@@ -94,7 +94,7 @@ def check_reflection(
 def check_translation(
     model: Model, atoms: Atoms, *, cutoff: float | None = None, atol: float = 1e-8
 ) -> None:
-    """A shift of all atoms, and of single atoms by lattice vectors, changes nothing."""
+    """Check that shifts of all atoms, or of some by lattice vectors, change nothing."""
     moved = atoms.copy()
     moved.positions += [3.1, -7.7, 12.3]
     moved.wrap()
@@ -105,7 +105,7 @@ def check_translation(
 def check_permutation(
     model: Model, atoms: Atoms, *, cutoff: float | None = None, atol: float = 1e-8
 ) -> None:
-    """Atoms in another order have the same energies and forces in that order."""
+    """Check that reordered atoms have the same energies and reordered forces."""
     order = np.random.default_rng(0).permutation(len(atoms))
     expected = _evaluate(model, atoms, cutoff)
     for name in {keys.ENERGIES, keys.FORCES} & expected.keys():
@@ -116,7 +116,7 @@ def check_permutation(
 def check_batching(
     model: Model, structures: Sequence[Atoms], *, cutoff: float | None = None, atol: float = 1e-8
 ) -> None:
-    """A batch gives what its structures give one by one."""
+    """Check that a batch gives what its structures give one by one."""
     alone = [_evaluate(model, [atoms], cutoff) for atoms in structures]
     together = _evaluate(model, structures, cutoff)
     expected = {name: torch.cat([one[name] for one in alone]) for name in together}
@@ -131,7 +131,7 @@ def check_smoothness(
     step: float = 1e-6,
     atol: float = 1e-4,
 ) -> None:
-    """Energies and forces of a bonded pair do not jump when an atom crosses its cutoff.
+    """Check that energies and forces do not jump when an atom crosses the cutoff of another.
 
     The atom is placed `step` (A) inside and outside; a smooth model changes by about its
     curvature times `step`, which is to be far below `atol`.
@@ -155,7 +155,7 @@ def check_forces(
     step: float = 1e-4,
     atol: float = 1e-5,
 ) -> None:
-    """Forces are -dE/dr by central differences, with neighbours found anew at every step (A)."""
+    """Check forces against central differences of the energy, with new neighbour lists (A)."""
     displaced = []
     for index in np.ndindex(len(atoms), 3):
         for offset in (step, -step):
@@ -175,7 +175,7 @@ def check_stress(
     step: float = 1e-5,
     atol: float = 1e-5,
 ) -> None:
-    """Stress is (1/V) dE/d(strain) by central differences of strained cells."""
+    """Check that stress is (1/V) dE/d(strain) by central differences of strained cells."""
     strained = []
     for a, b in np.ndindex(3, 3):
         for offset in (step, -step):
@@ -198,7 +198,7 @@ def check_precision(
     single: EnergyFunction | None = None,
     atol: float = 1e-3,
 ) -> None:
-    """Single and double precision agree; for a function, `single` is its float32 version."""
+    """Check that single and double precision agree; `single`: a function's float32 version."""
     if single is None and not isinstance(model, AtomisticBackbone):
         raise TypeError("check_precision of a function needs `single`, its float32 version")
     rounded = _evaluate(single or model, atoms, cutoff, torch.float32)
@@ -210,7 +210,7 @@ def check_precision(
 def check_second_derivatives(
     model: Model, elements: Sequence[str] = ("N", "H"), *, cutoff: float | None = None
 ) -> None:
-    """Forces have finite derivatives (training needs them), also where symmetry cancels them."""
+    """Check that forces have finite derivatives, also where symmetry cancels them."""
     energies_of, radius = _energies_and_cutoff(model, cutoff)
     one, other = elements[0], elements[-1]
     edge = 0.45 * radius
@@ -246,7 +246,7 @@ def _check_orthogonal(
 
 
 def _slopes(model: Model, pairs: Sequence[Atoms], cutoff: float | None, step: float) -> Tensor:
-    """(E(+step) - E(-step)) / (2 step) of structures that come as plus, minus, plus, minus."""
+    """Compute (E(+step) - E(-step)) / (2 step) of structures in order plus, minus, ...."""
     energies_of, _ = _energies_and_cutoff(model, cutoff)
     graph = _graph(model, pairs, cutoff)
     plus, minus = graph.sum_over_structures(energies_of(graph).detach()).view(-1, 2).T
@@ -259,7 +259,7 @@ def _evaluate(
     cutoff: float | None,
     dtype: torch.dtype = torch.float64,
 ) -> dict[str, Tensor]:
-    """Energy, energies, forces, and stress where every structure is periodic in 3 dimensions."""
+    """Compute energy, energies, forces, and stress where every structure is periodic in 3D."""
     graph = _graph(model, atoms, cutoff, dtype)
     stress = bool(graph.pbc.all())
     if _is_direct(model):
@@ -275,7 +275,7 @@ def _graph(
     cutoff: float | None,
     dtype: torch.dtype = torch.float64,
 ) -> AtomGraph:
-    """The model's own graph, or all pairs within the cutoff."""
+    """Return the model's own graph, or all pairs within the cutoff."""
     if isinstance(model, AtomisticBackbone) and cutoff is None:
         return model.graph(atoms, dtype)
     return AtomGraph.from_atoms(atoms, _energies_and_cutoff(model, cutoff)[1], dtype)

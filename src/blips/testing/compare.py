@@ -24,18 +24,18 @@ def assert_close(actual: Tensor, expected: Tensor, atol: float, what: str) -> No
 def assert_all_close(
     actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float, what: str
 ) -> None:
-    """`assert_close` for every expected quantity, by name."""
+    """Apply `assert_close` to every expected quantity, by name."""
     for name, value in expected.items():
         assert_close(actual[name], value, atol, f"{what} ({name})")
 
 
 def rotation_matrix(seed: int = 0) -> np.ndarray:
-    """A random proper rotation Q, [3, 3]; row vectors turn as r @ Q.T."""
+    """Draw a random proper rotation Q, [3, 3]; row vectors turn as r @ Q.T."""
     orthogonal, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))
     return orthogonal * np.sign(np.linalg.det(orthogonal))
 
 
 def gradient(value: Tensor, inputs: Tensor) -> Tensor:
-    """d(value)/d(inputs), itself differentiable."""
+    """Compute d(value)/d(inputs), itself differentiable."""
     (result,) = torch.autograd.grad(value, inputs, create_graph=True)
     return result

@@ -16,7 +16,7 @@ from blips.testing.compare import assert_all_close, rotation_matrix
 
 
 def check_declarations(backbone: Backbone, graph: Graph) -> None:
-    """Roles, row features and hyperparameters are what the backbone does on this graph."""
+    """Check that roles, row features and hyperparameters describe the backbone on this graph."""
     check_roles(backbone, graph)
     check_row_features(backbone, graph)
     if not isinstance(backbone, Adapter):  # such a one is made of a module, not of numbers
@@ -24,7 +24,7 @@ def check_declarations(backbone: Backbone, graph: Graph) -> None:
 
 
 def check_roles(backbone: Backbone, graph: Graph) -> None:
-    """Every role names maps that exist, and each of them sees one row per edge or node."""
+    """Check that every role names existing maps, each with one row per edge or node."""
     maps = {name: m for name, m in backbone.named_modules() if kind_of(m) is not None}
     for pattern in backbone.roles:
         if not any(fnmatchcase(name, pattern) for name in maps):
@@ -51,7 +51,7 @@ def check_roles(backbone: Backbone, graph: Graph) -> None:
 
 
 def check_row_features(backbone: Backbone, graph: Graph) -> None:
-    """Row features have the declared sizes; all but vectors stay when the graph is turned."""
+    """Check that row features have the declared sizes and, but for vectors, are invariant."""
     features = backbone.row_features(graph)
     sizes, rows = backbone.feature_sizes, backbone.row_counts(graph)
     for name in (keys.NODE, keys.EDGE):
@@ -74,7 +74,7 @@ def check_row_features(backbone: Backbone, graph: Graph) -> None:
 
 
 def check_hyperparameters(backbone: Backbone) -> None:
-    """The hyperparameters survive JSON and rebuild a model with the same parameters."""
+    """Check that the hyperparameters survive JSON and rebuild a model of equal parameters."""
     stored = json.loads(json.dumps(backbone.hyperparameters))
     rebuilt = type(backbone)(**stored)
     if rebuilt.hyperparameters != backbone.hyperparameters:
@@ -83,5 +83,5 @@ def check_hyperparameters(backbone: Backbone) -> None:
 
 
 def _turn(like: Tensor) -> Tensor:
-    """The rotation matrix in the dtype and on the device of `like`."""
+    """Return the rotation matrix in the dtype and on the device of `like`."""
     return torch.as_tensor(rotation_matrix()).to(like)

@@ -72,12 +72,12 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
 
 
 def backbone_of(model: Saveable) -> Backbone:
-    """The model itself where it is a backbone, else the one within it."""
+    """Return the model itself where it is a backbone, else the one within it."""
     return model if isinstance(model, Backbone) else model.backbone
 
 
 def state_of(model: Saveable) -> dict[str, Tensor]:
-    """Weights, and the tensors of posterior and alignment behind their own prefixes."""
+    """Return weights, and the tensors of posterior and alignment behind their own prefixes."""
     tensors = dict(model.state_dict())
     if isinstance(model, BayesianPotential):
         for prefix, part in ((POSTERIOR, model.posterior), (ALIGNMENT, model.alignment)):
@@ -87,7 +87,7 @@ def state_of(model: Saveable) -> dict[str, Tensor]:
 
 
 def describe(model: Saveable) -> dict[str, Any]:
-    """Everything but the weights that `rebuild` needs, JSON-able; no backbone if it cannot."""
+    """Describe all but the weights that `rebuild` needs, JSON-able; no backbone if it cannot."""
     backbone = backbone_of(model)
     description: dict[str, Any] = {
         "backbone": family_of(backbone),
@@ -111,7 +111,7 @@ def describe(model: Saveable) -> dict[str, Any]:
 
 
 def rebuild(description: Any, path: str | Path) -> Saveable:
-    """A model with the described architecture and arbitrary weights."""
+    """Make a model with the described architecture and arbitrary weights."""
     if isinstance(description, dict) and description.get("backbone", "") is None:
         raise CheckpointError(
             f"{path} has the weights of a model that blips cannot build by itself; build it as "
@@ -198,7 +198,7 @@ def posterior_from(
     model: BayesianPotential,
     path: str | Path,
 ) -> ConditionedPosterior:
-    """A saved posterior, checked against the model that it is for."""
+    """Restore a saved posterior, checked against the model that it is for."""
     try:
         posterior = ConditionedPosterior.from_dict(described, tensors)
         sketch = posterior.maps.sketch
@@ -228,7 +228,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mappi
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and JSON header of a file written by `write_tensors`."""
+    """Read tensors and JSON header of a file written by `write_tensors`."""
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
@@ -260,7 +260,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the header, in JSON with sorted keys, and of names, types, shapes and data."""
+    """Compute the SHA-256 of the header (sorted JSON), and of names, types, shapes and data."""
     described = {key: value for key, value in header.items() if key != "checksum"}
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
     for name in sorted(tensors):

@@ -29,7 +29,7 @@ from blips.uq.assess import recalibrate
 
 
 def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:
-    """Backbone as released or with random weights; Bayesian unless the configuration says no."""
+    """Build a released or untrained backbone; Bayesian unless the configuration says no."""
     backbone = _released(config) if is_released(config) else _untrained(config, seed)
     if not config.bayes.enabled:
         return backbone
@@ -61,7 +61,7 @@ def train_from_config(
 
 
 def plain_or_saved(model: str, weights: Path | None, trust: bool, device: str) -> Saveable:
-    """What a file that blips wrote holds, or the plain released model of that name.
+    """Load a file that blips wrote, or the plain released model of that name.
 
     Args:
         model: the file or the name.
@@ -84,7 +84,7 @@ def calibrated(
     align: bool = True,
     **options: Any,
 ) -> BayesianPotential:
-    """A model with error bars that fit these structures.
+    """Calibrate a model's error bars on these structures.
 
     Args:
         model: what `plain_or_saved` gives.
@@ -111,7 +111,7 @@ def conditioned(
     align: bool = True,
     **options: Any,
 ) -> BayesianPotential:
-    """A model that is conditioned on these structures.
+    """Condition a model on these structures.
 
     Args:
         model: what `plain_or_saved` gives.
@@ -143,7 +143,7 @@ def _condition_and_align(
     has: set[str],
     **options: Any,
 ) -> None:
-    """Forces give the scale of the error bars; energies, on top of it, those of the elements.
+    """Scale the error bars by forces, then align the elements by energies.
 
     Without forces the elements come first: else their energies would count as the model's errors.
     """
@@ -172,7 +172,7 @@ def export_model(path: Path, output: Path) -> Path:
 
 
 def is_released(config: ModelConfig) -> bool:
-    """Whether the model starts from released weights."""
+    """Return whether the model starts from released weights."""
     return config.pretrained and config.backbone in RELEASED
 
 

@@ -72,7 +72,7 @@ class TrainingDisplay:
 
 
 def errors_of(row: Mapping[str, float]) -> str:
-    """Mean absolute errors on the validation structures in an epoch's row, in words."""
+    """Describe the mean absolute errors on the validation structures in an epoch's row."""
     units = {"valid_mae_energy": "meV/atom", "valid_mae_forces": "meV/Å"}
     found = [f"{row[name]:.3g} {unit}" for name, unit in units.items() if name in row]
     return f"(MAE {', '.join(found)})" if found else ""

@@ -48,7 +48,7 @@ class FitResult:
     valid_data: TrainingData
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Summarise in one line."""
         best = self.progress.history[self.progress.best_epoch - 1]
         loss = f"{self.progress.best_loss:.6g} {errors_of(best)}".rstrip()
         return f"best validation loss {loss}, run in {self.folder}"
@@ -152,7 +152,7 @@ def _condition(
 
 
 def resolve_config(config: Source | Sequence[Source]) -> RunConfig:
-    """The configuration that one source, or several merged left to right, describe."""
+    """Load the configuration that one source, or several merged left to right, describe."""
     one = isinstance(config, str | Path | Mapping | BaseModel)
     return load_config(*([config] if one else config))
 
@@ -164,7 +164,7 @@ def _datasets(
     settings: RunConfig,
     run: RunFolder,
 ) -> tuple[TrainingData, TrainingData]:
-    """Training and validation sets; structures also give the model its reference energies."""
+    """Make training and validation sets, and fit the model's reference energies."""
     train = settings.data.train if train is None else train
     valid = settings.data.valid if valid is None else valid
     if train is None:
@@ -200,7 +200,7 @@ def _datasets(
 def _replay(
     potential: Model, replay: Data | None, settings: RunConfig, run: RunFolder, *, resume: bool
 ) -> TrainingData | None:
-    """The second set; for a released model its energies are moved to those of the model.
+    """Return the replay set; its energies are shifted to those of a released model.
 
     What was moved is in the folder: at a resumption the model may no longer be that of the start.
     """

@@ -27,11 +27,11 @@ class Display(Protocol):
     """Shows progress; see `blips.train.display`."""
 
     def step(self, epoch: int, parts: dict[str, float]) -> None:
-        """After a training step."""
+        """Act after a training step."""
         ...
 
     def epoch(self, row: dict[str, float]) -> None:
-        """After an epoch."""
+        """Act after an epoch."""
         ...
 
 
@@ -149,7 +149,7 @@ class Trainer:
         return self._over_processes(totals.means())
 
     def _over_processes(self, means: dict[str, float]) -> dict[str, float]:
-        """Means of all processes, each of which saw as many structures."""
+        """Average over all processes, each of which saw as many structures."""
         if self.fabric.world_size == 1:
             return means
         values = torch.tensor(list(means.values()), dtype=torch.float64, device=self.fabric.device)
@@ -157,7 +157,7 @@ class Trainer:
         return dict(zip(means, torch.as_tensor(reduced).tolist(), strict=True))
 
     def _validate(self) -> dict[str, float]:
-        """Validation loss, of the averaged weights where there are any."""
+        """Compute the validation loss, of the averaged weights where there are any."""
         self.objective.eval()
         totals = Totals()
         if self.average is not None:
@@ -208,7 +208,7 @@ class Trainer:
         return patience is not None and waited >= patience
 
     def _batches(self, data: TrainingData, epoch: int | None) -> Iterator[Batch]:
-        """Batches of this process: shuffled by (seed, epoch), or in order where epoch is None."""
+        """Yield batches of this process: shuffled by (seed, epoch); in order if epoch is None."""
         size = self.config.training.batch_size
         if epoch is None:
             order = torch.arange(len(data))
@@ -223,7 +223,7 @@ class Trainer:
             yield batch.to(self.fabric.device, self.dtype)
 
     def _replay_batch(self, epoch: int, step: int) -> Batch | None:
-        """Random structures of the second set, a function of (seed, epoch, step)."""
+        """Draw structures of the replay set, a function of (seed, epoch, step)."""
         data, weight = self.replay_data, self.config.training.replay_weight
         if data is None or weight == 0:
             return None
@@ -260,7 +260,7 @@ class Totals:
             self._sums[name] = self._sums.get(name, 0.0) + value * count
 
     def means(self) -> dict[str, float]:
-        """Means over all structures so far."""
+        """Return the means over all structures so far."""
         return {name: total / max(1, self._count) for name, total in self._sums.items()}
 
 
@@ -278,7 +278,7 @@ def _frozen_parameters(model: Model, settings: TrainingConfig) -> list[torch.nn.
 
 
 def _backbone_parameters(model: Model, settings: TrainingConfig) -> list[torch.nn.Parameter]:
-    """The backbone's trained parameters, where they can be frozen."""
+    """Return the backbone's trained parameters, where they can be frozen."""
     if not isinstance(model, BayesianPotential):
         raise ConfigError("training.freeze_backbone needs a Bayesian potential; see bayesianize")
     if settings.loss not in DISTRIBUTION_LOSSES:
@@ -290,7 +290,7 @@ def _backbone_parameters(model: Model, settings: TrainingConfig) -> list[torch.n
 
 
 def _fabric(config: RunConfig, folder: RunFolder) -> Fabric:
-    """Devices and processes as the configuration asks; an error where there are none such."""
+    """Set up devices and processes as configured; raise an error where there are none such."""
     settings = config.training
     try:
         return Fabric(

@@ -27,7 +27,7 @@ def data_loss(
     atom_counts: Tensor,
     config: TrainingConfig,
 ) -> dict[str, Tensor]:
-    """Weighted loss of every labelled quantity.
+    """Compute the weighted loss of every labelled quantity.
 
     Args:
         outputs: [K, rows, ...] by quantity; K = 1 for point losses.
@@ -50,7 +50,7 @@ def data_loss(
 
 
 def loss_factor(name: str, atom_counts: Tensor, config: TrainingConfig) -> float | Tensor:
-    """What turns a quantity (eV, A) into the loss's unit; [S] for energies per atom."""
+    """Return the factor from (eV, A) to the loss's unit; [S] for energies per atom."""
     if name not in (keys.ENERGY, keys.FORCES, keys.STRESS):
         return 1.0  # a quantity of the user's own, in a unit of its own
     unit = 1.0 / energy_factor(config.loss_unit)
@@ -59,7 +59,7 @@ def loss_factor(name: str, atom_counts: Tensor, config: TrainingConfig) -> float
 
 
 def atom_counts(graph: Graph) -> Tensor:
-    """Atoms of each structure, [S]."""
+    """Count the atoms of each structure, [S]."""
     return torch.bincount(graph.structure, minlength=graph.num_structures)
 
 
@@ -76,13 +76,13 @@ def _distance(config: TrainingConfig) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def huber(error: Tensor, delta: float | Tensor) -> Tensor:
-    """e^2 / 2 within delta, delta (|e| - delta / 2) beyond."""
+    """Compute e^2 / 2 within delta, delta (|e| - delta / 2) beyond."""
     size = error.abs()
     return torch.where(size <= delta, 0.5 * size.square(), delta * (size - 0.5 * delta))
 
 
 def conditional_huber(samples: Tensor, target: Tensor, delta: float) -> Tensor:
-    """Huber loss whose delta shrinks where the label itself is large.
+    """Compute a Huber loss whose delta shrinks where the label itself is large.
 
     Vectors of norm above 1, 2 and 3 units get delta times 0.7, 0.4 and 0.1, so that the few atoms
     with huge forces do not rule the fit. Scalars are treated as plain Huber.
@@ -96,14 +96,14 @@ def conditional_huber(samples: Tensor, target: Tensor, delta: float) -> Tensor:
 
 
 def sample_nll(samples: Tensor, target: Tensor) -> Tensor:
-    """Negative log-likelihood of a Gaussian with the samples' mean and variance, [K, ...]."""
+    """Compute the negative log-likelihood of a Gaussian with the samples' moments, [K, ...]."""
     var = samples.var(dim=0, unbiased=True) + VAR_FLOOR
     squared_error = (samples.mean(dim=0) - target).square()
     return 0.5 * (torch.log(2.0 * math.pi * var) + squared_error / var).mean()
 
 
 def sample_crps(samples: Tensor, target: Tensor) -> Tensor:
-    """Unbiased CRPS of K samples: mean |y_k - y| - 1/2 mean over pairs k != l of |y_k - y_l|."""
+    """Compute the unbiased CRPS of K samples: mean |y_k - y| - 1/2 mean_(k != l) |y_k - y_l|."""
     count = samples.shape[0]
     ordered, _ = samples.sort(dim=0)
     ranks = torch.arange(count, dtype=samples.dtype, device=samples.device)
@@ -135,19 +135,19 @@ class Anchor:
             )
 
     def penalty(self, model: nn.Module) -> Tensor:
-        """A of the model's present weights, one number."""
+        """Compute A of the model's present weights, one number."""
         trained = _trained_weights(model)
         distances = [_relative_distance(p, self.start[name]) for name, p in trained]
         return torch.stack(distances).mean()
 
     def restore(self, start: Mapping[str, Tensor]) -> None:
-        """Take the start of the run that is resumed."""
+        """Restore the starting weights of the run that is resumed."""
         for name, tensor in self.start.items():
             tensor.copy_(start[name])
 
 
 def _trained_weights(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Parameters that are trained and no others; the inference network has nothing to keep."""
+    """Return the trained parameters, without those of the inference network."""
     backbone = getattr(model, "backbone", model)
     return [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]
 

@@ -66,7 +66,7 @@ class Objective(nn.Module):
     def forward(
         self, batch: Batch, noise_key: NoiseKey, kl_scale: float, replay: Batch | None = None
     ) -> LossTerms:
-        """Loss of one training step.
+        """Compute the loss of one training step.
 
         Args:
             batch: structures and labels.
@@ -92,7 +92,7 @@ class Objective(nn.Module):
 
     @torch.no_grad()  # forces switch gradients on where they need them
     def evaluate(self, batch: Batch, seed: int = 0) -> dict[str, float]:
-        """Validation terms: MAP for point losses, K fixed samples for distribution losses.
+        """Compute validation terms: MAP for point losses, K fixed samples for distribution losses.
 
         Beside the loss, the mean absolute errors in meV/atom and meV/A, whatever the loss.
         """
@@ -116,7 +116,7 @@ class Objective(nn.Module):
     def _training_terms(
         self, batch: Batch, noise_key: NoiseKey
     ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
-        """Data loss of a batch by quantity, and the coefficients that it was sampled with."""
+        """Compute the data loss of a batch by quantity, and the coefficients of its samples."""
         derivatives = self._derivatives(batch, create_graph=True)
         if isinstance(self.model, Likelihood):
             return self.model.loss_terms(batch, self.config, derivatives), {}
@@ -164,7 +164,7 @@ class Objective(nn.Module):
         )
 
     def _data_terms(self, outputs: Outputs, batch: Batch, count: int) -> dict[str, Tensor]:
-        """Weighted loss of every quantity, for outputs of `count` samples, replica-major."""
+        """Compute the weighted loss of every quantity, for `count` samples, replica-major."""
         by_sample = {
             name: outputs[name].reshape(count, *target.shape)
             for name, target in batch.targets.items()
@@ -185,7 +185,7 @@ def _total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> L
 
 
 def mean_absolute_errors(outputs: Outputs, batch: Batch, count: int) -> dict[str, float]:
-    """Errors of the mean of `count` samples: energies in meV/atom, forces in meV/A."""
+    """Compute the MAE of the mean of `count` samples: energies in meV/atom, forces in meV/A."""
     errors: dict[str, float] = {}
     for name, size in ((keys.ENERGY, atom_counts(batch.graph)), (keys.FORCES, 1.0)):
         if name in batch.targets and name in outputs:
@@ -196,7 +196,7 @@ def mean_absolute_errors(outputs: Outputs, batch: Batch, count: int) -> dict[str
 
 
 def plain_outputs(backbone: Backbone, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
-    """Outputs of a backbone without posterior."""
+    """Compute the outputs of a backbone without posterior."""
     if backbone.conservative and isinstance(graph, AtomGraph):
         return energy_and_derivatives(
             lambda graph: backbone(graph)[keys.ENERGIES], graph, **derivatives
@@ -214,7 +214,7 @@ def _mean_coefficients(
 
 
 def displaced(graph: AnyGraph, largest_std: float, generator: torch.Generator) -> AnyGraph:
-    """Move every coordinate of the structures by N(0, s^2); neighbours stay as they were.
+    """Displace every coordinate by N(0, s^2); neighbour lists are kept.
 
     Args:
         graph: a batch of structures.

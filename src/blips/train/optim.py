@@ -12,7 +12,7 @@ from blips.potential import BayesianPotential
 
 
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> Optimizer:
-    """Adam or AdamW, with a learning rate of its own for the inference network."""
+    """Make Adam or AdamW, with a learning rate of its own for the inference network."""
     groups: list[dict[str, object]] = []
     if isinstance(model, BayesianPotential):
         encoder_lr = config.encoder_lr or config.lr
@@ -50,7 +50,7 @@ class Schedule:
         )
 
     def factor(self, step: int) -> float:
-        """Factor on the initial learning rate at a step."""
+        """Return the factor on the initial learning rate at a step."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if self.kind == "cosine":
@@ -70,7 +70,7 @@ class Schedule:
             self._plateau.step(valid_loss)
 
     def state(self) -> dict[str, float]:
-        """Numbers that `restore` needs."""
+        """Return the numbers that `restore` needs."""
         state: dict[str, float] = {"step": self._by_step.last_epoch}
         if self._plateau is not None:
             state |= {"best": self._plateau.best, "bad_epochs": self._plateau.num_bad_epochs}

@@ -55,7 +55,7 @@ def unexplained_energies(
     labels: Labels | None = None,
     var: np.ndarray | None = None,
 ) -> Alignment:
-    """Energies per element that are left when a model's energies are taken from the labels.
+    """Fit the energies per element that a model's energies leave unexplained.
 
     Args:
         backbone: the model.
@@ -77,7 +77,7 @@ def align(
     labels: Labels | None = None,
     var: np.ndarray | None = None,
 ) -> Alignment:
-    """Move a potential's energies per element to those of the labels, and keep what is unsure.
+    """Shift a potential's energies per element to the labels', and keep the uncertainty.
 
     Forces stay as they are. Arguments as for `unexplained_energies`.
     """
@@ -104,7 +104,7 @@ def moved(
     quantities: Sequence[str] = (keys.ENERGY, keys.FORCES),
     labels: Labels | None = None,
 ) -> list[Atoms]:
-    """Copies whose energies are without `shift`, with labels in eV and A under ASE's names."""
+    """Copy structures with `shift` taken off their energies; labels in eV, A, ASE's names."""
     copies: list[Atoms] = []
     for atoms in structures:
         found = extract(atoms, quantities, labels)

@@ -45,7 +45,7 @@ def load(path: str | Path, device: str | torch.device = "cpu", **options: Any) -
 
 
 def usable_device(name: str | torch.device) -> torch.device:
-    """The device of that name, or an error where there is none such on this machine."""
+    """Return the device of that name; raise an error where this machine has none such."""
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -57,12 +57,12 @@ def usable_device(name: str | torch.device) -> torch.device:
 
 
 def is_released_name(name: object) -> bool:
-    """Whether this is the name of a released model, and of no file."""
+    """Return whether this is the name of a released model, and of no file."""
     return isinstance(name, str) and name in RELEASED and not Path(name).is_file()
 
 
 def load_released(name: str, **options: Any) -> BayesianPotential:
-    """A released potential with the error bars that are shipped for it, if there are such.
+    """Load a released potential with the error bars that are shipped for it, if any.
 
     Args:
         name: one of `blips.backbones.RELEASED`.
@@ -91,13 +91,13 @@ def attach_posterior(potential: BayesianPotential, name: str) -> None:
 
 
 def provenance(name: str) -> dict[str, Any] | None:
-    """What a shipped posterior was made from; None where there is none."""
+    """Return what a shipped posterior was made from; None where there is none."""
     with _shipped(name) as path:
         return read_tensors(path)[1]["provenance"] if path.is_file() else None
 
 
 def weights_digest(potential: BayesianPotential) -> str:
-    """Digest of the conditioned weights, rounded so that platforms agree."""
+    """Digest the conditioned weights, rounded so that platforms agree."""
     digest = hashlib.sha256()
     for name in potential.conditioned().maps.roles:
         layer = potential.backbone.get_submodule(name)
@@ -107,5 +107,5 @@ def weights_digest(potential: BayesianPotential) -> str:
 
 
 def _shipped(name: str) -> AbstractContextManager[Path]:
-    """The file of a shipped posterior, whether there is one or not."""
+    """Return the path of a shipped posterior, whether there is one or not."""
     return resources.as_file(resources.files("blips.data") / FOLDER / f"{name}.safetensors")

@@ -83,7 +83,7 @@ class RunFolder:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, platform and command, for the record; the home folder is ~ in it."""
+    """Record versions, platform and command; the home folder is ~ in it."""
     home = f"{Path.home()}/"
     versions = {}
     for package in RECORDED:
@@ -100,7 +100,7 @@ def environment() -> dict[str, Any]:
 
 
 def _with_defaults(config: RunConfig) -> dict[str, Any]:
-    """The configuration as numbers; a posterior that is left open is written out."""
+    """Return the configuration as numbers; a posterior that is left open is written out."""
     resolved = config.model_dump(mode="json")
     posterior = resolved["model"]["bayes"]
     for name, value in (("prior_dropout", FROM_SCRATCH[0]), ("bounds", list(FROM_SCRATCH[1]))):

@@ -68,7 +68,7 @@ def restore_state(
     average: MovingAverage | None,
     anchor: Anchor | None = None,
 ) -> Progress:
-    """Put a run back to where `save_state` left it."""
+    """Restore a run to where `save_state` left it."""
     tensors, header = read_tensors(path)
     parts: dict[str, dict[str, Tensor]] = {
         part: {} for part in ("model", "optimizer", "average", "anchor")

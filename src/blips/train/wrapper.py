@@ -40,11 +40,11 @@ class Wrapper(nn.Module):
 
     @classmethod
     def rebuilt(cls, backbone: Backbone, settings: dict[str, Any]) -> "Wrapper":
-        """Make it around a backbone that a file describes, for the weights in that file."""
+        """Wrap a backbone that a file describes, for the weights in that file."""
         return cls(backbone, **settings)
 
     def __init_subclass__(cls) -> None:
-        """Make the class known to checkpoints."""
+        """Register the class for checkpoints."""
         super().__init_subclass__()
         if "kind" in cls.__dict__:
             Wrapper.kinds[cls.kind] = cls
@@ -54,7 +54,7 @@ class Stochastic(Wrapper):
     """A model that is random in training; the loss is that of its samples."""
 
     def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
-        """Outputs without noise."""
+        """Compute the outputs without noise."""
         raise NotImplementedError
 
     def sample(
@@ -63,7 +63,7 @@ class Stochastic(Wrapper):
         generators: Sequence[torch.Generator],
         **derivatives: Unpack[Derivatives],
     ) -> Sample:
-        """K = len(generators) samples, replica-major."""
+        """Draw K = len(generators) samples, replica-major."""
         raise NotImplementedError
 
 
@@ -73,5 +73,5 @@ class Likelihood(Wrapper):
     def loss_terms(
         self, batch: Batch, config: TrainingConfig, derivatives: Derivatives
     ) -> dict[str, Tensor]:
-        """Weighted loss of every labelled quantity; their sum is minimised."""
+        """Compute the weighted loss of every labelled quantity; their sum is minimised."""
         raise NotImplementedError

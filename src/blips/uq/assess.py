@@ -216,7 +216,7 @@ def _gain(calibrator: Calibrator, mean: np.ndarray, std: np.ndarray, target: np.
 
 # ---------------------------------------------------------------------------------- words and files
 def verdict(evaluation: Evaluation) -> str:
-    """Say first what matters: how large errors are, whether error bars are right, if they rank."""
+    """Summarise how large errors are, and whether error bars are right and rank them."""
     sentences = [_labels(evaluation)]
     forces, energy = evaluation.forces, evaluation.energy_per_atom
     if forces:

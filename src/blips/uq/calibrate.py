@@ -200,7 +200,7 @@ def _pool(sums: FloatArray, starts: npt.NDArray[np.intp]) -> FloatArray:
 
 @dataclass(frozen=True)
 class ConformalCalibrator(Calibrator):
-    """Give intervals that cover a chosen share of targets, by split conformal prediction.
+    """Return intervals that cover a chosen share of targets, by split conformal prediction.
 
     The score of a held-out point is abs(target - mean) / std. With n scores in ascending order,
     q(c) is number k = ceil((n + 1) c), and the interval is mean +- q(c) * std. If the n held-out

@@ -110,7 +110,7 @@ class Evaluation:
 
 
 def _unit(metric: str, base: str) -> str:
-    """Give the unit of a metric whose data have the unit ``base``; empty for pure numbers."""
+    """Return the unit of a metric whose data have the unit ``base``; empty for pure numbers."""
     if metric == "mse":
         return f"({base})^2"
     if metric.startswith("nll"):

@@ -63,7 +63,7 @@ def mae(mean: npt.ArrayLike, target: npt.ArrayLike) -> float:
 
 
 def gaussian_nll_scores(z: FloatArray, std: FloatArray) -> FloatArray:
-    """Give the negative log density of each target, [log(2 pi) + z^2] / 2 + log(std), in nats."""
+    """Return the negative log density of each target, [log(2 pi) + z^2] / 2 + log(std), in nats."""
     return 0.5 * (np.log(2.0 * np.pi) + z**2) + np.log(std)
 
 
@@ -86,7 +86,7 @@ def gaussian_nll(
 
 
 def crps_gaussian_scores(z: FloatArray, std: FloatArray) -> FloatArray:
-    """Give the CRPS of each target, std * [z (2 Phi(z) - 1) + 2 phi(z) - 1/sqrt(pi)]."""
+    """Return the CRPS of each target, std * [z (2 Phi(z) - 1) + 2 phi(z) - 1/sqrt(pi)]."""
     density = np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
     return std * (z * (2.0 * ndtr(z) - 1.0) + 2.0 * density - 1.0 / np.sqrt(np.pi))
 
@@ -274,7 +274,7 @@ def tie_averaged(sorted_key: FloatArray, values: FloatArray) -> FloatArray:
 
 
 def dense_ranks(values: FloatArray) -> IntArray:
-    """Number the distinct values in ascending order, 0, 1, ...; equal values share a number."""
+    """Rank the distinct values in ascending order, 0, 1, ...; equal values share a rank."""
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
@@ -291,7 +291,7 @@ def rank_correlation(first: IntArray, second: IntArray) -> float:
 
 
 def _centred_midranks(dense: IntArray) -> FloatArray:
-    """Give the mean position (from 1) among equal items, minus the mean of all, (n + 1)/2."""
+    """Return the mean position (from 1) among equal items, minus the mean of all, (n + 1)/2."""
     counts = np.bincount(dense)
     return (np.cumsum(counts) - 0.5 * (counts - 1))[dense] - 0.5 * (len(dense) + 1)
 

@@ -74,13 +74,13 @@ class Plot:
 
 
 def numbers(values: Any, digits: int = 5) -> list[float | None]:
-    """Give numbers for JSON, to some significant digits; None where not finite."""
+    """Return numbers for JSON, to some significant digits; None where not finite."""
     flat = np.asarray(values, dtype=float).ravel()
     return [float(f"{v:.{digits}g}") if np.isfinite(v) else None for v in flat]
 
 
 def line(name: str, x: Any, y: Any, kind: Literal["line", "guide", "points"] = "line") -> Series:
-    """Give a series of x and y."""
+    """Return a series of x and y."""
     return {"name": name, "kind": kind, "x": numbers(x), "y": numbers(y)}
 
 
@@ -296,7 +296,7 @@ def std_force(prediction: Prediction) -> Plot:
 
 
 def _places(n_atoms: IntArray, chosen: npt.NDArray[np.bool_]) -> dict[str, IntArray]:
-    """Give structure, atom and component of each force component of the chosen structures."""
+    """Return structure, atom and component of each force component of the chosen structures."""
     counts = n_atoms[chosen]
     structure = np.repeat(np.flatnonzero(chosen), counts)  # [N']
     atom = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -346,5 +346,5 @@ def _sentence(text: str) -> str:
 
 
 def _thinned(count: int, most: int) -> IntArray:
-    """Give indices, evenly spaced where there are too many."""
+    """Return indices, evenly spaced where there are too many."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
