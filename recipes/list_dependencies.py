@@ -20,13 +20,12 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 TITLE = """\
 # Dependencies and their licences
 
-Made by `make audit` from the installed packages. "for" is blips itself or the extras that need a
-package, directly or through others.
+Made by `make audit` from the installed packages; an extra that is not installed where the list is
+made is missing from it. "for" is blips itself or the extras that need a package, directly or
+through others.
 
-Known weaknesses: `make audit` also asks `pip-audit` about every pinned version. It needs the
-network: its list of weaknesses is a service (PyPI's, or OSV's), and it has no offline copy. Tried
-on 2026-11-16 without network, pip-audit 2.10.1 skipped all 217 packages, which says nothing about
-them; so `make audit` runs it with `--strict`, where a skipped package is an error.
+`make audit` also checks every pinned version for known vulnerabilities with `pip-audit --strict`,
+which needs network access.
 
 | package | version | licence | for |
 |---|---|---|---|
