@@ -45,6 +45,7 @@ from blips.sim.guard import Guard
 from blips.sim.lammps import couple, start
 from blips.sim.pyscf import PySCF
 from blips.sim.torchsim import TorchSimModel
+from blips.train.released import load_released
 from blips.uq.figures import COLOURS, DASHES, DPI, GUIDE, TEXT_SIZE, dress, new_figure
 from blips.uq.plots import reliability
 from recipes.reliability_figure import save_small
@@ -98,7 +99,7 @@ def _dft_energy(atoms: Atoms) -> float:
 
 def strain(_: BayesianPotential) -> Figure:
     """Stretch and compress rock salt: CHGNet's energy with its 90 % interval."""
-    potential = blips.load("chgnet")
+    potential = load_released("chgnet")
     ideal = bulk("NaCl", "rocksalt", a=5.69)
     factors = np.linspace(0.78, 1.5, 37)
     cells = []
@@ -219,7 +220,7 @@ def lammps(_: BayesianPotential) -> Figure:
         atoms.write(data, format="lammps-data", masses=True, specorder=["Na", "Cl"])
         lines = ["units metal", "boundary p p p", f"read_data {data}", "pair_style none"]
         lmp.commands_list([*lines, "timestep 0.002", "velocity all create 600 1"])
-    calculator = blips.Calculator(blips.load("chgnet"), "map")
+    calculator = blips.Calculator(load_released("chgnet"), "map")
     with couple(lmp, calculator, ["Na", "Cl"], every=10):
         lmp.command("fix 1 all nvt temp 300 4000 0.05")
         for step in range(0, 500, 10):
@@ -241,7 +242,7 @@ def lammps(_: BayesianPotential) -> Figure:
 
 def eos(_: BayesianPotential) -> Figure:
     """Energy against volume of MgO: CHGNet, and the members of its posterior."""
-    found = properties.equation_of_state(blips.load("chgnet"), bulk("MgO", "rocksalt", a=4.2))
+    found = properties.equation_of_state(load_released("chgnet"), bulk("MgO", "rocksalt", a=4.2))
     figure = found.plot()
     for axes in figure.axes[1:]:
         axes.remove()
@@ -258,9 +259,9 @@ def eos(_: BayesianPotential) -> Figure:
 def own_model(_: BayesianPotential) -> Figure:
     """Train the model of docs/add-your-own-model.md on ammonia, and pull a bond."""
     page = (ROOT / "docs/add-your-own-model.md").read_text()
-    first = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    first = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     names: dict[str, Any] = {}
-    exec(first.group(1), names)  # type: ignore[union-attr]
+    exec(first, names)
     potential = names["potential"]
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -279,11 +280,11 @@ def active(_: BayesianPotential) -> Figure:
     """Test force error against labels for NH3: means over seeds, bands from least to largest."""
     figure = new_figure(*SIZE)
     axes = figure.subplots()
+    labels = [10, 20, 30, 40, 50]
     for number, rule in enumerate(("information", "random")):
         curves = []
         for path in sorted(ROOT.glob(f"results/active/default/nh3-{rule}-seed*.json")):
             metrics = json.loads(path.read_text())["metrics"]
-            labels = sorted(int(m[1]) for k in metrics if (m := re.match(r"force_mae_(\d+)$", k)))
             curves.append([metrics[f"force_mae_{count}"]["value"] for count in labels])
         colour, seeds = COLOURS[number], np.array(curves)
         axes.fill_between(
