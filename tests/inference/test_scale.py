@@ -193,13 +193,14 @@ def test_energies_without_variance_do_not_decide_the_factor():
 
 
 @pytest.mark.statistical
-def test_the_floor_of_energies_is_recovered_for_each_atom():
+@pytest.mark.parametrize("floor", [0.05, 2.0])
+def test_the_floor_of_energies_is_recovered_for_each_atom(floor):
     """2000 errors: within a step of the grid (12 %)."""
     rng = np.random.default_rng(0)
     size = rng.integers(2, 50, 2000).astype(float)
     var = 10.0 ** rng.uniform(-3, 1, 2000)
-    error = rng.normal(scale=np.sqrt(var + (0.05 * size) ** 2))
-    assert fit_floor(var, error, size) == pytest.approx(0.05, rel=0.12)
+    error = rng.normal(scale=np.sqrt(var + (floor * size) ** 2))
+    assert fit_floor(var, error, size) == pytest.approx(floor, rel=0.12)
 
 
 def test_the_floor_of_energies_is_never_nothing():
