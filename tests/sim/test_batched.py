@@ -205,6 +205,16 @@ def test_an_exploded_structure_leaves_the_others_alone(potential):
     assert [[f.limit for f in found] for found in findings] == [["geometry"], [], []]
 
 
+def test_atoms_outside_the_domain_halt_their_structure(potential):
+    close = molecule("NH3")
+    close.positions[3] = close.positions[1] + [0.3, 0, 0]
+    model = TorchSimModel(potential)
+    pair = [molecule("NH3"), close]
+    ended = integrate(pair, model, Guard(high=1e9), temperature=10.0, steps=2, every=1)
+    assert [one.status for one in ended] == ["done", "halted"]
+    assert "atom 1 (H) is outside the domain" in ended[1].findings[-1].text
+
+
 def test_errors_name_the_remedy(potential, monkeypatch):
     model = TorchSimModel(potential)
     with pytest.raises(InputError, match=r"blips\.bayesianize"):

@@ -48,6 +48,21 @@ def test_atoms_that_come_too_close_or_leave(calculator):
     assert [f.limit for f in Guard(high=0.1).check(atoms)] == ["geometry"]
 
 
+@pytest.mark.parametrize("method", ["auto", "map", "frozen"])
+def test_atoms_outside_the_domain_stop(calculator, method):
+    """Two H far closer than any bond, yet not as close as the limit of the geometry."""
+    atoms = molecule("NH3")
+    atoms.positions[3] = atoms.positions[1] + [0.3, 0, 0]
+    atoms.calc = blips.Calculator(calculator.potential, method, samples=4)
+    atoms.get_forces()
+    (finding,) = Guard(high=1e9).check(atoms)
+    assert (finding.limit, finding.value, finding.stops) == ("domain", 2.0, True)
+    assert "atom 1 (H)" in finding.text
+    assert Guard().check(atoms) == []  # looks at the geometry alone
+    atoms.positions[3] += [1.5, 0, 0]
+    assert Guard(high=1e9).check(atoms) == []
+
+
 def test_periodic_images_count():
     copper = bulk("Cu", a=3.6)
     assert Guard(closest=0.9, farthest=3.0).check(copper) == []

@@ -253,6 +253,17 @@ def command(*arguments):
     return CliRunner().invoke(app, line, catch_exceptions=False)
 
 
+def test_atoms_outside_the_domain_stop_the_run(potential, tmp_path):
+    lmp, atoms = start(), ammonia()
+    atoms.positions[3] = atoms.positions[1] + [0.3, 0, 0]
+    load(lmp, atoms, ["N", "H"], tmp_path, "f f f")
+    calculator = blips.Calculator(potential, "map")
+    with couple(lmp, calculator, ["N", "H"], guard=Guard(high=1e9), every=1) as coupling:
+        lmp.commands_list(["fix 1 all nve", "run 5"])
+    assert "atom 1 (H) is outside the domain" in coupling.stopped
+    assert lmp.extract_global("ntimestep") < 5
+
+
 def test_a_script_from_the_command_line(folder):
     arguments = ["--elements", "Si,O", "--low", 1e-6, "--every", 2, "--distinct", 0, "--json"]
     result = command(*arguments, "--save-every", 4)

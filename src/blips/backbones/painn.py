@@ -152,7 +152,7 @@ def summed_messages(
     if is_for_compiled(filters):
         return compiled_messages(filters, sent, carried, unit, edges)
     receiver, sender = edges
-    atoms, width = len(sent), sent.shape[1] // 2
+    atoms, width = sent.shape[0], sent.shape[1] // 2
     direct, *gate = filters.split(2 * width, dim=1)  # [E, 2F], [E, F]
     to_scalars, along_unit = (direct * gather_rows(sent, sender)).split(width, dim=1)  # [E, F]
     to_vectors = along_unit[:, None] * unit[:, :, None]  # [E, 3, F]

@@ -117,7 +117,8 @@ class Calculator(ASECalculator):
             self.results |= _results(self._without_sampling(graph, stress))
         if self._always or due or wanted & set(UNCERTAINTIES):
             sampled = _results(self._sampled(graph, stress))
-            uncertain = {name: sampled[name] for name in UNCERTAINTIES if name in sampled}
+            names = (*UNCERTAINTIES, keys.IN_DOMAIN)
+            uncertain = {name: sampled[name] for name in names if name in sampled}
             self.results |= sampled if self._always else uncertain
         if atoms is not None:
             annotate(atoms, self.results)

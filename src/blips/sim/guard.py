@@ -16,6 +16,9 @@ The std of an atom's force is the root of its summed component variances, eV/A. 
 | `closest`, fraction | shortest distance over the sum of the covalent radii of its two atoms |
 | `farthest`, A | distance of the atom that is farthest from its nearest neighbour |
 
+An atom outside the domain of the potential (`Prediction.in_domain`: another atom far closer than
+any that was seen, or an unknown element) stops wherever a std is looked at: its std means nothing.
+
 Both thresholds can be given as error rates instead, see `Guard.by_error_rate`.
 """
 
@@ -109,7 +112,11 @@ class Guard:
     def check(self, atoms: Atoms) -> list[Finding]:
         """List what is wrong with a structure that has a `blips.Calculator`."""
         found = self.check_geometry(atoms)  # no use in asking a model for an exploded structure
-        return found or self.check_std(atoms, lambda name: property_of(atoms, name))
+        if found or not self.needs_std:
+            return found
+        found = self.check_std(atoms, lambda name: property_of(atoms, name))
+        inside = atoms.calc.results.get(keys.IN_DOMAIN)  # pyright: ignore[reportOptionalMemberAccess]
+        return found + check_domain(atoms, inside)
 
     def check_std(self, atoms: Atoms, std_of: Callable[[str], np.ndarray]) -> list[Finding]:
         """Compare standard deviations with their limits.
@@ -173,6 +180,18 @@ class Guard:
                 )
                 found.append(Finding("farthest", float(nearest[k]), self.farthest, text))
         return found
+
+
+def check_domain(atoms: Atoms, inside: np.ndarray | None) -> list[Finding]:
+    """Name the first atom that is not inside the domain of the potential, [N] bool if known."""
+    if inside is None or inside.all():
+        return []
+    outside = np.flatnonzero(~inside)
+    text = (
+        f"atom {outside[0]} ({atoms.symbols[outside[0]]}) is outside the domain of the potential: "
+        "of an unknown element, or far closer to another atom than any that was seen"
+    )
+    return [Finding("domain", float(len(outside)), 0.0, text)]
 
 
 def std_for(error: float, rate: float) -> float:

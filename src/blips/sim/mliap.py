@@ -119,7 +119,7 @@ def exchanges(backbone: AtomisticBackbone, symbol: str) -> int:
 def _energies(model: AtomisticBackbone, numbers: Tensor, edges: Tensor, vectors: Tensor) -> Tensor:
     """Energies of atoms [N]: all are at the origin of a unit cell, whose shifts are [E, 3] A."""
     vectors = vectors.to(first_parameter(model).dtype)
-    positions, cell = vectors.new_zeros(len(numbers), 3), torch.eye(3).to(vectors)[None]
+    positions, cell = vectors.new_zeros(numbers.shape[0], 3), torch.eye(3).to(vectors)[None]
     structure, pbc = torch.zeros_like(numbers), cell.any(dim=1)
     graph = AtomGraph(positions, edges, structure, 1, numbers, cell, pbc, vectors)
     with torch.enable_grad():

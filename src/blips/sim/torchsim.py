@@ -25,7 +25,7 @@ from blips.errors import InputError
 from blips.potential import BayesianPotential
 from blips.prediction import Model, Prediction
 from blips.sim.calculator import ALWAYS_UNCERTAIN, UNCERTAINTIES, check_method, uncertainty_method
-from blips.sim.guard import Finding, Guard
+from blips.sim.guard import Finding, Guard, check_domain
 
 PIP_LINE = "pip install torch-sim-atomistic==0.3.0"
 
@@ -116,8 +116,9 @@ class TorchSimModel(ModelInterface):
         if sound and guard.needs_std:
             prediction = self._sampled([structures[index] for index in sound], stress=False)
             for number, index in enumerate(sound):
-                results = prediction[number].ase_results()
-                findings[index] = guard.check_std(structures[index], results.__getitem__)
+                atoms, results = structures[index], prediction[number].ase_results()
+                findings[index] = guard.check_std(atoms, results.__getitem__)
+                findings[index] += check_domain(atoms, results.get(keys.IN_DOMAIN))
         return findings
 
     def _graph(self, structures: list[Atoms]) -> Graph:
