@@ -12,7 +12,7 @@ PACKAGE = Path(blips.__file__).parent
 # Lower layers first. `bayes` stands beside `data` and `backbones`: it may import errors alone.
 LAYERS = [
     {"errors", "keys"},
-    {"config", "units", "memory", "files", "defaults", "progress"},
+    {"config", "units", "files", "defaults", "progress"},
     {"bayes", "data"},
     {"backbones"},
     {"prediction"},

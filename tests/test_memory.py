@@ -3,7 +3,7 @@ import resource
 import pytest
 import torch
 
-from blips.memory import keep_freed_memory
+from blips.inference.memory import keep_freed_memory
 
 
 def faults_per_round(rounds: int = 20) -> float:

@@ -26,8 +26,7 @@ from blips.inference.alignment import Alignment
 from blips.inference.condition import DIMENSION, ROWS, Conditioning, condition
 from blips.inference.domain import EVERY_ELEMENT
 from blips.inference.maps import READOUT
-from blips.inference.members import Member
-from blips.inference.memory import MemoryGauge
+from blips.inference.memory import MemoryGauge, keep_freed_memory
 from blips.inference.onepass import OnePass, one_pass
 from blips.inference.posterior import Coefficients, ConditionedPosterior, SeenWeights
 from blips.inference.predict import (
@@ -38,8 +37,7 @@ from blips.inference.predict import (
     Samples,
     predict,
 )
-from blips.inference.sampling import Sample, Stochastic
-from blips.memory import keep_freed_memory
+from blips.inference.sampling import Member, Sample, Stochastic
 from blips.prediction import Calibrator, Outputs, Prediction
 
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from blips.bayes import estimators
-from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
-from blips.bayes.random import normals, signs
+from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear, normals, signs
 from blips.errors import InputError
 
 IN, OUT = 5, 3

@@ -5,8 +5,8 @@ import torch
 
 from blips.bayes.estimators import flipout_linear
 from blips.bayes.linear import Product
-from blips.bayes.moments import row_variances
 from blips.bayes.noise import generators
+from blips.inference.onepass import row_variances
 
 ROWS, IN, OUT = 5, 4, 3
 

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blips.bayes.random import normals, seeded_generator, signs
+from blips.bayes.estimators import normals, signs
+from blips.bayes.noise import seeded_generator
 
 
 def seeded(count: int, first: int = 0) -> list[torch.Generator]:

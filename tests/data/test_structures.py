@@ -16,7 +16,6 @@ from blips.data.structures import (
     check_structures,
     iter_structures,
     read_structures,
-    write_structures,
     xyz_frame_offsets,
 )
 from blips.errors import InputError
@@ -221,7 +220,7 @@ def test_written_predictions_are_read_back(tmp_path):
     frames[0].info |= {"energy": 99.0, "origin": "test"}
     frames[1].calc = SinglePointCalculator(frames[1], energy=77.0)
     prediction = prediction_for(frames, stress=True)
-    write_structures(tmp_path / "out.extxyz", prediction.to_atoms(frames))
+    ase.io.write(tmp_path / "out.extxyz", prediction.to_atoms(frames))
     first = 0
     for number, atoms in enumerate(ase.io.read(tmp_path / "out.extxyz", index=":")):
         rows = slice(first, first + len(atoms))
@@ -256,7 +255,7 @@ def test_aleatoric_deviation_is_part_of_the_uncertainty(tmp_path):
         energy_std=np.array([3.0]),
         energy_aleatoric_std=np.array([4.0]),
     )
-    write_structures(tmp_path / "out.extxyz", prediction.to_atoms(molecule("H2O")))
+    ase.io.write(tmp_path / "out.extxyz", prediction.to_atoms(molecule("H2O")))
     assert ase.io.read(tmp_path / "out.extxyz").info["energy_uncertainty"] == pytest.approx(5.0)
 
 
@@ -264,18 +263,24 @@ def test_prediction_without_deviations_drops_old_ones(tmp_path):
     frame = molecule("H2O")
     frame.info["energy_uncertainty"] = 1.0
     prediction = Prediction(np.array([3]), "map", 0, energy=np.zeros(1))
-    write_structures(tmp_path / "out.extxyz", prediction.to_atoms([frame]))
+    ase.io.write(tmp_path / "out.extxyz", prediction.to_atoms([frame]))
     assert "energy_uncertainty" not in ase.io.read(tmp_path / "out.extxyz").info
 
 
-def test_predictions_must_belong_to_the_structures(tmp_path):
+def test_predictions_must_belong_to_the_structures():
     prediction = Prediction(np.array([3]), "map", 0, energy=np.zeros(1))
     with pytest.raises(InputError, match="1 predictions for 2 structures"):
         prediction.to_atoms([molecule("H2O")] * 2)
     with pytest.raises(InputError, match="met a structure of 4"):
         prediction.to_atoms([molecule("NH3")])
-    with pytest.raises(InputError, match="does not exist"):
-        write_structures(tmp_path / "no" / "out.xyz", [molecule("H2O")])
+
+
+def test_a_file_in_no_folder_is_refused(tmp_path):
+    with (
+        pytest.raises(InputError, match="does not exist"),
+        replacing(tmp_path / "no" / "out.xyz"),
+    ):
+        pass
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):

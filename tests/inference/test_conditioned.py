@@ -20,9 +20,9 @@ from blips.bayes.condition import Evidence
 from blips.errors import InputError, TooLargeError
 from blips.inference import rows as row_sums
 from blips.inference.linearise import Linearised
-from blips.inference.members import Member
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.inference.rows import components
+from blips.inference.sampling import Member
 from blips.testing.compare import rotation_matrix
 from helpers import morse_ammonia, quartz, rattled_molecules
 from inference.models import (

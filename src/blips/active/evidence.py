@@ -11,7 +11,7 @@ from blips.active.database import CampaignError
 from blips.active.frames import digest
 from blips.backbones.base import AtomisticBackbone
 from blips.bayes.condition import GaussianPosterior
-from blips.bayes.random import seeded_generator
+from blips.bayes.noise import seeded_generator
 from blips.inference.linearise import Linearised
 from blips.inference.rows import batches_of, components, force_rows, random_sums
 from blips.potential import BayesianPotential

@@ -22,8 +22,8 @@ from blips.active.evidence import candidate_rows
 from blips.active.frames import from_json, to_json
 from blips.active.rules import expected_reduction, information
 from blips.errors import InputError
-from blips.inference.members import Member
 from blips.inference.monte_carlo import kept_num_threads
+from blips.inference.sampling import Member
 from blips.potential import BayesianPotential
 from blips.sim.calculator import Calculator
 from blips.sim.dynamics import run_guarded

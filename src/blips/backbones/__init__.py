@@ -1,6 +1,15 @@
-"""Message-passing models and the contract that makes them Bayesian."""
+"""Message-passing models and the contract that makes them Bayesian.
 
+Released potentials come by name: `load("chgnet")`, `load("sevennet-0")`, ... Each name belongs to
+one adapter module, imported when it is asked for. `weights` is a file that the package itself
+wrote, for models whose package does not carry them; reading such a file may run code that it
+contains, so it needs `trust=True` wherever the format is a pickle.
+"""
+
+import importlib
 import inspect
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from blips.backbones.base import AtomisticBackbone, Backbone, ReferenceEnergies
@@ -8,7 +17,6 @@ from blips.backbones.foreign import ForeignBackbone
 from blips.backbones.generic import Adapter
 from blips.backbones.painn import PaiNN
 from blips.backbones.schnet import SchNet
-from blips.backbones.zoo import ADAPTERS, RELEASED, adapter, load, nearest
 from blips.errors import ConfigError
 
 __all__ = [
@@ -30,6 +38,36 @@ BACKBONES: dict[str, type[Backbone]] = {"painn": PaiNN, "schnet": SchNet}
 """Backbones by name. With your own class added, `build`, configurations, `blips.save` and
 `blips.load` know it; a program that loads its files has to add it, too."""
 
+# family -> (module of this folder, class)
+ADAPTERS: dict[str, tuple[str, str]] = {
+    "ani": ("ani", "ANI"),
+    "chgnet": ("chgnet", "CHGNet"),
+    "mace": ("mace", "MACE"),
+    "mattersim": ("mattersim", "MatterSim"),
+    "orb": ("orb", "Orb"),
+    "orb-direct": ("orb", "DirectOrb"),
+    "sevennet": ("sevennet", "SevenNet"),
+}
+# name -> (family, options of the adapter's `released`)
+RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "ani-1x": ("ani", {"variant": "1x"}),
+    "chgnet": ("chgnet", {"version": "0.3.0"}),
+    "chgnet-r2scan": ("chgnet", {"version": "r2scan"}),
+    "mace": ("mace", {}),
+    "mattersim-1m": ("mattersim", {}),
+    "orb-v3-conservative-20-mpa": ("orb", {"variant": "conservative-20-mpa"}),
+    "orb-v3-conservative-20-omat": ("orb", {"variant": "conservative-20-omat"}),
+    "orb-v3-conservative-inf-mpa": ("orb", {"variant": "conservative-inf-mpa"}),
+    "orb-v3-conservative-inf-omat": ("orb", {"variant": "conservative-inf-omat"}),
+    "orb-v3-direct-20-mpa": ("orb-direct", {"variant": "direct-20-mpa"}),
+    "orb-v3-direct-20-omat": ("orb-direct", {"variant": "direct-20-omat"}),
+    "orb-v3-direct-inf-mpa": ("orb-direct", {"variant": "direct-inf-mpa"}),
+    "orb-v3-direct-inf-omat": ("orb-direct", {"variant": "direct-inf-omat"}),
+    "sevennet-0": ("sevennet", {"checkpoint": "7net-0"}),
+    "sevennet-l3i5": ("sevennet", {"checkpoint": "7net-l3i5"}),
+    "sevennet-mf-0": ("sevennet", {"checkpoint": "7net-mf-0"}),
+}
+
 
 def build(name: str, **hyperparameters: Any) -> Backbone:
     """Build an untrained backbone by its name: `build("painn", cutoff=5.0, features=64)`."""
@@ -48,3 +86,36 @@ def family_of(backbone: Backbone) -> str | None:
     if isinstance(backbone, ForeignBackbone):
         return backbone.family
     return next((name for name, cls in BACKBONES.items() if type(backbone) is cls), None)
+
+
+def load(name: str, **options: Any) -> ForeignBackbone:
+    """Load a released potential by its name.
+
+    Args:
+        name: one of `RELEASED`.
+        options: of the adapter, such as `weights` (a file) and `trust`.
+    """
+    if name not in RELEASED:
+        raise ConfigError(f"unknown model {name!r}; {nearest(name, RELEASED)}")
+    family, preset = RELEASED[name]
+    make = adapter(family).released
+    if unknown := options.keys() - inspect.signature(make).parameters.keys():
+        valid = ", ".join(sorted(inspect.signature(make).parameters.keys() - preset.keys()))
+        raise ConfigError(f"{name} has no option {', '.join(sorted(unknown))}; it takes {valid}")
+    backbone = make(**preset, **options)
+    backbone.pretrained = True
+    return backbone
+
+
+def adapter(family: str) -> type[ForeignBackbone]:
+    """Return the adapter class of a family; its package is imported when a model is made."""
+    module, name = ADAPTERS[family]
+    return getattr(importlib.import_module(f"blips.backbones.{module}"), name)
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """Return the nearest valid name, and all valid ones, for error messages."""
+    valid = sorted(valid)
+    close = get_close_matches(word, valid, n=1, cutoff=0.4)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return f"{meant}Valid: {', '.join(valid)}"

@@ -2,7 +2,7 @@
 
 from blips.bayes.convert import ConversionReport, convert, probe_roles, revert
 from blips.bayes.encoder import InferenceNetwork
-from blips.bayes.kl import kl_divergence, kl_per_weight, prior_coefficient
+from blips.bayes.kl import kl_divergence, prior_coefficient
 from blips.bayes.linear import MapKind, StochasticMap, register_kind
 from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise, generators, mean, use
 
@@ -17,7 +17,6 @@ __all__ = [
     "convert",
     "generators",
     "kl_divergence",
-    "kl_per_weight",
     "mean",
     "prior_coefficient",
     "probe_roles",

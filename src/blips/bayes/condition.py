@@ -29,7 +29,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from blips.bayes.random import seeded_generator
+from blips.bayes.noise import seeded_generator
 from blips.errors import InputError
 
 NEGLIGIBLE = 1e-15  # eigenvalues below this share of the largest are rounding

@@ -29,13 +29,8 @@ def prior_coefficient(prior_dropout: float) -> float:
     return prior_dropout / (1.0 - prior_dropout)
 
 
-def kl_per_weight(coef: Tensor, rho: float) -> Tensor:
-    """Compute the KL of one weight for each coefficient, same shape as `coef`, in nats."""
-    return 0.5 * ((coef + 1.0) / rho + math.log(rho) - torch.log(coef) - 1.0)
-
-
 def mean_kl_per_weight(coef: Tensor, rho: float) -> Tensor:
-    """Compute the mean of `kl_per_weight` over all coefficients, in the fewest passes."""
+    """Average the KL of a weight, [(coef + 1) / rho + log(rho / coef) - 1] / 2, in nats."""
     return 0.5 * ((coef.mean() + 1.0) / rho + math.log(rho) - 1.0 - coef.log().mean())
 
 

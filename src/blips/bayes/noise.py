@@ -10,6 +10,7 @@ The active noise lives in a context variable: every thread has its own, nested c
 the outer one, and so do contexts left by an exception.
 """
 
+import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -20,7 +21,6 @@ import torch
 from torch import Tensor
 
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
-from blips.bayes.random import seeded_generator
 from blips.errors import InputError
 
 Estimator = Literal["auto", "local", "flipout"]
@@ -193,6 +193,14 @@ def use(noise: Noise | None) -> Generator[None]:
 def mean() -> AbstractContextManager[None]:
     """Evaluate Bayesian maps at their posterior means (MAP): the plain model."""
     return use(None)
+
+
+def seeded_generator(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """Make a generator whose stream is a function of the key, the same on every machine."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    generator = torch.Generator(device=device)
+    generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+    return generator
 
 
 def generators(

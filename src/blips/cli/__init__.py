@@ -6,15 +6,13 @@ from typing import Any
 
 import typer
 
-from blips.cli import configuration, display, engines, prediction, properties, simulation, training
+from blips.cli import configuration, prediction, properties, simulation, training
 from blips.cli.app import app
 from blips.errors import BlipsError
 
 __all__ = [
     "app",
     "configuration",
-    "display",
-    "engines",
     "main",
     "prediction",
     "properties",

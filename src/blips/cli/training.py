@@ -1,4 +1,4 @@
-"""Commands that make models: train, finetune, active, export."""
+"""Commands that make models: train, finetune, active, export, demo."""
 
 import shlex
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from blips.cli.app import Files, Model, app
+from blips.cli.app import Files, Model, Seed, app
 
 
 @contextmanager
@@ -104,3 +104,18 @@ def active(
         f"{summary['labels']} labels, {summary['quarantined']} set aside; {summary['ended']}; "
         f"everything is in {config.folder}"
     )
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/demo"),
+    epochs: Annotated[int | None, typer.Option(help="fewer for a quick look")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Train and condition a potential for ammonia, test its error bars near and far, report.
+
+    Example: blips demo --epochs 1 --folder runs/look
+    """
+    from blips.demo import run_demo
+
+    run_demo(folder, epochs=epochs, seed=seed)

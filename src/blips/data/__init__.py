@@ -10,7 +10,6 @@ from blips.data.structures import (
     check_structures,
     iter_structures,
     read_structures,
-    write_structures,
 )
 
 __all__ = [
@@ -30,5 +29,4 @@ __all__ = [
     "iter_structures",
     "random_split",
     "read_structures",
-    "write_structures",
 ]

@@ -23,7 +23,6 @@ from vesin import NeighborList
 from blips.data.labels import Labels, available, extract, found_as_mace
 from blips.data.neighbours import check_extent
 from blips.errors import InputError
-from blips.files import replacing
 
 MINIMUM_DISTANCE = 0.1  # A
 MOST_DIGITS = 15  # of the number of atoms in an xyz file
@@ -201,12 +200,6 @@ def _atomic_number(element: int | str) -> int:
     if isinstance(element, str) and element not in atomic_numbers:
         raise InputError(f"{element!r} is not the symbol of an element")
     return atomic_numbers[element] if isinstance(element, str) else int(element)
-
-
-def write_structures(path: str | Path, frames: Sequence[Atoms]) -> None:
-    """Write structures and their results as extxyz; the file appears whole or not at all."""
-    with replacing(Path(path)) as temporary:
-        ase.io.write(temporary, frames, format="extxyz")
 
 
 def whole_xyz_frames(path: Path) -> np.ndarray:

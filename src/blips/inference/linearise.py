@@ -36,8 +36,7 @@ from blips.backbones.derivatives import (
 from blips.bayes.linear import Product
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import ConversionError, InputError
-from blips.inference.maps import STRUCTURE, ChosenMaps
-from blips.inference.watch import Call, gradients, watched
+from blips.inference.maps import STRUCTURE, Call, ChosenMaps, gradients, watched
 from blips.prediction import Outputs
 
 Noise = Tensor | Mapping[str, Tensor]  # v [K, d], or P v [K, out, in] of each matrix

@@ -1,15 +1,21 @@
-"""Which maps are conditioned: the readout of a backbone, all Bayesian maps, or some by name."""
+"""Choose the maps to condition (readout, all Bayesian maps, or some by name) and watch them run.
 
-from collections.abc import Mapping, Sequence
+Watched maps run as they are, so that outputs stay those of the plain model, bit for bit; the
+gradient of a scalar by their outputs is taken afterwards.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone
-from blips.bayes.linear import Kind, StochasticMap, kind_of
+from blips.bayes.linear import Kind, Product, StochasticMap, kind_of
 from blips.bayes.sketch import Sketch
 from blips.errors import ConversionError, InputError
 
@@ -144,3 +150,58 @@ def _is_of_its_own_row(energies: Tensor, z: Tensor) -> bool:
     """Return whether the first energy depends on the first row of z, and on no other."""
     (slope,) = torch.autograd.grad(energies[0], z, retain_graph=True, allow_unused=True)
     return slope is not None and bool(slope[0].any()) and not bool(slope[1:].any())
+
+
+class Call(NamedTuple):
+    """One application of a chosen map, as it ran."""
+
+    name: str
+    layer: nn.Module
+    h: Tensor
+    output: Tensor
+    version: int
+
+
+@contextmanager
+def watched(backbone: Backbone, names: Sequence[str]) -> Iterator[list[Call]]:
+    """Record inputs and outputs of these maps while they run unchanged."""
+    calls: list[Call] = []
+
+    def note(name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        if not output.requires_grad:  # of frozen weights and constant inputs
+            output = output.detach().requires_grad_()
+        calls.append(Call(name, layer, args[0], output, output._version))
+        return output
+
+    with ExitStack() as stack:
+        for name in names:
+            layer = backbone.get_submodule(name)
+            hook = layer.register_forward_hook(
+                lambda layer, args, output, name=name: note(name, layer, args, output)  # pyright: ignore[reportArgumentType]
+            )
+            stack.callback(hook.remove)
+        yield calls
+
+
+def gradients(
+    scalar: Tensor, calls: Sequence[Call], also: Sequence[Tensor] = (), *, differentiable: bool
+) -> tuple[list[Product], list[Tensor]]:
+    """Return every product of the calls with d(scalar)/dz, and gradients of other leaves."""
+    for call in calls:
+        if call.output._version != call.version:
+            raise ConversionError(
+                f"the output of {call.name!r} is changed in place after it was made, so its "
+                "gradient is not that of the map; choose other maps"
+            )
+    outputs = [call.output for call in calls]
+    found = torch.autograd.grad(
+        scalar, [*outputs, *also], create_graph=differentiable, materialize_grads=True
+    )
+    products = [
+        product
+        for call, gradient in zip(calls, found, strict=False)
+        for product in kind_of_map(call.layer, call.name).products(
+            call.layer, call.name, call.h, gradient
+        )
+    ]
+    return products, list(found[len(outputs) :])

@@ -19,13 +19,13 @@ from torch import Tensor
 from blips import keys
 from blips.backbones.base import AtomisticBackbone
 from blips.bayes.condition import Evidence
-from blips.bayes.random import seeded_generator
+from blips.bayes.noise import seeded_generator
 from blips.data.graph import AtomGraph
 from blips.errors import InputError, TooLargeError
 from blips.inference.domain import Domain
 from blips.inference.linearise import CoefficientFunction, Linearised
 from blips.inference.maps import ChosenMaps
-from blips.memory import available_bytes
+from blips.inference.memory import available_bytes
 from blips.progress import track
 
 BATCH_ATOMS = 256

@@ -30,7 +30,7 @@ from torch import Tensor
 from blips import keys
 from blips.backbones.base import AtomisticBackbone
 from blips.bayes.condition import Evidence, Spectrum
-from blips.bayes.random import seeded_generator
+from blips.bayes.noise import seeded_generator
 from blips.data.labels import Labels, available, extract
 from blips.errors import InputError
 from blips.inference.linearise import CoefficientFunction, Linearised

@@ -30,8 +30,7 @@ from blips.train.loop import Trainer
 from blips.train.loss import DISTRIBUTION_LOSSES
 from blips.train.objective import Model
 from blips.train.references import moved, set_reference_energies, unexplained_energies
-from blips.train.run import RunFolder
-from blips.train.state import Progress
+from blips.train.run import Progress, RunFolder
 
 MOST_CONDITIONED = 2000  # training structures, a random choice of more
 MOST_VALID = 200

@@ -17,8 +17,7 @@ from blips.train.checkpoint import describe, state_of, write_tensors
 from blips.train.loss import DISTRIBUTION_LOSSES, Anchor
 from blips.train.objective import Model, Objective
 from blips.train.optim import MovingAverage, Schedule, make_optimizer
-from blips.train.run import RunFolder
-from blips.train.state import Progress, restore_state, save_state
+from blips.train.run import Progress, RunFolder, restore_state, save_state
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

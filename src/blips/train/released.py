@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from blips.backbones import RELEASED
+from blips.backbones import RELEASED, nearest
 from blips.backbones import load as load_backbone
-from blips.backbones.zoo import nearest
 from blips.conversion import bayesianize
 from blips.errors import CheckpointError, ConfigError
 from blips.potential import BayesianPotential
