@@ -36,7 +36,6 @@ TESTS: dict[str, str] = {
     "bayes/encoder": "tests/bayes",
     "bayes/sketch": "tests/bayes",
     "bayes/condition": "tests/bayes tests/inference/test_conditioned.py",
-    "bayes/moments": "tests/bayes tests/test_onepass.py",
     "inference/scale": "tests/inference/test_scale.py tests/inference/test_conditioned.py",
     "inference/posterior": "tests/inference/test_conditioned.py",
     "inference/conditioned": "tests/inference/test_conditioned.py",
