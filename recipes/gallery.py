@@ -241,7 +241,7 @@ def lammps(_: BayesianPotential) -> Figure:
 
 
 def eos(_: BayesianPotential) -> Figure:
-    """Energy against volume of MgO: CHGNet, and the members of its posterior."""
+    """Plot energy against volume of MgO: CHGNet, and the members of its posterior."""
     found = properties.equation_of_state(load_released("chgnet"), bulk("MgO", "rocksalt", a=4.2))
     figure = found.plot()
     for axes in figure.axes[1:]:
@@ -277,7 +277,7 @@ def own_model(_: BayesianPotential) -> Figure:
 
 
 def active(_: BayesianPotential) -> Figure:
-    """Test force error against labels for NH3: means over seeds, bands from least to largest."""
+    """Plot test force error against labels for NH3: means over seeds, bands of all of them."""
     figure = new_figure(*SIZE)
     axes = figure.subplots()
     labels = [10, 20, 30, 40, 50]
@@ -301,7 +301,7 @@ def active(_: BayesianPotential) -> Figure:
 
 
 def finetune(_: BayesianPotential) -> Figure:
-    """Force errors as released and fine-tuned, and how often error bars hold, on silica."""
+    """Plot force errors and coverage on silica, as released and fine-tuned."""
 
     def mean(method: str, name: str) -> float:
         files = ROOT.glob(f"results/silica/default/{method}-seed*.json")

@@ -113,7 +113,7 @@ class Screening:
             self.largest[name] = max(value, self.largest.get(name, value))
 
     def _key(self, row: Row) -> tuple[bool, float, int]:
-        """Sort by score within the limits; beyond them, the least uncertain first."""
+        """Return the sort key: the score within the limits; beyond, the least uncertain first."""
         number, scores = row
         if "beyond" in scores:
             return True, scores["force_std"], number

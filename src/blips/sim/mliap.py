@@ -62,10 +62,10 @@ class MLIAPModel(MLIAPUnified):
         super().__init__(None, list(elements), 1, 1, 0.5 * reach)  # LAMMPS takes twice rcutfac
 
     def compute_descriptors(self, data: Any) -> None:
-        """Nothing: the model has no descriptors apart."""
+        """Do nothing: the model has no separate descriptors."""
 
     def compute_gradients(self, data: Any) -> None:
-        """Nothing: `compute_forces` does all."""
+        """Do nothing: `compute_forces` does all."""
 
     def compute_forces(self, data: Any) -> None:
         """Give LAMMPS the energies of its own atoms and dE/dr_ij [pairs, 3], eV and eV/A."""
@@ -117,7 +117,7 @@ def exchanges(backbone: AtomisticBackbone, symbol: str) -> int:
 
 
 def _energies(model: AtomisticBackbone, numbers: Tensor, edges: Tensor, vectors: Tensor) -> Tensor:
-    """Energies of atoms [N]: all are at the origin of a unit cell, whose shifts are [E, 3] A."""
+    """Compute the energies of atoms [N], all at the origin of a unit cell, from shifts [E, 3] A."""
     vectors = vectors.to(first_parameter(model).dtype)
     positions, cell = vectors.new_zeros(numbers.shape[0], 3), torch.eye(3).to(vectors)[None]
     structure, pbc = torch.zeros_like(numbers), cell.any(dim=1)
