@@ -32,7 +32,7 @@ import torch
 from ase import Atoms, units
 from ase.build import bulk
 from ase.md.langevin import Langevin
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.md.velocitydistribution import thermalize_momenta
 from matplotlib.figure import Figure
 
 import blips
@@ -129,16 +129,17 @@ def stop(potential: BayesianPotential, limit: float = 0.5, steps: int = 1500) ->
     atoms = load_ammonia("train")[0].copy()
     atoms.calc = blips.Calculator(potential)
     random = np.random.default_rng(3)
-    MaxwellBoltzmannDistribution(atoms, temperature_K=200, rng=random)
+    thermalize_momenta(atoms, 200, rng=random)
+    friction = 0.05 / units.fs
     dynamics = Langevin(
-        atoms, 0.5 * units.fs, temperature_K=200, friction=0.05 / units.fs, rng=random
+        atoms, 0.5 * units.fs, temperature_K=200, friction=friction, fixcm=False, rng=random
     )
     times, stds, kelvin = [], [], []
-    for step in range(steps):
+    for step in range(0, steps, 2):
         temperature = 200 + 100 * (step // 75)
         dynamics.set_temperature(temperature_K=temperature)
-        dynamics.run(1)
-        times.append(0.5 * (step + 1))
+        dynamics.run(2)
+        times.append(0.5 * (step + 2))
         stds.append(float(atoms.calc.results["forces_uncertainty"].max()))
         kelvin.append(temperature)
         if stds[-1] > limit:
