@@ -137,7 +137,7 @@ def wait_for(path, seconds=60):
     ("arguments", "message"),
     [
         (["--to", 500, "--ensemble", "nve"], "thermostat"),
-        (["--ensemble", "npt"], "langevin, nve"),
+        (["--ensemble", "nvt"], "langevin, nve"),
         (["--timestep", -1], "positive"),
         (["--high", "5%", "--error", 0.5], "blips calibrate"),
         (["--high", 1, "--error", 0.5], "either both in eV/A"),
