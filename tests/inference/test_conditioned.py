@@ -773,6 +773,7 @@ def test_draws_alone_have_other_seeds(painn):
     """Orthonormal mixtures: other draws, with the covariance of those that were kept."""
     posterior = painn.posterior.only_draws(4)
     kept, mixed = posterior.draws(4), posterior.draws(4, seed=1)
+    assert torch.equal(kept, posterior.kept_draws.double())
     assert not torch.allclose(mixed, kept)
     torch.testing.assert_close(mixed.T @ mixed, kept.T @ kept, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(posterior.draws(2, seed=1), mixed[:2], **EXACT)
