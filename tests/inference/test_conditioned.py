@@ -17,7 +17,7 @@ import blips
 from blips import keys
 from blips.backbones import Adapter, PaiNN
 from blips.bayes.condition import Evidence
-from blips.errors import InputError, TooLargeError
+from blips.errors import CheckpointError, InputError, TooLargeError
 from blips.inference import rows as row_sums
 from blips.inference.linearise import Linearised
 from blips.inference.posterior import ConditionedPosterior, Scale
@@ -767,6 +767,13 @@ def test_draws_alone_are_no_more_than_they_are(painn):
         predict(small_copy, FAR, samples=5)
     with pytest.raises(InputError, match="nothing can be added"):
         small_copy.condition(FAR)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3)])
+def test_draws_of_another_size_are_refused(painn, shape):
+    posterior = painn.posterior.only_draws(4)
+    with pytest.raises(CheckpointError, match="do not fit"):
+        ConditionedPosterior.from_dict(posterior.to_dict(), {"draws": torch.zeros(shape)})
 
 
 def test_draws_alone_have_other_seeds(painn):
