@@ -11,7 +11,7 @@ STAMP := .venv/.installed
 MACE_BIN := .venv-mace/bin
 MACE_STAMP := .venv-mace/.installed
 
-.PHONY: demo test test-mace dist lint format reproduce bench fuzz mutants audit docs clean
+.PHONY: demo test test-mace dist lint format reproduce bench fuzz mutants soak audit docs clean
 
 demo: $(STAMP)
 	$(BIN)/blips demo
@@ -70,6 +70,10 @@ fuzz: $(STAMP)
 # Change the code in one place at a time: which changes do the tests not notice?
 mutants: $(STAMP)
 	$(BIN)/python tests/mutation.py --mutants 12 --output results/mutants.json
+
+# Hours of use in minutes: memory, killed workers, threads and processes, full disks (needs root).
+soak: $(STAMP)
+	$(BIN)/python -W ignore tests/soak.py --output results/soak.json
 
 # Licences of all dependencies, and known weaknesses where the index of them can be reached.
 audit: $(STAMP)

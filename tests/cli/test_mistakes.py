@@ -156,3 +156,23 @@ def test_ctrl_c_during_the_start_is_one_line(folder, delay):
     assert errors == "blips: interrupted\n"
     assert process.returncode == 130
     assert not (folder / "x").exists()
+
+
+def test_whatever_an_interrupted_import_raises_is_an_interruption(folder):
+    """numpy's import, interrupted, ended in a RecursionError."""
+    program = (
+        "import os, signal, blips.cli, blips.__main__ as command\n"
+        "def run():\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        [None for _ in range(1000)]\n"
+        "    except KeyboardInterrupt:\n"
+        "        raise RecursionError('maximum recursion depth exceeded') from None\n"
+        "blips.cli.main = run\n"
+        "command.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert done.stderr == "blips: interrupted\n"
+    assert done.returncode == 130

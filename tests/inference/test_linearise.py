@@ -1,22 +1,25 @@
 """First-order rows and members against finite differences of the weights."""
 
 import copy
+import threading
 from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
+from ase.build import molecule
 from torch import Tensor, nn
 
 import blips
 from blips import keys
-from blips.backbones import Adapter
+from blips.backbones import Adapter, PaiNN
+from blips.baselines.last_layer import inputs_of
 from blips.data.graph import AtomGraph
 from blips.errors import ConversionError
 from blips.inference.linearise import Linearised
-from blips.inference.maps import ChosenMaps
+from blips.inference.maps import ChosenMaps, watched
 from blips.inference.rows import components, random_sums
-from helpers import quartz
+from helpers import TINY, quartz
 from inference.models import (
     boxed_ammonia,
     central,
@@ -324,3 +327,17 @@ def test_a_model_that_fails_is_left_without_hooks():
     with pytest.raises(KeyError):
         Linearised(potential.backbone, graph, maps)
     assert hooks(potential) == 0
+
+
+def test_a_watched_model_may_run_in_another_thread():
+    backbone = PaiNN(**TINY)
+    graph = backbone.graph([molecule("NH3")])
+    layer = next(name for name, m in backbone.named_modules() if isinstance(m, nn.Linear))
+    readout = backbone.get_submodule(layer)
+    with watched(backbone, [layer]) as calls, inputs_of(readout) as inputs:
+        other = threading.Thread(target=backbone, args=(graph,))
+        other.start()
+        other.join()
+        assert calls == inputs == []
+        backbone(graph)
+    assert len(calls) == len(inputs) > 0

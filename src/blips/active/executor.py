@@ -5,6 +5,7 @@ number of workers and the order in which they finish change nothing.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -16,6 +17,7 @@ from blips.active.database import CampaignError
 from blips.errors import MissingPackageError
 
 Work = Callable[[Any], Any]
+LOOK_SECONDS = 5.0  # between looks for workers that were lost for good
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -47,6 +49,7 @@ class DaskExecutor:
         self.config = config
         self.workers = config.workers
         self._stack = ExitStack()
+        self._cluster: Any = None
         self._client: Any = None
 
     def __enter__(self) -> Self:
@@ -57,8 +60,8 @@ class DaskExecutor:
                 "this executor needs dask.distributed; pip install 'blips-mlip[active]', or set "
                 "executor.kind to inline"
             ) from error
-        cluster = self._stack.enter_context(make_cluster(self.config))
-        self._client = self._stack.enter_context(Client(cluster))
+        self._cluster = self._stack.enter_context(make_cluster(self.config))
+        self._client = self._stack.enter_context(Client(self._cluster))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,31 +69,45 @@ class DaskExecutor:
 
     def run(self, work: Work, jobs: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Yield numbers and results (or `JobLost`) as jobs finish; jobs are read as needed."""
-        from distributed import as_completed
+        from distributed import wait
         from distributed.scheduler import KilledWorker
 
         numbered = enumerate(jobs)
         numbers: dict[Any, int] = {}
 
-        def submit(count: int) -> list[Any]:
-            futures = []
+        def submit(count: int) -> None:
             for number, job in islice(numbered, count):
-                future = self._client.submit(work, job, pure=False)
-                numbers[future.key] = number
-                futures.append(future)
-            return futures
+                numbers[self._client.submit(work, job, pure=False)] = number
 
-        waiting = as_completed(submit(2 * self.workers))
-        for future in waiting:
-            number = numbers.pop(future.key)
+        submit(2 * self.workers)
+        looked = time.monotonic()
+        while numbers:
+            if time.monotonic() - looked > LOOK_SECONDS:
+                self._replace_lost_workers()
+                looked = time.monotonic()
             try:
-                result = future.result()
-            except KilledWorker as error:
-                result = JobLost(str(error))
-            future.release()
-            for fresh in submit(1):
-                waiting.add(fresh)
-            yield number, result
+                found: Any = wait(list(numbers), LOOK_SECONDS, "FIRST_COMPLETED")
+            except TimeoutError:
+                continue
+            for future in found.done:
+                number = numbers.pop(future)
+                try:
+                    result = future.result()
+                except KilledWorker as error:
+                    result = JobLost(str(error))
+                future.release()
+                submit(1)
+                yield number, result
+
+    def _replace_lost_workers(self) -> None:
+        """Start workers for those that Dask has given up, as it does if they die as they start."""
+        from distributed.core import Status
+
+        started = self._cluster.workers
+        for name, worker in list(started.items()):
+            if worker.status in (Status.closed, Status.failed):
+                started.pop(name, None)
+        self._cluster.scale(self.workers)
 
 
 def make_executor(config: ExecutorConfig) -> InlineExecutor | DaskExecutor:
@@ -147,7 +164,7 @@ def _local(config: ExecutorConfig) -> Any:
         if not config.processes:
             return LocalCluster(processes=False, protocol="inproc://", **common)
         return LocalCluster(processes=True, security=_security(), **common)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         raise CampaignError(f"no local Dask cluster could be started: {error}") from error
 
 

@@ -6,6 +6,7 @@ Phi = sum_i f_i, and forces are linear in dPhi/dr:
     E = w . Phi + const,    F = -w . dPhi/dr
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -130,9 +131,15 @@ def summed_features(
 
 @contextmanager
 def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the inputs of `module` in the block, one for each call."""
+    """Collect the inputs of `module` in the block, one for each call of this thread."""
     seen: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    here = threading.get_ident()
+
+    def note(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if threading.get_ident() == here:
+            seen.append(args[0])
+
+    handle = module.register_forward_pre_hook(note)
     try:
         yield seen
     finally:

@@ -1,9 +1,11 @@
 """Choose the maps to condition (readout, all Bayesian maps, or some by name) and watch them run.
 
 Watched maps run as they are, so that outputs stay those of the plain model, bit for bit; the
-gradient of a scalar by their outputs is taken afterwards.
+gradient of a scalar by their outputs is taken afterwards. Threads may share a model: each watches
+its own passes alone.
 """
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from blips.errors import ConversionError, InputError
 
 READOUT, ALL = "readout", "all"
 STRUCTURE = "structure"  # row type of maps that act on structures
+_registering = threading.Lock()  # torch counts its hooks without one
 
 
 @dataclass(frozen=True)
@@ -164,10 +167,13 @@ class Call(NamedTuple):
 
 @contextmanager
 def watched(backbone: Backbone, names: Sequence[str]) -> Iterator[list[Call]]:
-    """Record inputs and outputs of these maps while they run unchanged."""
+    """Record inputs and outputs of these maps while they run unchanged, in this thread."""
     calls: list[Call] = []
+    here = threading.get_ident()
 
     def note(name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        if threading.get_ident() != here:
+            return output
         if not output.requires_grad:  # of frozen weights and constant inputs
             output = output.detach().requires_grad_()
         calls.append(Call(name, layer, args[0], output, output._version))
@@ -176,9 +182,10 @@ def watched(backbone: Backbone, names: Sequence[str]) -> Iterator[list[Call]]:
     with ExitStack() as stack:
         for name in names:
             layer = backbone.get_submodule(name)
-            hook = layer.register_forward_hook(
-                lambda layer, args, output, name=name: note(name, layer, args, output)  # pyright: ignore[reportArgumentType]
-            )
+            with _registering:
+                hook = layer.register_forward_hook(
+                    lambda layer, args, output, name=name: note(name, layer, args, output)  # pyright: ignore[reportArgumentType]
+                )
             stack.callback(hook.remove)
         yield calls
 
