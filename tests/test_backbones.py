@@ -162,7 +162,7 @@ def test_hyperparameters_rebuild_the_model(name: str):
     ("arguments", "message"),
     [
         ({"name": "pain"}, "did you mean 'painn'"),
-        ({"name": "zzz"}, "Valid: chgnet, "),
+        ({"name": "zzz"}, "Valid: ani, chgnet, "),
         ({"name": "painn", "feature": 3}, "did you mean 'features'"),
     ],
 )

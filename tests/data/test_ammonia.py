@@ -9,7 +9,7 @@ import pytest
 from ase import Atoms
 
 from blips.data.ammonia import label, load_ammonia
-from blips.errors import InputError
+from blips.errors import InputError, MissingPackageError
 from blips.units import KCAL_PER_MOL
 
 SIZES = {"train": 78, "valid": 14, "test_ood": 129}
@@ -106,10 +106,10 @@ def test_label_refuses_what_is_not_one_ammonia_molecule(atoms: Atoms, message: s
 @pytest.mark.parametrize("package", ["pyscf", "dftd3"])
 def test_missing_packages_are_named(package: str, splits, monkeypatch):
     if package == "dftd3":
-        monkeypatch.setattr("blips.data.ammonia._density_functional", lambda atoms: (0.0, 0.0))
+        monkeypatch.setattr("blips.data.ammonia.kohn_sham", lambda atoms: (0.0, 0.0))
         monkeypatch.setitem(sys.modules, "dftd3.interface", None)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InputError, match=rf"{package}.*pip install 'blips-mlip\[dft\]'"):
+    with pytest.raises(MissingPackageError, match=rf"{package}.*pip install 'blips-mlip\[dft\]'"):
         label(splits["train"][0])
 
 

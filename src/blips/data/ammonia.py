@@ -24,7 +24,7 @@ import numpy as np
 from ase import Atoms, units
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from blips.errors import InputError
+from blips.errors import InputError, MissingPackageError
 
 AmmoniaSplit = Literal["train", "valid", "test_ood"]
 
@@ -70,12 +70,12 @@ def label(atoms: Atoms) -> Atoms:
         (eV/A).
 
     Raises:
-        InputError: if this is not NH3, if PySCF or dftd3 is missing, or if the SCF does not
-            converge.
+        InputError: if this is not NH3, or if the SCF does not converge.
+        MissingPackageError: if PySCF or dftd3 is missing.
     """
     _check_ammonia(atoms)
-    energy, forces = _density_functional(atoms)
-    dispersion_energy, dispersion_forces = _dispersion(atoms)
+    energy, forces = kohn_sham(atoms)
+    dispersion_energy, dispersion_forces = dispersion(atoms)
     labelled = atoms.copy()
     labelled.calc = SinglePointCalculator(
         labelled,
@@ -97,44 +97,54 @@ def _check_ammonia(atoms: Atoms) -> None:
         raise InputError("positions contain NaN or infinity; give finite coordinates in Angstrom")
 
 
-def _missing(package: str) -> InputError:
-    return InputError(
-        f"labelling needs the package {package!r}, which cannot be imported; "
-        "install it with: pip install 'blips-mlip[dft]'"
-    )
-
-
-def _density_functional(atoms: Atoms) -> tuple[float, np.ndarray]:
-    """Compute Kohn-Sham energy (eV) and forces [N, 3] (eV/A) without dispersion."""
+def kohn_sham(
+    atoms: Atoms,
+    functional: str = FUNCTIONAL,
+    basis: str = BASIS,
+    *,
+    charge: int = 0,
+    spin: int = 0,
+    grid_level: int = GRID_LEVEL,
+    fitting: str | None = COULOMB_FITTING_BASIS,
+) -> tuple[float, np.ndarray]:
+    """Compute Kohn-Sham energy (eV) and forces [N, 3] (eV/A) of a molecule, no dispersion."""
     try:
         from pyscf import dft, gto
     except ImportError as error:
         raise _missing("pyscf") from error
     geometry = list(zip(atoms.get_chemical_symbols(), atoms.positions.tolist(), strict=True))
-    molecule: Any = gto.M(atom=geometry, basis=BASIS, unit="Angstrom", verbose=0)
-    kohn_sham: Any = dft.RKS(molecule, xc=FUNCTIONAL)
-    kohn_sham = kohn_sham.density_fit(auxbasis=COULOMB_FITTING_BASIS)
-    kohn_sham.grids.level = GRID_LEVEL
-    kohn_sham.conv_tol = 1e-10  # Hartree
-    energy = kohn_sham.kernel()
-    if not kohn_sham.converged:
+    molecule: Any = gto.M(
+        atom=geometry, basis=basis, charge=charge, spin=spin, unit="Angstrom", verbose=0
+    )
+    method = dft.RKS if spin == 0 else dft.UKS
+    calculation: Any = method(molecule, xc=functional).density_fit(auxbasis=fitting)
+    calculation.grids.level = grid_level
+    calculation.conv_tol = 1e-10  # Hartree
+    energy = float(calculation.kernel()) * units.Hartree
+    if not calculation.converged:
         raise InputError(
-            f"the SCF did not converge within {kohn_sham.max_cycle} cycles; "
-            "the geometry is probably too distorted for a closed-shell calculation: leave it out"
+            f"the SCF did not converge within {calculation.max_cycle} cycles; the geometry is "
+            "probably too distorted, or the spin wrong: leave it out or change the settings"
         )
-    gradient: Any = kohn_sham.nuc_grad_method()
+    gradient: Any = calculation.nuc_grad_method()
     gradient.grid_response = True
-    return energy * units.Hartree, -np.asarray(gradient.kernel()) * units.Hartree / units.Bohr
+    return energy, -np.asarray(gradient.kernel()) * units.Hartree / units.Bohr
 
 
-def _dispersion(atoms: Atoms) -> tuple[float, np.ndarray]:
+def dispersion(atoms: Atoms, method: str = DISPERSION_METHOD) -> tuple[float, np.ndarray]:
     """Compute the D3(BJ) dispersion correction: energy (eV) and forces [N, 3] (eV/A)."""
     try:
         from dftd3.interface import DispersionModel, RationalDampingParam
     except ImportError as error:
         raise _missing("dftd3") from error
     model = DispersionModel(atoms.numbers, atoms.positions / units.Bohr)
-    damping = RationalDampingParam(method=DISPERSION_METHOD)
-    result = model.get_dispersion(damping, grad=True)
-    energy = float(result["energy"]) * units.Hartree
-    return energy, -np.asarray(result["gradient"]) * units.Hartree / units.Bohr
+    found = model.get_dispersion(RationalDampingParam(method=method), grad=True)
+    forces = -np.asarray(found["gradient"]) * units.Hartree / units.Bohr
+    return float(found["energy"]) * units.Hartree, forces
+
+
+def _missing(package: str) -> MissingPackageError:
+    return MissingPackageError(
+        f"labelling by PySCF needs the package {package!r}, which cannot be imported; "
+        "install it with: pip install 'blips-mlip[dft]'"
+    )

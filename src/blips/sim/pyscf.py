@@ -6,12 +6,11 @@ energies are total ones.
 
 from typing import Any
 
-import numpy as np
-from ase import Atoms, units
+from ase import Atoms
 from ase.calculators.calculator import Calculator, all_changes
 
 from blips.data import ammonia
-from blips.errors import InputError, MissingPackageError
+from blips.errors import InputError
 
 
 class PySCF(Calculator):
@@ -55,53 +54,16 @@ class PySCF(Calculator):
         structure: Any = self.atoms
         if structure.pbc.any():
             raise InputError("the pyscf calculator treats molecules; set atoms.pbc = False")
-        energy, forces = self._kohn_sham(structure)
-        if self.dispersion is not None:
-            more_energy, more_forces = _dispersion(structure, self.dispersion)
-            energy, forces = energy + more_energy, forces + more_forces
-        self.results = {"energy": energy, "forces": forces}
-
-    def _kohn_sham(self, atoms: Atoms) -> tuple[float, np.ndarray]:
-        """Compute energy (eV) and forces [N, 3] (eV/A) without dispersion."""
-        try:
-            from pyscf import dft, gto
-        except ImportError as error:
-            raise _missing("pyscf") from error
-        geometry = list(zip(atoms.get_chemical_symbols(), atoms.positions.tolist(), strict=True))
-        molecule: Any = gto.M(
-            atom=geometry,
-            basis=self.basis,
+        energy, forces = ammonia.kohn_sham(
+            structure,
+            self.functional,
+            self.basis,
             charge=self.charge,
             spin=self.spin,
-            unit="Angstrom",
-            verbose=0,
+            grid_level=self.grid_level,
+            fitting=self.fitting,
         )
-        method = dft.RKS if self.spin == 0 else dft.UKS
-        kohn_sham: Any = method(molecule, xc=self.functional).density_fit(auxbasis=self.fitting)
-        kohn_sham.grids.level = self.grid_level
-        kohn_sham.conv_tol = 1e-10  # Hartree
-        energy = float(kohn_sham.kernel()) * units.Hartree
-        if not kohn_sham.converged:
-            raise InputError(f"the SCF did not converge within {kohn_sham.max_cycle} cycles")
-        gradient: Any = kohn_sham.nuc_grad_method()
-        gradient.grid_response = True
-        return energy, -np.asarray(gradient.kernel()) * units.Hartree / units.Bohr
-
-
-def _dispersion(atoms: Atoms, method: str) -> tuple[float, np.ndarray]:
-    """Compute D3(BJ) energy (eV) and forces [N, 3] (eV/A)."""
-    try:
-        from dftd3.interface import DispersionModel, RationalDampingParam
-    except ImportError as error:
-        raise _missing("dftd3") from error
-    model = DispersionModel(atoms.numbers, atoms.positions / units.Bohr)
-    found = model.get_dispersion(RationalDampingParam(method=method), grad=True)
-    forces = -np.asarray(found["gradient"]) * units.Hartree / units.Bohr
-    return float(found["energy"]) * units.Hartree, forces
-
-
-def _missing(package: str) -> MissingPackageError:
-    return MissingPackageError(
-        f"the pyscf calculator needs the package {package!r}; install it with: "
-        "pip install 'blips-mlip[dft]'"
-    )
+        if self.dispersion is not None:
+            more_energy, more_forces = ammonia.dispersion(structure, self.dispersion)
+            energy, forces = energy + more_energy, forces + more_forces
+        self.results = {"energy": energy, "forces": forces}
