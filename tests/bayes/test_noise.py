@@ -68,6 +68,7 @@ def test_frozen_draws_depend_on_seed_member_and_name_only():
     assert torch.equal(first, again)
     assert not torch.equal(first, draw.normal_like("b", weight))
     assert not torch.equal(first, FrozenDraw(seed=1, member=3).normal_like("a", weight))
+    assert not torch.equal(first, FrozenDraw(seed=2, member=2).normal_like("a", weight))
     assert draw.normal_like("a", weight) is first
     double = draw.normal_like("a", weight.double())
     assert double.dtype == torch.float64

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from blips.data.labels import Labels, available, extract
 from blips.errors import InputError
+from blips.units import energy_factor
 
 STRESS = np.array([[1.0, 0.4, 0.5], [0.4, 2.0, 0.6], [0.5, 0.6, 3.0]])
 VOIGT = np.array([1.0, 2.0, 3.0, 0.6, 0.5, 0.4])  # xx, yy, zz, yz, xz, xy
@@ -108,3 +109,12 @@ def test_unknown_units_and_quantities_are_refused():
         Labels(energy_unit="cal")
     with pytest.raises(InputError, match="unknown label 'dipole'"):
         extract(molecule("H2O"), ("dipole",))
+
+
+@pytest.mark.parametrize(
+    ("unit", "ev"),
+    [("meV", 1e-3), ("kcal/mol", 0.0433641), ("kJ/mol", 0.0103643), ("Hartree", 27.2114),
+     ("Ry", 13.6057)],
+)  # fmt: skip
+def test_units_of_energy_have_their_published_values(unit, ev):
+    assert energy_factor(unit) == pytest.approx(ev, rel=1e-5)
