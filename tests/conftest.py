@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from environment import COMMAND_ENVIRONMENT, REPOSITORY
+
 # A suite that is started in the background ignores Ctrl-C, and so would the processes it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -17,14 +19,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 torch.set_num_threads(1)
 settings.register_profile("blips", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("blips")
-
-REPOSITORY = Path(__file__).parents[1]
-COMMAND_ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(REPOSITORY / "src"),
-    "OMP_NUM_THREADS": "1",
-    "COLUMNS": "80",
-}
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ def test_the_demo_leaves_a_conditioned_model_metrics_figures_and_a_report(tmp_pa
         metrics = json.loads((tmp_path / f"metrics_{name}.json").read_text())
         assert set(metrics) == {CONDITIONED, BLIP, PLAIN}
         assert metrics[CONDITIONED]["forces"]["mae"] == metrics[PLAIN]["forces"]["mae"]
-        assert len(list((tmp_path / "figures" / name).glob("*.png"))) == 6
+        assert len(list((tmp_path / "figures" / name).glob("*.png"))) == 5
     assert "nothing was fitted to far labels" in (tmp_path / "summary.md").read_text()
     told = capsys.readouterr().out
     assert "CHGNet as released" in told

@@ -12,7 +12,7 @@ from ase.build import molecule
 
 import blips
 from blips.train.checkpoint import read_tensors, write_tensors
-from conftest import COMMAND_ENVIRONMENT as ENVIRONMENT
+from environment import COMMAND_ENVIRONMENT as ENVIRONMENT
 
 COMMENT = 'Properties=species:S:1:pos:R:3 pbc="F F F"'
 ATOMS = "N 0 0 0\nH 0 0 1.01\nH 0.95 0 -0.34\nH -0.48 0.82 -0.34\n"

@@ -17,7 +17,7 @@ import pytest
 import blips
 from blips.cli.predict_file import MOST_ATOMS
 from blips.data.structures import whole_xyz_frames
-from conftest import COMMAND_ENVIRONMENT as ENVIRONMENT
+from environment import COMMAND_ENVIRONMENT as ENVIRONMENT
 
 PREDICT = ["predict", "model.safetensors", "long.extxyz", "-o", "out.extxyz", "--samples", "4"]
 

@@ -85,26 +85,29 @@ def predict_file(
     finally:
         if part.stat().st_size == 0:
             part.unlink()
-    assert done is not None  # iter_checked refuses files without structures
+    if done is None:
+        raise InputError(f"{source} has no structures; expected at least one")
     os.replace(part, output)
     done.structures = first
     return done
 
 
-def summary_of(path: Path) -> dict[str, list[float]]:
+def summary_of(path: Path) -> dict[str, list[float | bool]]:
     """Summarise each structure of a predicted file, as `Prediction.summary` does."""
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[float | bool]] = {}
     for atoms in iter_structures(path):
         results = {} if atoms.calc is None else atoms.calc.results
         std = atoms.arrays.get(keys.FORCES_UNCERTAINTY)
+        in_domain = atoms.arrays.get(keys.IN_DOMAIN)
         values = {
             keys.ENERGY: atoms.info.get(f"predicted_{keys.ENERGY}", results.get(keys.ENERGY)),
             keys.ENERGY_UNCERTAINTY: atoms.info.get(keys.ENERGY_UNCERTAINTY),
             "largest_force_uncertainty": std if std is None else np.linalg.norm(std, axis=1).max(),
+            keys.IN_DOMAIN: in_domain if in_domain is None else in_domain.all(),
         }
         for name, value in values.items():
             if value is not None:
-                found.setdefault(name, []).append(float(value))
+                found.setdefault(name, []).append(np.asarray(value).item())
     return found
 
 
