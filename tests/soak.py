@@ -32,7 +32,8 @@ import torch
 from ase.calculators.emt import EMT
 
 import blips
-from blips.active.store import DATABASE, CampaignStore
+from blips.active.database import CampaignError
+from blips.active.store import CampaignStore
 from blips.backbones import PaiNN
 from helpers import TINY, morse_ammonia
 
@@ -291,9 +292,11 @@ def _content(small: Path, name: str) -> Any:
         return path.read_text().rstrip().endswith("</html>") or "half a page"
     if name != "active":
         return hashlib.sha256(path.read_bytes()).hexdigest()
-    if not (path / DATABASE).exists():
+    try:
+        store = CampaignStore(path, writable=False)
+    except CampaignError:  # not begun; what cannot be read stops the next run
         return None
-    with CampaignStore(path, writable=False) as store:
+    with store:
         energies = [atoms.get_potential_energy() for atoms in store.labelled()]
         return energies if store.stage(store.last_round(), "end") else None
 

@@ -205,6 +205,18 @@ def test_names_that_are_no_text_are_damage(tmp_path):
         CampaignStore(tmp_path)
 
 
+def test_a_disk_that_was_full_as_the_campaign_was_made_costs_nothing(tmp_path):
+    """SQLite had written its header, and no table."""
+    connection = sqlite3.connect(tmp_path / DATABASE)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.close()
+    assert (tmp_path / DATABASE).stat().st_size > 0
+    with pytest.raises(CampaignError, match="holds no campaign"):
+        CampaignStore(tmp_path, writable=False)
+    with CampaignStore(tmp_path) as store:
+        assert store.labelled() == []
+
+
 def test_a_folder_without_campaign_is_named(tmp_path):
     with pytest.raises(CampaignError, match="holds no campaign"):
         CampaignStore(tmp_path, writable=False)

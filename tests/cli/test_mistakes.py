@@ -139,6 +139,8 @@ def test_compressed_structures_are_read(folder):
 @pytest.mark.parametrize("delay", [0.02, 0.1, 0.3, 0.8, 1.5])
 def test_ctrl_c_during_the_start_is_one_line(folder, delay):
     """After the interpreter's own start; before it no program can say anything."""
+    frames = (folder / "data.extxyz").read_text()
+    (folder / "data.extxyz").write_text(1000 * frames)  # more than is done by the last delay
     program = (
         "import sys, blips.__main__ as command; print('started', flush=True)\n"
         "sys.argv = ['blips', 'predict', 'model.safetensors', 'data.extxyz', '-o', 'x']\n"

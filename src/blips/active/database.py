@@ -116,7 +116,6 @@ class CampaignDatabase:
         return found
 
     def _connect(self) -> sqlite3.Connection:
-        is_new = not self.path.exists() or self.path.stat().st_size == 0
         if self.writable:
             connection = sqlite3.connect(self.path, timeout=20, isolation_level=None)
         else:
@@ -124,8 +123,12 @@ class CampaignDatabase:
             connection = sqlite3.connect(uri, uri=True, timeout=20, isolation_level=None)
         try:
             self.connection = connection
+            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            is_new = tables == 0  # also where the disk was full as it was made
             if not is_new:
                 self._check(connection)  # before anything is changed
+            elif not self.writable:
+                raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is empty)")
             if self.writable:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
