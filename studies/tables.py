@@ -1,7 +1,7 @@
 """Tables of a study: methods by metrics, mean ± spread over seeds, the paper's numbers beside.
 
 The spread is the standard deviation over seeds, (n-1)-normalised; a single seed has none. Metrics
-are those of `blips.uq.evaluate`, on the test set.
+are those of `blips.uq.assess`, on the test set.
 """
 
 import json

@@ -20,8 +20,7 @@ from blips.train.command import build_model
 from blips.train.fit import FitResult, fit
 from blips.train.objective import Model
 from blips.units import KCAL_PER_MOL
-from blips.uq import evaluate
-from blips.uq.assess import STD_FLOOR, References, recalibrate
+from blips.uq.assess import STD_FLOOR, References, assess, recalibrate
 from studies.ammonia.data import Data, load_data
 from studies.errorbars.run import conditioned
 from studies.spec import BLIP_TRAINING, Findings, Run
@@ -165,7 +164,7 @@ def _options(model: Uncertain, settings: Mapping[str, Any], seed: int) -> dict[s
 
 
 def arrays(prediction: Prediction, references: References) -> dict[str, np.ndarray]:
-    """Return the input of `evaluate`, in kcal/mol and A, with no std of zero."""
+    """Return predictions and labels in kcal/mol and A, with no std of zero."""
     found = {
         "energy": prediction.energy,
         "energy_std": prediction.energy_total_std,
@@ -188,13 +187,12 @@ def measure(prediction: Prediction, references: References, bootstrap: int) -> M
     an atom, `crps` averages them); `atom_` and `structure_` rank atoms and structures by their
     forces; errors and `ece` of a structure are of its mean force norm.
     """
-    given = {"energy_std": None, "forces_std": None, **arrays(prediction, references)}
-    evaluation = evaluate(
-        **given,  # type: ignore[arg-type]
-        n_atoms=references.n_atoms,
+    scaled = arrays(prediction, references)
+    labels = {name: scaled.pop(f"{name}_ref") for name in ("energy", "forces")}
+    evaluation = assess(
+        Prediction.of(scaled, n_atoms=references.n_atoms, method="scaled", samples=0),
+        References(references.n_atoms, references.numbers, **labels),
         n_bootstrap=bootstrap,
-        energy_unit="kcal/mol",
-        force_unit="kcal/mol/A",
     )
     by_level = {
         "energy": evaluation.energy,

@@ -220,17 +220,17 @@ def predictions(arguments: argparse.Namespace, folder: Path, file: str) -> dict[
 
 def scores(frames: list[Atoms], found: dict[str, Any]) -> dict[str, Any]:
     """Score predictions of labelled structures."""
-    from blips.uq import evaluate
+    from blips.prediction import Prediction
+    from blips.uq.assess import References, assess
 
-    tables = evaluate(
-        found["energy"],
-        found["energy_std"],
-        [frame.get_potential_energy() for frame in frames],
-        found["forces"],
-        found["forces_std"],
-        np.concatenate([frame.get_forces() for frame in frames]),
-        [len(frame) for frame in frames],
-    ).to_dict()
+    names = ("energy", "energy_std", "forces", "forces_std")
+    prediction = Prediction.of(
+        {name: np.asarray(found[name]) for name in names},
+        n_atoms=np.array([len(frame) for frame in frames]),
+        method="llpr",
+        samples=0,
+    )
+    tables = assess(prediction, References.of(frames)).to_dict()
     chosen: dict[str, Any] = {}
     for level, metric, *_ in METRICS:
         values = {name: float(f"{value:.5g}") for name, value in tables[level][metric].items()}

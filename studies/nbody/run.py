@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from blips.prediction import Prediction
 from blips.train.checkpoint import load, write_atomically
 from blips.train.command import build_model
 from blips.train.fit import FitResult, fit
-from blips.uq import evaluate
+from blips.uq.assess import References, assess
 from studies.nbody.data import POSITIONS, ParticleData
 from studies.nbody.simulations import NBodySplit, generate, load_nbody
 from studies.spec import BLIP_TRAINING, Findings, Run
@@ -183,17 +184,14 @@ def measure(prediction: Prediction, target: np.ndarray, bootstrap: int) -> Metri
     Names without suffix are of components (`nll` and `crps_sum` add the three of a particle,
     `crps` averages them); `_particle` and `_structure` rank particles and simulations.
     """
-    evaluation = evaluate(
-        None,
-        None,
-        None,
-        prediction.array(POSITIONS),
-        prediction.others.get(f"{POSITIONS}_std"),
-        target,
-        prediction.n_atoms,
-        n_bootstrap=bootstrap,
-        force_unit="",
+    as_forces = replace(
+        prediction,
+        forces=prediction.array(POSITIONS),
+        forces_std=prediction.others.get(f"{POSITIONS}_std"),
     )
+    no_elements = np.zeros(len(target), dtype=int)
+    references = References(prediction.n_atoms, no_elements, energy=None, forces=target)
+    evaluation = assess(as_forces, references, n_bootstrap=bootstrap)
     named = dict(evaluation.forces)
     by_level = {
         "particle": evaluation.forces_per_atom,

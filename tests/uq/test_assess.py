@@ -10,7 +10,6 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from blips.errors import InputError
 from blips.prediction import Prediction
-from blips.uq import evaluate
 from blips.uq.assess import References, assess, recalibrate, stress_too, verdict
 
 COUNTS = [2, 3, 1, 2, 2, 3]
@@ -56,25 +55,18 @@ def test_every_metric_uses_the_structures_that_have_its_label():
     chosen = np.array([0, 2, 3, 5])
     p = prediction()
     counts = np.array(COUNTS)
-    arrays = (p.energy[chosen], p.energy_std[chosen], ENERGY[chosen])
-    alone = evaluate(*arrays, None, None, None, counts[chosen], n_bootstrap=20)
+    some = Prediction(
+        counts[chosen], "mc", 8, energy=p.energy[chosen], energy_std=p.energy_std[chosen]
+    )
+    alone = assess(some, References.of([frames[k] for k in chosen]), n_bootstrap=20)
     assert found.energy == alone.energy
     assert found.energy_per_atom == alone.energy_per_atom
-    arrays = (p.forces[2:], p.forces_std[2:], FORCES[2:])
-    alone = evaluate(None, None, None, *arrays, counts[1:], np.ones(11), n_bootstrap=20)
+    some = Prediction(counts[1:], "mc", 8, forces=p.forces[2:], forces_std=p.forces_std[2:])
+    alone = assess(some, References.of(frames[1:]), n_bootstrap=20)
     assert found.forces == alone.forces
     assert found.forces_per_structure == alone.forces_per_structure
     assert found.per_element == alone.per_element
     json.dumps(found.to_dict(), allow_nan=False)
-
-
-def test_labels_of_all_structures_give_the_plain_evaluation():
-    p, counts = prediction(), np.array(COUNTS)
-    found = assess(p, References.of(structures()), n_bootstrap=20)
-    alone = evaluate(
-        p.energy, p.energy_std, ENERGY, p.forces, p.forces_std, FORCES, counts, np.ones(13), 20
-    )
-    assert found == alone
 
 
 def test_stress_is_judged_where_it_is_predicted_and_labelled():
@@ -128,12 +120,13 @@ def test_the_verdict_says_whether_error_bars_are_right(std, words):
 def test_the_verdict_finds_one_sided_errors_and_missing_labels():
     rng = np.random.default_rng(1)
     error = np.abs(rng.normal(size=400))
-    arrays = (np.zeros(400), np.ones(400), error)
-    found = evaluate(*arrays, None, None, None, np.ones(400), n_bootstrap=50)
+    ones = np.ones(400, dtype=int)
+    atoms = Prediction(ones, "mc", 8, energy=np.zeros(400), energy_std=np.ones(400))
+    found = assess(atoms, References(ones, ones, error, None), n_bootstrap=50)
     assert "about right, but most errors have one sign" in verdict(found)
-    arrays = (np.zeros(400), np.ones(400), error * rng.choice([-1, 1], 400))
-    both = verdict(evaluate(*arrays, None, None, None, np.ones(400), n_bootstrap=50))
-    assert "about right: " in both
+    error *= rng.choice([-1, 1], 400)
+    both = assess(atoms, References(ones, ones, error, None), n_bootstrap=50)
+    assert "about right: " in verdict(both)
     frames = structures(energies=(1,), forces=range(5))
     text = verdict(assess(prediction(), References.of(frames), n_bootstrap=0))
     assert text.startswith("Of 6 structures, 1 have energies, 5 have forces, 0 have stresses; ")

@@ -11,24 +11,19 @@ from blips.uq.calibrate import (
     ScaleCalibrator,
     calibrator_from_dict,
 )
-from blips.uq.evaluate import Evaluation, evaluate
+from blips.uq.evaluate import Evaluation
 from blips.uq.metrics import (
     ForceItems,
     RejectionCurve,
     auroc,
     binned_errors,
     coverage,
-    crps_gaussian,
     ece,
     ence,
     force_items,
-    gaussian_nll,
-    mae,
-    mse,
     rejection_curve,
     reliability_curve,
     spearman,
-    zms,
 )
 
 __all__ = [
@@ -45,16 +40,10 @@ __all__ = [
     "binned_errors",
     "calibrator_from_dict",
     "coverage",
-    "crps_gaussian",
     "ece",
     "ence",
-    "evaluate",
     "force_items",
-    "gaussian_nll",
-    "mae",
-    "mse",
     "rejection_curve",
     "reliability_curve",
     "spearman",
-    "zms",
 ]

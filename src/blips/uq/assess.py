@@ -19,7 +19,7 @@ from blips.files import replacing
 from blips.prediction import Model, Prediction
 from blips.uq.bootstrap import Bootstrap, Interval
 from blips.uq.calibrate import CALIBRATORS, Calibrator
-from blips.uq.checks import checked_quantity
+from blips.uq.checks import finite_array
 from blips.uq.evaluate import Evaluation, Tables
 from blips.uq.metrics import coverage
 from blips.uq.plots import prediction_plots
@@ -102,14 +102,18 @@ class References:
         target, mean = getattr(self, quantity), getattr(prediction, quantity)
         if target is None or mean is None:
             return None
+        if not np.array_equal(prediction.n_atoms, self.n_atoms):
+            raise InputError("prediction and labels are not of the same structures in one order")
         std = getattr(prediction, f"{quantity}_total_std", getattr(prediction, f"{quantity}_std"))
         if quantity == "stress":
             mean = full_3x3_to_voigt_6_stress(mean)
             std = None if std is None else full_3x3_to_voigt_6_stress(std)
         chosen = self.having(quantity)
         rows = np.repeat(chosen, self.n_atoms) if quantity == "forces" else chosen
-        floored = None if std is None else np.maximum(std[rows], STD_FLOOR)
-        return Matched(mean[rows], floored, target[rows], chosen)
+        if std is not None:
+            std = finite_array(f"{quantity}_std", np.maximum(std[rows], STD_FLOOR))
+        mean, target = finite_array(quantity, mean[rows]), finite_array("labels", target[rows])
+        return Matched(mean, std, target, chosen)
 
 
 def stress_too(structures: Sequence[Atoms], references: References) -> dict[str, bool]:
@@ -133,10 +137,7 @@ def assess(
         matched = references.match(prediction, quantity)
         if matched is None:
             continue
-        shape = 1 if quantity == "energy" else 2
-        mean, std, target = checked_quantity(
-            quantity, matched.mean, matched.std, matched.target, shape
-        )
+        mean, std, target = matched[:3]
         counts = references.n_atoms[matched.chosen]
         labelled[quantity] = len(counts)
         bootstrap = Bootstrap(len(counts), n_bootstrap, seed=seed)

@@ -1,4 +1,4 @@
-"""Compute all metrics of one model on one labelled set, with bootstrap intervals, in one call.
+"""Tables of all metrics of one model on one labelled set, with bootstrap intervals.
 
 Each level is a table of metrics:
 
@@ -27,14 +27,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from ase.data import chemical_symbols
 from scipy.special import ndtri
 
-from blips.errors import InputError
 from blips.uq import metrics
 from blips.uq.bootstrap import Bootstrap, Interval
-from blips.uq.checks import FloatArray, IntArray, checked_counts, checked_numbers, checked_quantity
+from blips.uq.checks import FloatArray, IntArray
 
 MetricTable = dict[str, Interval]
 
@@ -47,27 +45,7 @@ DIMENSIONAL = {"mae", "rmse", "crps", "crps_sum", "rms_std", "rejection_auc"}
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Hold metrics of a model, as tables {metric: Interval} per level; see the module's docstring.
-
-    Attributes:
-        n_structures: number of structures S.
-        n_atoms: number of atoms N in all.
-        energy: per structure, in energy_unit.
-        energy_per_atom: per structure, energies divided by its number of atoms.
-        forces: per component, in force_unit.
-        forces_per_atom: ranking of atoms by the std of their forces.
-        forces_per_structure: mean force norm and ranking of structures.
-        stress: per component, in eV/A^3.
-        per_element: component-level force metrics by chemical symbol.
-        element_counts: number of atoms of each element.
-        labelled: number of structures that have each label; a metric uses those that do.
-        level: confidence level of the intervals.
-        n_bootstrap: number of resamples of structures, 0 for no intervals.
-        seed: seed of the resampling.
-        energy_unit: unit of the energies.
-        force_unit: unit of the forces.
-        omitted: metrics that were left out, and why.
-    """
+    """Hold metrics of a model, {metric: Interval} per level; see the docstring of the module."""
 
     n_structures: int
     n_atoms: int
@@ -77,15 +55,15 @@ class Evaluation:
     forces_per_atom: MetricTable = field(default_factory=dict)
     forces_per_structure: MetricTable = field(default_factory=dict)
     stress: MetricTable = field(default_factory=dict)
-    per_element: dict[str, MetricTable] = field(default_factory=dict)
-    element_counts: dict[str, int] = field(default_factory=dict)
-    labelled: dict[str, int] = field(default_factory=dict)
-    level: float = 0.95
-    n_bootstrap: int = 0
-    seed: int = 0
+    per_element: dict[str, MetricTable] = field(default_factory=dict)  # of forces, by symbol
+    element_counts: dict[str, int] = field(default_factory=dict)  # atoms of each element
+    labelled: dict[str, int] = field(default_factory=dict)  # structures that have each label
+    level: float = 0.95  # confidence level of the intervals
+    n_bootstrap: int = 0  # resamples of structures, 0 for no intervals
+    seed: int = 0  # of the resampling
     energy_unit: str = "eV"
     force_unit: str = "eV/A"
-    omitted: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()  # metrics that the data are too few for
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists and numbers for JSON; intervals are {value, low, high}."""
@@ -118,78 +96,6 @@ def _unit(metric: str, base: str) -> str:
     return base if metric in DIMENSIONAL else ""
 
 
-def evaluate(
-    energy: npt.ArrayLike | None,
-    energy_std: npt.ArrayLike | None,
-    energy_ref: npt.ArrayLike | None,
-    forces: npt.ArrayLike | None,
-    forces_std: npt.ArrayLike | None,
-    forces_ref: npt.ArrayLike | None,
-    n_atoms: npt.ArrayLike,
-    numbers: npt.ArrayLike | None = None,
-    n_bootstrap: int = 1000,
-    seed: int = 0,
-    *,
-    level: float = 0.95,
-    energy_unit: str = "eV",
-    force_unit: str = "eV/A",
-) -> Evaluation:
-    """Evaluate predicted energies and forces with their standard deviations against references.
-
-    Args:
-        energy: predicted energies [S]; None, together with energy_ref, for forces alone.
-        energy_std: their standard deviations [S]; None for a deterministic model.
-        energy_ref: reference energies [S].
-        forces: predicted forces [N, 3]; None, together with forces_ref, for energies alone.
-        forces_std: their standard deviations [N, 3]; None for a deterministic model.
-        forces_ref: reference forces [N, 3], structures one after the other.
-        n_atoms: number of atoms of each structure [S], adding up to N.
-        numbers: atomic numbers [N] for the per-element breakdown, or None for no breakdown.
-        n_bootstrap: resamples of structures for the intervals; 0 for values alone.
-        seed: seed of the resampling.
-        level: confidence level of the intervals.
-        energy_unit: name of the unit of the energies.
-        force_unit: name of the unit of the forces.
-
-    Returns:
-        An Evaluation. Metrics that the data are too few for are named in its ``omitted``; a single
-        structure cannot be resampled and has values without intervals.
-    """
-    energies = vectors = None
-    if any(array is not None for array in (energy, energy_std, energy_ref)):
-        energies = checked_quantity("energy", energy, energy_std, energy_ref, 1)
-    if any(array is not None for array in (forces, forces_std, forces_ref)):
-        vectors = checked_quantity("forces", forces, forces_std, forces_ref, 2)
-    if energies is None and vectors is None:
-        raise InputError("nothing to evaluate; pass energies, forces, or both with references.")
-    counts = checked_counts(n_atoms, None if vectors is None else len(vectors[0]))
-    if energies is not None and len(energies[0]) != len(counts):
-        raise InputError(
-            f"there are {len(energies[0])} energies but n_atoms has {len(counts)} structures; "
-            "expected one entry per structure in both."
-        )
-    elements = None if numbers is None else checked_numbers(numbers, int(counts.sum()))
-    tables = Tables(Bootstrap(len(counts), n_bootstrap, level, seed))
-    found: dict[str, Any] = {}
-    given = {"energy": energies, "forces": vectors}
-    if energies is not None:
-        found |= tables.energies(*energies, counts)
-    if vectors is not None:
-        found |= tables.forces(*vectors, counts, elements)
-    return Evaluation(
-        n_structures=len(counts),
-        n_atoms=int(counts.sum()),
-        labelled={name: len(counts) for name, arrays in given.items() if arrays is not None},
-        level=level,
-        n_bootstrap=n_bootstrap if tables.bootstrap.active else 0,
-        seed=seed,
-        energy_unit=energy_unit,
-        force_unit=force_unit,
-        omitted=tuple(tables.omitted),
-        **found,
-    )
-
-
 @dataclass(frozen=True)
 class Tables:
     """Compute tables over one set of structures; notes what the data are too few for."""
@@ -214,9 +120,9 @@ class Tables:
         std: FloatArray | None,
         reference: FloatArray,
         counts: IntArray,
-        numbers: IntArray | None,
+        numbers: IntArray,
     ) -> dict[str, Any]:
-        """Evaluate forces [N, 3] per component, atom and structure, and by element if given."""
+        """Evaluate forces [N, 3] per component, atom, structure and element."""
         error = reference - forces
         groups = np.repeat(np.arange(len(counts)), counts)  # [N] structure of every atom
         tables: dict[str, Any] = {"forces": self.components(error, std, groups)}
@@ -230,15 +136,14 @@ class Tables:
             )
             structures = metrics.force_items(forces, std, reference, counts)
             tables["forces_per_structure"] = self._structures(structures)
-        if numbers is not None:
-            present = {chemical_symbols[number]: numbers == number for number in np.unique(numbers)}
-            tables["per_element"] = {
-                symbol: self.components(
-                    error[chosen], None if std is None else std[chosen], groups[chosen]
-                )
-                for symbol, chosen in present.items()
-            }
-            tables["element_counts"] = {key: int(chosen.sum()) for key, chosen in present.items()}
+        present = {chemical_symbols[number]: numbers == number for number in np.unique(numbers)}
+        tables["per_element"] = {
+            symbol: self.components(
+                error[chosen], None if std is None else std[chosen], groups[chosen]
+            )
+            for symbol, chosen in present.items()
+        }
+        tables["element_counts"] = {key: int(chosen.sum()) for key, chosen in present.items()}
         return tables
 
     def _scalars(self, name: str, error: FloatArray, std: FloatArray | None) -> MetricTable:
@@ -286,8 +191,8 @@ class Tables:
         """Compute proper scores and calibration of errors [n] with standard deviations [n]."""
         z = error / std
         columns = {
-            "nll": metrics.gaussian_nll_scores(z, std) * n_components,
-            "crps": metrics.crps_gaussian_scores(z, std),
+            "nll": metrics.gaussian_nll(z, std) * n_components,
+            "crps": metrics.gaussian_crps(z, std),
             "zms": z**2,
             "rms_std": std**2,
         }

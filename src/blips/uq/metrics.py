@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,14 +33,12 @@ from blips.uq.checks import (
     IntArray,
     checked_counts,
     checked_pair,
-    checked_quantity,
     checked_ranking,
     finite_array,
     positive_array,
+    same_shape,
     standardised_error,
 )
-
-Components = Literal["sum", "mean"]
 
 ECE_LEVELS: FloatArray = np.linspace(0.0, 1.0, 101)
 """The fixed grid of probabilities on which reliability and ECE are evaluated."""
@@ -49,74 +47,16 @@ COVERAGE_LEVELS = (0.68, 0.90, 0.95)
 """Nominal probabilities of the central intervals whose coverage is reported."""
 
 
-# ---------------------------------------------------------------------- errors and proper scores
-def mse(mean: npt.ArrayLike, target: npt.ArrayLike) -> float:
-    """Average the squared error over all values."""
-    mean, target = checked_pair(mean, target)
-    return float(np.mean((target - mean) ** 2))
-
-
-def mae(mean: npt.ArrayLike, target: npt.ArrayLike) -> float:
-    """Average the absolute error over all values."""
-    mean, target = checked_pair(mean, target)
-    return float(np.mean(np.abs(target - mean)))
-
-
-def gaussian_nll_scores(z: FloatArray, std: FloatArray) -> FloatArray:
+# --------------------------------------------------------------------------------- proper scores
+def gaussian_nll(z: FloatArray, std: FloatArray) -> FloatArray:
     """Return the negative log density of each target, [log(2 pi) + z^2] / 2 + log(std), in nats."""
     return 0.5 * (np.log(2.0 * np.pi) + z**2) + np.log(std)
 
 
-def gaussian_nll(
-    mean: npt.ArrayLike,
-    std: npt.ArrayLike,
-    target: npt.ArrayLike,
-    components: Components = "sum",
-) -> float:
-    """Average the Gaussian negative log-likelihood over atoms and structures, in nats.
-
-    Args:
-        mean: predictions, [S] or [N, 3].
-        std: standard deviations, same shape.
-        target: references, same shape.
-        components: "sum" adds the components of a vector (the headline definition for forces and
-            positions), "mean" averages them. One-dimensional arrays have a single component.
-    """
-    return _over_components(gaussian_nll_scores(*standardised_error(mean, std, target)), components)
-
-
-def crps_gaussian_scores(z: FloatArray, std: FloatArray) -> FloatArray:
+def gaussian_crps(z: FloatArray, std: FloatArray) -> FloatArray:
     """Return the CRPS of each target, std * [z (2 Phi(z) - 1) + 2 phi(z) - 1/sqrt(pi)]."""
     density = np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
     return std * (z * (2.0 * ndtr(z) - 1.0) + 2.0 * density - 1.0 / np.sqrt(np.pi))
-
-
-def crps_gaussian(
-    mean: npt.ArrayLike,
-    std: npt.ArrayLike,
-    target: npt.ArrayLike,
-    components: Components = "mean",
-) -> float:
-    """Average the continuous ranked probability score of a Gaussian, in the unit of the target.
-
-    Args:
-        mean: predictions, [S] or [N, 3].
-        std: standard deviations, same shape.
-        target: references, same shape.
-        components: "mean" averages over components, "sum" adds the components of a vector first.
-    """
-    return _over_components(
-        crps_gaussian_scores(*standardised_error(mean, std, target)), components
-    )
-
-
-def _over_components(scores: FloatArray, components: Components) -> float:
-    """Average scores, either over everything or after summing the last axis of vectors."""
-    if components not in ("sum", "mean"):
-        raise InputError(f"components={components!r} is unknown; expected 'sum' or 'mean'.")
-    if components == "sum" and scores.ndim > 1:
-        scores = scores.sum(axis=-1)
-    return float(scores.mean())
 
 
 # ----------------------------------------------------------------------------------- calibration
@@ -155,12 +95,6 @@ def ece(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> float
     is far too large, and nothing exceeds 0.5 (all targets on one side, far outside).
     """
     return float(ece_of_curve(reliability_curve(mean, std, target)[1]))
-
-
-def zms(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> float:
-    """Average z^2 over all values; 1 if calibrated, above 1 if overconfident."""
-    z, _ = standardised_error(mean, std, target)
-    return float(np.mean(z**2))
 
 
 def coverage(
@@ -248,8 +182,11 @@ def force_items(
     n_atoms: npt.ArrayLike | None = None,
 ) -> ForceItems:
     """Reduce force components [N, 3] to items per atom [N], or per structure [S] with n_atoms."""
+    forces, reference = checked_pair(forces, forces_ref)
     std = positive_array("forces_std", forces_std)
-    forces, _, reference = checked_quantity("forces", forces, std, forces_ref, 2)
+    same_shape(forces=forces, forces_std=std)
+    if forces.ndim != 2:
+        raise InputError(f"forces have shape {forces.shape}; expected [N, 3], one row per atom.")
     counts = np.ones(len(forces)) if n_atoms is None else checked_counts(n_atoms, len(forces))
     starts = (np.cumsum(counts) - counts).astype(np.int64)
 
