@@ -18,9 +18,8 @@ from ase.build import bulk
 
 from benchmarks.measure import measure
 from blips.properties import elastic
+from blips.properties.calculation import Calculation
 from blips.properties.elastic import STRAIN, Strained
-from blips.properties.relax import FMAX, STEPS, relaxed
-from blips.properties.surfaces import plain_surface
 from blips.train.released import load_released
 from blips.train.run import environment
 
@@ -36,9 +35,9 @@ def costs(name: str, atoms: Atoms, repeats: int) -> dict[str, Any]:
     potential = load_released("chgnet")
 
     def plain() -> None:
-        surface = plain_surface(potential)
-        (mean,) = relaxed(surface, [atoms], cell=True, fmax=FMAX, steps=STEPS)
-        Strained(mean, STRAIN, FMAX, STEPS).hessian(surface)
+        run = Calculation(potential)
+        mean = run.relaxed_crystal(atoms, "elastic constants")
+        Strained(run, mean, STRAIN).hessian(run.plain)
 
     calls = {
         "base": plain,

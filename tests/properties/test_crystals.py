@@ -11,9 +11,9 @@ from ase.units import GPa
 from blips import properties
 from blips.errors import InputError
 from blips.properties import Property, PropertyError
+from blips.properties.calculation import Calculation
 from blips.properties.elastic import energy_gradient, moduli, tensor
 from blips.properties.eos import birch_murnaghan
-from blips.properties.surfaces import plain_surface
 from properties.models import DISTANCE, EPSILON, crystal, lennard_jones, relative_changes
 
 MEMBERS = 8
@@ -106,7 +106,7 @@ def test_a_relaxed_energy_errs_as_the_energy_at_the_relaxed_geometry(potential):
 
 def test_the_energy_gradient_is_that_of_the_energy(potential):
     """By central differences of energies, at a strain that is not small."""
-    surface, atoms = plain_surface(potential), crystal()
+    surface, atoms = Calculation(potential).plain, crystal()
     voigt = np.array([0.02, -0.01, 0.015, 0.01, -0.02, 0.03])
 
     def at(strain):

@@ -107,7 +107,7 @@ def require(module: str, pip_line: str) -> ModuleType:
             return importlib.import_module(module)
     except ImportError as error:
         raise MissingPackageError(
-            f"this model needs the package {module.split('.')[0]!r}, which cannot be imported "
+            f"this needs the package {module.split('.')[0]!r}, which cannot be imported "
             f"({error}); install it with: {pip_line}"
         ) from error
 

@@ -4,10 +4,12 @@
     print(found["bulk_modulus"])                  # bulk_modulus = 98.3 ± 4.1 GPa
 
 Every function returns `Properties`: by quantity the value of the plain model, its std, the members'
-values and the units, with what failed by the member's number.
+values and the units, with what failed by the member's number. `Calculation` has the options that
+all of them take: method, members, seed, fmax, steps, progress.
 """
 
 from blips.properties.barrier import barrier
+from blips.properties.calculation import Calculation
 from blips.properties.dynamics import diffusion, distribution
 from blips.properties.elastic import elastic
 from blips.properties.eos import equation_of_state
@@ -18,6 +20,7 @@ from blips.properties.relax import relax
 from blips.properties.result import Properties, Property, PropertyError
 
 __all__ = [
+    "Calculation",
     "Properties",
     "Property",
     "PropertyError",

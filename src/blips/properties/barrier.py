@@ -18,16 +18,8 @@ from ase.optimize import FIRE
 
 from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.properties.relax import STEPS, energy_factor, give_results, relaxed
-from blips.properties.result import Properties, PropertyError, Values, check_method, gathered
-from blips.properties.surfaces import (
-    Progress,
-    Surface,
-    by_members,
-    energy_changes,
-    plain_surface,
-    quiet,
-)
+from blips.properties.calculation import Calculation, Surface, give_results
+from blips.properties.result import Properties, PropertyError, Values
 
 Array = np.ndarray
 UNITS = {"barrier": "eV", "reverse_barrier": "eV", "reaction_energy": "eV"}
@@ -40,12 +32,7 @@ def barrier(
     *,
     band: bool = True,
     images: int = 7,
-    method: str = "linear",
-    members: int = 16,
-    seed: int = 0,
-    fmax: float = FMAX,
-    steps: int = STEPS,
-    progress: Progress = quiet,
+    **options: Any,
 ) -> Properties:
     """Compute the barrier between the ends of a path, both ways, and the energy between them.
 
@@ -55,45 +42,34 @@ def barrier(
         band: relax the ends and a climbing band between them; False takes the path as it is,
             such as a scan of an angle.
         images: of the band with its ends, where `path` has the ends alone.
-        method: "linear", or "members": each runs a band of its own.
-        members: K.
-        seed: of the draws.
-        fmax: largest force of ends and band at the end, eV/A.
-        steps: of each at most.
-        progress: is told what is being done.
+        options: of `Calculation`; fmax and steps are also those of the band.
 
     Returns:
         Quantities of `UNITS`; `details["energies"]` [images] and `details["member_energies"]`
         [K, images] are profiles along the plain model's path.
     """
-    check_method(method, members)
+    run = Calculation(potential, **{"fmax": FMAX, **options})
     if len(path) < 2 or any(list(one.symbols) != list(path[0].symbols) for one in path):
         raise InputError("a path needs at least two structures with the same atoms in one order")
-    surface, factor = plain_surface(potential), energy_factor(potential)
     mean = [atoms.copy() for atoms in path]
     if band:
-        progress("the band of the mean")
-        mean = climbing_band(surface, _images(mean, images), fmax, steps)
-    energies = surface(mean).array("energy")
-    value = heights(energies)
-    details: dict[str, Any] = {"energies": energies}
-    if potential.posterior is not None or method == "linear":
-        changes = factor * energy_changes(potential, mean, members, seed)  # [K, images]
-        details["member_energies"] = energies + changes
-    if method == "linear" or not band:
-        top = int(energies.argmax()) if method == "linear" else None
-        profiles = details.get("member_energies")
-        if profiles is None:
-            profiles = [m.predict(mean, forces=False).energy for m in potential.draw(members, seed)]
-        found = [heights(np.asarray(profile), top) for profile in profiles]
-        return gathered("barrier", method, UNITS, value, found, details=details)
+        run.progress("the band of the mean")
+        mean = climbing_band(run, run.plain, _images(mean, images))
+    energies, factor = run.plain(mean).array("energy"), run.energy_factor
+    value, details = heights(energies), {"energies": energies}
+    if potential.posterior is not None or run.method == "linear":
+        details["member_energies"] = energies + factor * run.energy_changes(mean)  # [K, images]
+
+    def first_order() -> list[Values]:
+        top = int(energies.argmax())
+        return [heights(profile, top) for profile in details["member_energies"]]
 
     def of_member(surface: Surface) -> Values:
-        own = heights(surface(climbing_band(surface, mean, fmax, steps)).array("energy"))
+        own_path = climbing_band(run, surface, mean) if band else mean
+        own = heights(surface(own_path).array("energy"))
         return {name: value[name] + factor * (own[name] - value[name]) for name in UNITS}
 
-    values, failures = by_members(potential, members, seed, of_member, progress)
-    return gathered("barrier", method, UNITS, value, values, failures, details)
+    return run.finished("barrier", UNITS, value, first_order, of_member, details)
 
 
 def heights(energies: Array, top: int | None = None) -> Values:
@@ -107,19 +83,17 @@ def heights(energies: Array, top: int | None = None) -> Values:
     }
 
 
-def climbing_band(surface: Surface, path: Sequence[Atoms], fmax: float, steps: int) -> list[Atoms]:
+def climbing_band(run: Calculation, surface: Surface, path: Sequence[Atoms]) -> list[Atoms]:
     """Relax the ends, then the band between them; all images of a step are one batch."""
-    ends = relaxed(surface, [path[0], path[-1]], fmax=fmax, steps=steps)
+    ends = run.relaxed(surface, [path[0], path[-1]])
     images = [ends[0], *(atoms.copy() for atoms in path[1:-1]), ends[1]]
     band = NEB(images, climb=True, method="improvedtangent", allow_shared_calculator=False)
     optimiser = FIRE(band, logfile=None)  # type: ignore[arg-type]
     largest = np.inf
-    for _ in range(steps + 1):
-        prediction = surface(images)
-        for number, atoms in enumerate(images):
-            give_results(atoms, prediction[number])
+    for _ in range(run.steps + 1):
+        give_results(images, surface)
         largest = float(np.sqrt(np.square(band.get_forces()).sum(axis=1).max()))
-        if largest < fmax:
+        if largest < run.fmax:
             for atoms in images:
                 atoms.calc = None
             return images
@@ -127,8 +101,8 @@ def climbing_band(surface: Surface, path: Sequence[Atoms], fmax: float, steps: i
             break
         optimiser.step()
     raise PropertyError(
-        f"the band did not converge in {steps} steps: a force of {largest:.3g} eV/A is left, "
-        f"expected less than {fmax:g}; give a better path, or allow more steps or force"
+        f"the band did not converge in {run.steps} steps: a force of {largest:.3g} eV/A is left, "
+        f"expected less than {run.fmax:g}; give a better path, or allow more steps or force"
     )
 
 

@@ -25,25 +25,9 @@ from ase import Atoms
 from ase.stress import full_3x3_to_voigt_6_stress
 from ase.units import GPa
 
-from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.properties.relax import FMAX, STEPS, relaxed
-from blips.properties.result import (
-    Properties,
-    PropertyError,
-    Values,
-    check_method,
-    first_order,
-    gathered,
-)
-from blips.properties.surfaces import (
-    Progress,
-    Surface,
-    by_members,
-    energy_changes,
-    plain_surface,
-    quiet,
-)
+from blips.properties.calculation import Calculation, Surface
+from blips.properties.result import Properties, PropertyError, Values, propagated
 
 Array = np.ndarray
 UNITS = {"elastic_constants": "GPa", "bulk_modulus": "GPa", "shear_modulus": "GPa"}
@@ -52,76 +36,48 @@ PAIRS = list(combinations(range(6), 2))
 
 
 def elastic(
-    potential: BayesianPotential,
-    atoms: Atoms,
-    *,
-    method: str = "linear",
-    members: int = 16,
-    seed: int = 0,
-    strain: float = STRAIN,
-    fmax: float = FMAX,
-    steps: int = STEPS,
-    progress: Progress = quiet,
+    potential: BayesianPotential, atoms: Atoms, *, strain: float = STRAIN, **options: Any
 ) -> Properties:
     """Compute elastic constants of a crystal at zero temperature, ions relaxed, and moduli.
 
     Args:
         potential: with a posterior.
         atoms: the crystal, whose cell is relaxed first.
-        method: "linear", or "members": each relaxes and strains the crystal by itself.
-        members: K.
-        seed: of the draws.
         strain: of the finite differences.
-        fmax: largest force after relaxation, eV/A.
-        steps: of each relaxation at most.
-        progress: is told what is being done.
+        options: of `Calculation`.
 
     Returns:
         `elastic_constants` [6, 6], `bulk_modulus` and `shear_modulus` (Hill's averages), GPa.
     """
-    check_method(method, members)
-    if not atoms.pbc.all():
-        raise InputError("elastic constants are those of a crystal: periodic in three directions")
-    surface = plain_surface(potential)
-    progress("relaxing the mean")
-    (mean,) = relaxed(surface, [atoms], cell=True, fmax=fmax, steps=steps)
-    progress("straining the mean")
-    crystal = Strained(mean, strain, fmax, steps)
-    hessian, ions = crystal.hessian(surface)
+    run = Calculation(potential, **options)
+    mean = run.relaxed_crystal(atoms, "elastic constants")
+    run.progress("straining the mean")
+    crystal = Strained(run, mean, strain)
+    hessian, ions = crystal.hessian(run.plain)
     constants = hessian / mean.cell.volume
-    value = moduli(constants)
-    details: dict[str, Any] = {"volume": mean.cell.volume}
-    if method == "linear":
+
+    def first_order() -> list[Values]:
         if (lowest := np.linalg.eigvalsh(constants)[0] / GPa) <= 0:
             raise PropertyError(
                 f"the crystal is not stable: its lowest elastic constant is {lowest:.3g} GPa, so "
                 'that members have no equilibrium near it; use method="members"'
             )
-        changes = crystal.first_order_changes(potential, hessian, ions, members, seed)
-        found = first_order(moduli, constants, changes)
-        return gathered("elastic", method, UNITS, value, found, details=details)
+        return propagated(moduli, constants, crystal.first_order_changes(hessian, ions))
 
     def of_member(surface: Surface) -> Values:
-        (own,) = relaxed(surface, [mean], cell=True, fmax=fmax, steps=steps)
-        found, _ = Strained(own, strain, fmax, steps).hessian(surface, start=ions)
+        (own,) = run.relaxed(surface, [mean], cell=True)
+        found, _ = Strained(run, own, strain).hessian(surface, start=ions)
         return moduli(found / own.cell.volume)
 
-    values, failures = by_members(potential, members, seed, of_member, progress)
-    return gathered("elastic", method, UNITS, value, values, failures, details)
+    details = {"volume": mean.cell.volume}
+    return run.finished("elastic", UNITS, moduli(constants), first_order, of_member, details)
 
 
 class Strained:
-    """A relaxed crystal under strain.
+    """A relaxed crystal under strain; h = `strain` is that of the finite differences."""
 
-    Args:
-        atoms: the crystal, relaxed.
-        strain: h of the finite differences.
-        fmax: largest force after relaxing ions, eV/A.
-        steps: of each relaxation at most.
-    """
-
-    def __init__(self, atoms: Atoms, strain: float, fmax: float, steps: int) -> None:
-        self.atoms, self.strain, self.fmax, self.steps = atoms, strain, fmax, steps
+    def __init__(self, run: Calculation, atoms: Atoms, strain: float) -> None:
+        self.run, self.atoms, self.strain = run, atoms, strain
         self.axes = strain * np.eye(6)  # h along each of Voigt's components
 
     def at(self, voigt: Array, ions: Array | None = None) -> Atoms:
@@ -148,7 +104,7 @@ class Strained:
         strains = np.concatenate([self.axes, -self.axes]) + (0.0 if base is None else base)
         begin = [None] * 12 if start is None else start
         frames = [self.at(voigt, ions) for voigt, ions in zip(strains, begin, strict=True)]
-        frames = relaxed(surface, frames, fmax=self.fmax, steps=self.steps)
+        frames = self.run.relaxed(surface, frames)
         stress = surface(frames, stress=True).array("stress")  # [12, 3, 3]
         gradient = np.array(
             [
@@ -165,16 +121,14 @@ class Strained:
         )
         return (hessian + hessian.T) / 2, ions
 
-    def first_order_changes(
-        self, potential: BayesianPotential, hessian: Array, ions: Array, members: int, seed: int
-    ) -> Array:
+    def first_order_changes(self, hessian: Array, ions: Array) -> Array:
         """Compute first-order changes of the members' elastic constants, [K, 6, 6] eV/A^3."""
-        gradient, curvature = self._energy_derivatives(potential, ions, members, seed)
+        gradient, curvature = self._energy_derivatives(ions)
         shift = -np.linalg.solve(hessian, gradient.T).T  # e_k, [K, 6]
         main = np.linalg.svd(shift)[2][0]
         spread = np.sqrt(np.square(shift @ main).mean())
         step = float(np.clip(spread, self.strain / 2, self.strain))
-        moved, _ = self.hessian(plain_surface(potential), step * main, start=ions)
+        moved, _ = self.hessian(self.run.plain, step * main, start=ions)
         along = (moved - hessian) / step
         change = curvature + (shift @ main)[:, None, None] * along
         for own, strain in zip(change, shift, strict=True):
@@ -183,9 +137,7 @@ class Strained:
             own -= strain[:3].sum() * hessian  # per volume
         return change / self.atoms.cell.volume
 
-    def _energy_derivatives(
-        self, potential: BayesianPotential, ions: Array, members: int, seed: int
-    ) -> tuple[Array, Array]:
+    def _energy_derivatives(self, ions: Array) -> tuple[Array, Array]:
         """Compute strain gradient [K, 6] and Hessian [K, 6, 6] of members' energy changes, eV."""
         frames = [self.at(np.zeros(6))]
         frames += [self.at(e, u) for e, u in zip([*self.axes, *-self.axes], ions, strict=True)]
@@ -193,10 +145,10 @@ class Strained:
             frames += [
                 self.at(sign * (self.axes[i] + self.axes[j]), of[i] + of[j]) for i, j in PAIRS
             ]
-        energy = energy_changes(potential, frames, members, seed)  # [K, 43]
+        energy = self.run.energy_changes(frames)  # [K, 43]
         here, up, down = energy[:, :1], energy[:, 1:7], energy[:, 7:13]
         both = energy[:, 13:28] + energy[:, 28:]
-        hessian = np.empty((members, 6, 6))
+        hessian = np.empty((len(energy), 6, 6))
         hessian[:, range(6), range(6)] = (single := up + down - 2 * here)
         for n, (i, j) in enumerate(PAIRS):
             mixed = (both[:, n] - 2 * here[:, 0] - single[:, i] - single[:, j]) / 2

@@ -19,23 +19,8 @@ from ase.units import GPa
 
 from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.properties.relax import FMAX, STEPS, relaxed
-from blips.properties.result import (
-    Properties,
-    PropertyError,
-    Values,
-    check_method,
-    first_order,
-    gathered,
-)
-from blips.properties.surfaces import (
-    Progress,
-    Surface,
-    by_members,
-    energy_changes,
-    plain_surface,
-    quiet,
-)
+from blips.properties.calculation import Calculation, Surface
+from blips.properties.result import Properties, PropertyError, Values, propagated
 
 Array = np.ndarray
 UNITS = {"volume": "A^3", "bulk_modulus": "GPa", "bulk_modulus_derivative": ""}
@@ -46,58 +31,44 @@ def equation_of_state(
     potential: BayesianPotential,
     atoms: Atoms,
     *,
-    method: str = "linear",
-    members: int = 16,
-    seed: int = 0,
     scales: Sequence[float] = SCALES,
-    fmax: float = FMAX,
-    steps: int = STEPS,
-    progress: Progress = quiet,
+    **options: Any,
 ) -> Properties:
     """Compute volume, bulk modulus and its pressure derivative at zero temperature.
 
     Args:
         potential: with a posterior.
         atoms: the crystal, whose cell is relaxed first.
-        method: "linear", or "members": each relaxes the ions at every volume.
-        members: K.
-        seed: of the draws.
         scales: volumes over that of the relaxed cell, at least 4.
-        fmax: largest force after relaxation, eV/A.
-        steps: of each relaxation at most.
-        progress: is told what is being done.
+        options: of `Calculation`.
 
     Returns:
         Quantities of `UNITS`; `details` has the volumes (A^3) and energies (eV) of the curve.
     """
-    check_method(method, members)
+    run = Calculation(potential, **options)
     if len(set(scales)) < 4:
         raise InputError(f"{len(set(scales))} volumes; a fit of four numbers needs at least 4")
-    surface = plain_surface(potential)
-    progress("relaxing the mean")
-    (mean,) = relaxed(surface, [atoms], cell=True, fmax=fmax, steps=steps)
-    start = [isotropic(mean, scale) for scale in scales]
-    path = relaxed(surface, start, fmax=fmax, steps=steps)
+    mean = run.relaxed_crystal(atoms, "equations of state")
+    path = run.relaxed(run.plain, [isotropic(mean, scale) for scale in scales])
     volumes = np.array([one.cell.volume for one in path])
-    energies = surface(path).array("energy")
-    value = birch_murnaghan(volumes, energies)
+    energies = run.plain(path).array("energy")
     details: dict[str, Any] = {"volumes": volumes, "energies": energies}
-    changes = (
-        None if potential.posterior is None else energy_changes(potential, path, members, seed)
-    )
-    if changes is not None:
+    changes = np.empty(0)
+    if potential.posterior is not None or run.method == "linear":
+        changes = run.energy_changes(path)
         details["member_energies"] = energies + changes
-    if method == "linear":
-        changes = energy_changes(potential, path, members, seed) if changes is None else changes
-        found = first_order(lambda curve: birch_murnaghan(volumes, curve), energies, changes)
-        return gathered("equation_of_state", method, UNITS, value, found, details=details)
+
+    def fitted(curve: Array) -> Values:
+        return birch_murnaghan(volumes, curve)
 
     def of_member(surface: Surface) -> Values:
-        own = relaxed(surface, path, fmax=fmax, steps=steps)
-        return birch_murnaghan(volumes, surface(own).array("energy"))
+        return fitted(surface(run.relaxed(surface, path)).array("energy"))
 
-    values, failures = by_members(potential, members, seed, of_member, progress)
-    return gathered("equation_of_state", method, UNITS, value, values, failures, details)
+    def first_order() -> list[Values]:
+        return propagated(fitted, energies, changes)
+
+    value = fitted(energies)
+    return run.finished("equation_of_state", UNITS, value, first_order, of_member, details)
 
 
 def isotropic(atoms: Atoms, scale: float) -> Atoms:

@@ -11,23 +11,16 @@ Error bars of the single energies, added as if they were independent, would not 
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from ase import Atoms
 
 from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.properties.relax import FMAX, STEPS, energy_factor, relaxed
-from blips.properties.result import Properties, Values, check_method, gathered
-from blips.properties.surfaces import (
-    Progress,
-    Surface,
-    by_members,
-    energy_changes,
-    plain_surface,
-    quiet,
-)
+from blips.properties.calculation import Calculation, Surface
+from blips.properties.result import Properties, Values
 
 Array = np.ndarray
 UNITS = {"formation_energy": "eV/atom"}
@@ -35,16 +28,7 @@ References = Mapping[str, Atoms | float]
 
 
 def formation_energy(
-    potential: BayesianPotential,
-    atoms: Atoms,
-    references: References,
-    *,
-    method: str = "linear",
-    members: int = 16,
-    seed: int = 0,
-    fmax: float = FMAX,
-    steps: int = STEPS,
-    progress: Progress = quiet,
+    potential: BayesianPotential, atoms: Atoms, references: References, **options: Any
 ) -> Properties:
     """Compute the formation energy of a relaxed structure from elements, eV/atom.
 
@@ -53,42 +37,30 @@ def formation_energy(
         atoms: the compound; relaxed first, with its cell where it is a crystal.
         references: element -> its structure, relaxed likewise, or its energy in eV/atom where it
             is known from elsewhere, which has then no error.
-        method: "linear", or "members": each relaxes compound and references.
-        members: K.
-        seed: of the draws.
-        fmax: largest force after relaxation, eV/A.
-        steps: of each relaxation at most.
-        progress: is told what is being done.
+        options: of `Calculation`.
     """
-    check_method(method, members)
-    structures = {s: one for s, one in references.items() if isinstance(one, Atoms)}
+    run = Calculation(potential, **options)
     weights, constant = reaction(atoms, references)
-    factor = energy_factor(potential)
+    factor = run.energy_factor
 
-    def minima(surface: Surface, start: list[Atoms]) -> list[Atoms]:
-        return [
-            relaxed(surface, [one], cell=bool(one.pbc.all()), fmax=fmax, steps=steps)[0]
-            for one in start
-        ]
+    def minima(surface: Surface, start: Sequence[Atoms]) -> list[Atoms]:
+        return [run.relaxed(surface, [one], cell=bool(one.pbc.all()))[0] for one in start]
 
-    surface = plain_surface(potential)
-    progress("relaxing the mean")
-    needed = [one for symbol, one in structures.items() if symbol in set(atoms.symbols)]
-    mean = minima(surface, [atoms, *needed])
-    value = float(weights @ surface(mean).array("energy")) - constant
-    if method == "linear":
-        changes = factor * energy_changes(potential, mean, members, seed) @ weights
-        found: list[Values] = [{"formation_energy": value + change} for change in changes]
-        return gathered("formation_energy", method, UNITS, {"formation_energy": value}, found)
+    run.progress("relaxing the mean")
+    present = [one for symbol, one in references.items() if symbol in set(atoms.symbols)]
+    mean = minima(run.plain, [atoms, *(one for one in present if isinstance(one, Atoms))])
+    value = float(weights @ run.plain(mean).array("energy")) - constant
+
+    def first_order() -> list[Values]:
+        changes = factor * run.energy_changes(mean) @ weights
+        return [{"formation_energy": value + change} for change in changes]
 
     def of_member(surface: Surface) -> Values:
         own = float(weights @ surface(minima(surface, mean)).array("energy")) - constant
         return {"formation_energy": value + factor * (own - value)}
 
-    values, failures = by_members(potential, members, seed, of_member, progress)
-    return gathered(
-        "formation_energy", method, UNITS, {"formation_energy": value}, values, failures
-    )
+    values: Values = {"formation_energy": value}
+    return run.finished("formation_energy", UNITS, values, first_order, of_member)
 
 
 def reaction(atoms: Atoms, references: References) -> tuple[Array, float]:

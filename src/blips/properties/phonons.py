@@ -17,27 +17,11 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 
-from blips.errors import InputError, MissingPackageError
+from blips.backbones.foreign import require
 from blips.potential import BayesianPotential
+from blips.properties.calculation import Calculation, Surface
 from blips.properties.eos import isotropic
-from blips.properties.relax import FMAX, STEPS, relaxed
-from blips.properties.result import (
-    Properties,
-    PropertyError,
-    Values,
-    check_method,
-    first_order,
-    gathered,
-)
-from blips.properties.surfaces import (
-    Progress,
-    Surface,
-    by_members,
-    energy_changes,
-    force_changes,
-    plain_surface,
-    quiet,
-)
+from blips.properties.result import Properties, PropertyError, Values, propagated
 
 Array = np.ndarray
 UNITS = {
@@ -59,108 +43,87 @@ def phonons(
     potential: BayesianPotential,
     atoms: Atoms,
     *,
-    method: str = "linear",
-    members: int = 16,
-    seed: int = 0,
     temperatures: Sequence[float] = (100.0, 200.0, 300.0, 400.0, 500.0),
     length: float = 8.0,
     displacement: float = 0.02,
-    fmax: float = FMAX,
-    steps: int = STEPS,
-    progress: Progress = quiet,
+    **options: Any,
 ) -> Properties:
     """Compute harmonic phonons of a relaxed crystal, thermal properties per mole of cells.
 
     Args:
         potential: with a posterior.
         atoms: the crystal, whose cell is relaxed first.
-        method: "linear", or "members": each relaxes and is displaced by itself.
-        members: K.
-        seed: of the draws.
         temperatures: K, [T].
         length: least edge of the supercell, A.
         displacement: of an atom, A.
-        fmax: largest force after relaxation, eV/A.
-        steps: of each relaxation at most.
-        progress: is told what is being done.
+        options: of `Calculation`.
 
     Returns:
         Quantities of `UNITS`: bands [q, modes], density of states [f], the others [T]. `details`
         has wave vectors, frequencies, temperatures. Imaginary modes of the plain model are a
         note; members with them are among the failures of "members".
     """
-    check_method(method, members)
-    if not atoms.pbc.all():
-        raise InputError("phonons are those of a crystal: periodic in three directions")
-    surface = plain_surface(potential)
-    progress("relaxing the mean")
-    (mean,) = relaxed(surface, [atoms], cell=True, fmax=fmax, steps=steps)
-    progress("displacing the mean")
+    run = Calculation(potential, **options)
+    mean = run.relaxed_crystal(atoms, "phonons")
+    run.progress("displacing the mean")
     lattice = _Lattice(mean, length, displacement, temperatures)
-    constants = lattice.force_constants(lattice.forces(surface))
-    lowest = lattice.lowest_frequency(constants)
-    lattice.choose_frequencies()
-    value = lattice.values(constants)
+    constants = lattice.constants_of(run.plain)
+    lowest, highest = lattice.extremes(constants)
+    lattice.choose_frequencies(highest)
     details = lattice.details | {"lowest_frequency": lowest}
     if lowest < IMAGINARY:
         details["notes"] = [
             f"imaginary modes, the lowest at {lowest:.2f} THz: the crystal is not stable in this "
             "structure, and thermal properties leave them out"
         ]
-    if method == "linear":
-        progress("linearising")
-        shifts = force_changes(potential, lattice.supercells, members, seed)
-        changes = np.stack(shifts[1:], axis=1) - shifts[0][:, None]  # [K, displacements, N, 3]
-        constant_changes = np.array([lattice.force_constants(change) for change in changes])
-        expansion, frames = _expansion(potential, surface, mean, members, seed, fmax, steps)
-        strained = [
-            _Lattice(frame, length, displacement, temperatures, like=lattice) for frame in frames
-        ]
-        up, down = (one.force_constants(one.forces(surface)) for one in strained)
-        along = (up - down) / (2 * STRAIN)
-        constant_changes += expansion[:, None, None, None, None] * along
-        found = first_order(lattice.values, constants, constant_changes)
-        for one, change in zip(found, constant_changes, strict=True):
+
+    def at(crystal: Atoms) -> _Lattice:
+        return _Lattice(crystal, length, displacement, temperatures, like=lattice)
+
+    def first_order() -> list[Values]:
+        run.progress("linearising")
+        forces = run.force_changes(lattice.supercells)
+        shifts = np.stack(forces[1:], axis=1) - forces[0][:, None]  # [K, displacements, N, 3]
+        changes = np.array([lattice.force_constants(shift) for shift in shifts])
+        expansion, frames = _expansion(run, mean)
+        up, down = (at(frame).constants_of(run.plain) for frame in frames)
+        changes += expansion[:, None, None, None, None] * ((up - down) / (2 * STRAIN))
+        found = propagated(lattice.values, constants, changes)
+        for one, change in zip(found, changes, strict=True):
             one["dos"] = lattice.dos(constants + change)  # peaks that move have no first order
-        return gathered("phonons", method, UNITS, value, found, details=details)
+        return found
 
     def of_member(surface: Surface) -> Values:
-        (own,) = relaxed(surface, [mean], cell=True, fmax=fmax, steps=steps)
-        moved = _Lattice(own, length, displacement, temperatures, like=lattice)
-        found = moved.force_constants(moved.forces(surface))
-        if (lowest := moved.lowest_frequency(found)) < IMAGINARY <= details["lowest_frequency"]:
-            raise PropertyError(f"imaginary modes, the lowest at {lowest:.2f} THz")
+        moved = at(run.relaxed(surface, [mean], cell=True)[0])
+        found = moved.constants_of(surface)
+        if (own_lowest := moved.extremes(found)[0]) < IMAGINARY <= lowest:
+            raise PropertyError(f"imaginary modes, the lowest at {own_lowest:.2f} THz")
         return moved.values(found)
 
-    values, failures = by_members(potential, members, seed, of_member, progress)
-    return gathered("phonons", method, UNITS, value, values, failures, details)
+    value = lattice.values(constants)
+    return run.finished("phonons", UNITS, value, first_order, of_member, details)
 
 
-def _expansion(
-    potential: BayesianPotential,
-    surface: Surface,
-    mean: Atoms,
-    members: int,
-    seed: int,
-    fmax: float,
-    steps: int,
-) -> tuple[Array, list[Atoms]]:
+def _expansion(run: Calculation, mean: Atoms) -> tuple[Array, list[Atoms]]:
     """Compute isotropic strains w_k of the members' equilibria, [K], and crystals at +-STRAIN."""
-    frames = [isotropic(mean, (1 + w) ** 3) for w in (STRAIN, -STRAIN)]
-    frames = relaxed(surface, frames, fmax=fmax, steps=steps)
-    stress = surface(frames, stress=True).array("stress")  # [2, 3, 3]
+    strains = (STRAIN, -STRAIN)
+    frames = run.relaxed(run.plain, [isotropic(mean, (1 + w) ** 3) for w in strains])
+    stress = run.plain(frames, stress=True).array("stress")  # [2, 3, 3]
     up, down = (
         frame.cell.volume * np.trace(one) / (1 + w)
-        for frame, one, w in zip(frames, stress, (STRAIN, -STRAIN), strict=True)
+        for frame, one, w in zip(frames, stress, strains, strict=True)
     )
     if (stiffness := (up - down) / (2 * STRAIN)) <= 0:
         raise PropertyError("the crystal is not stable: it expands by itself")
-    changes = energy_changes(potential, frames, members, seed)  # [K, 2]
+    changes = run.energy_changes(frames)  # [K, 2]
     return -(changes[:, 0] - changes[:, 1]) / (2 * STRAIN) / stiffness, frames
 
 
 class _Lattice:
-    """phonopy on one crystal: from forces on displaced supercells to phonons."""
+    """phonopy on one crystal: from forces on displaced supercells to phonons.
+
+    What is compared between crystals (supercell, wave vectors, frequencies) is that of `like`.
+    """
 
     def __init__(
         self,
@@ -170,64 +133,57 @@ class _Lattice:
         temperatures: Sequence[float],
         like: "_Lattice | None" = None,
     ) -> None:
-        try:
-            from phonopy import Phonopy
-            from phonopy.structure.atoms import PhonopyAtoms
-        except ImportError as error:
-            raise MissingPackageError(
-                "phonons need phonopy; install it with: pip install 'blips[properties]'"
-            ) from error
-        cell = PhonopyAtoms(
+        phonopy: Any = require("phonopy", "pip install 'blips-mlip[properties]'")
+        cell = phonopy.structure.atoms.PhonopyAtoms(
             symbols=list(atoms.symbols),
             cell=atoms.cell.array,
             scaled_positions=atoms.get_scaled_positions(),
         )
-        heights = atoms.cell.volume / np.linalg.norm(
-            np.cross(atoms.cell.array[[1, 2, 0]], atoms.cell.array[[2, 0, 1]]), axis=1
-        )
-        multiples = np.ceil(length / heights - 1e-6).astype(int).clip(1)
-        self._multiples = multiples if like is None else like._multiples
-        self._phonopy = Phonopy(
+        self._temperatures = list(temperatures)
+        self._frequencies: Array = np.empty(0)
+        self.details: dict[str, Any] = {}
+        if like is None:
+            heights = 1.0 / np.linalg.norm(atoms.cell.reciprocal().array, axis=1)
+            self._multiples = np.ceil(length / heights - 1e-6).astype(int).clip(1)
+            path = atoms.cell.bandpath(npoints=60)
+            self._vectors: Array = path.kpts
+            x, marks, labels = path.get_linear_kpoint_axis()
+            self.details |= {"wave_vectors": self._vectors, "band_axis": x, "band_marks": marks}
+            self.details |= {"band_labels": list(labels), "temperatures": np.array(temperatures)}
+        else:
+            self._multiples, self._vectors = like._multiples, like._vectors
+            self._frequencies = like._frequencies
+        self._phonopy = phonopy.Phonopy(
             cell, np.diag(self._multiples), primitive_matrix=np.eye(3), symprec=1e-3
         )
         self._phonopy.generate_displacements(distance=displacement)
-        displaced = self._phonopy.supercells_with_displacements or []
-        whole = (self._phonopy.supercell, *displaced)
-        self.supercells = [_atoms(one) for one in whole if one is not None]
-        self._temperatures = list(temperatures)
-        path = atoms.cell.bandpath(npoints=60) if like is None else None
-        self._vectors: Array = like._vectors if path is None else path.kpts  # type: ignore[union-attr]
-        self._frequencies = None if like is None else like._frequencies
-        self.details: dict[str, Any] = {"wave_vectors": self._vectors} if path else {}
-        if path is not None:
-            x, marks, labels = path.get_linear_kpoint_axis()
-            self.details |= {"band_axis": x, "band_marks": marks, "band_labels": list(labels)}
-            self.details |= {"temperatures": np.array(self._temperatures)}
+        whole = (self._phonopy.supercell, *self._phonopy.supercells_with_displacements)
+        self.supercells = [
+            Atoms(one.symbols, scaled_positions=one.scaled_positions, cell=one.cell, pbc=True)
+            for one in whole
+        ]
 
-    def forces(self, surface: Surface) -> Array:
-        """Compute the forces that displacements make, [displacements, N, 3] eV/A."""
+    def constants_of(self, surface: Surface) -> Array:
+        """Compute the force constants of a surface, [N, N, 3, 3] eV/A^2."""
         forces = np.array([surface([one]).array("forces") for one in self.supercells])
-        return forces[1:] - forces[0]
+        return self.force_constants(forces[1:] - forces[0])
 
     def force_constants(self, forces: Array) -> Array:
-        """Compute force constants of such forces, or changes of them, [N, N, 3, 3] eV/A^2."""
+        """Compute force constants of forces on displaced supercells, or changes of them."""
         self._phonopy.forces = forces
         self._phonopy.produce_force_constants(show_drift=False)
         self._phonopy.symmetrize_force_constants(show_drift=False)
-        found = self._phonopy.force_constants
-        if found is None:
-            raise PropertyError("phonopy made no force constants of these forces")
-        return np.array(found)
+        return np.array(self._phonopy.force_constants)
 
-    def lowest_frequency(self, constants: Array) -> float:
-        """Return the lowest frequency of the mesh, THz; imaginary ones are negative."""
+    def extremes(self, constants: Array) -> tuple[float, float]:
+        """Return the lowest and highest frequency of the mesh, THz; imaginary ones are negative."""
         self._phonopy.force_constants = constants
-        return float(self._phonopy.run_mesh(MESH).frequencies.min())
+        found = self._phonopy.run_mesh(MESH).frequencies
+        return float(found.min()), float(found.max())
 
-    def choose_frequencies(self) -> None:
-        """Choose the frequencies of the density of states from those of the mesh, THz."""
-        top = 1.1 * float(self._phonopy.run_mesh(MESH).frequencies.max())
-        self._frequencies = np.linspace(0.0, top, DOS_POINTS)
+    def choose_frequencies(self, highest: float) -> None:
+        """Choose the frequencies of the density of states, THz."""
+        self._frequencies = np.linspace(0.0, 1.1 * highest, DOS_POINTS)
         self.details["frequencies"] = self._frequencies
 
     def values(self, constants: Array) -> Values:
@@ -244,8 +200,6 @@ class _Lattice:
     def dos(self, constants: Array) -> Array:
         """Compute the density of states of the mesh at the chosen frequencies, [f]."""
         grid = self._frequencies
-        if grid is None:
-            raise PropertyError("the frequencies of the density of states are not chosen yet")
         self._phonopy.force_constants = constants
         self._phonopy.run_mesh(MESH)
         found = self._phonopy.run_total_dos(
@@ -256,7 +210,3 @@ class _Lattice:
             use_tetrahedron_method=False,
         )
         return np.interp(grid, found.frequency_points, np.asarray(found.dos))
-
-
-def _atoms(cell: Any) -> Atoms:
-    return Atoms(cell.symbols, scaled_positions=cell.scaled_positions, cell=cell.cell, pbc=True)

@@ -8,14 +8,14 @@ over the members that succeeded; `failures` says which did not, and why.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blips.errors import BlipsError, InputError
+from blips.errors import BlipsError
 from blips.files import write_atomically
 
 if TYPE_CHECKING:
@@ -151,24 +151,7 @@ class Properties(Mapping[str, Property]):
         return plot(self)
 
 
-def gathered(
-    kind: str,
-    method: str,
-    units: Mapping[str, str],
-    value: Values,
-    members: Sequence[Values],
-    failures: Mapping[int, str] | None = None,
-    details: Mapping[str, Any] | None = None,
-) -> Properties:
-    """Put the values of the plain model and of its members together."""
-    quantities = {
-        name: Property.of(name, value[name], np.array([one[name] for one in members]), unit)
-        for name, unit in units.items()
-    }
-    return Properties(kind, method, quantities, failures or {}, details or {})
-
-
-def first_order(function: Callable[[Array], Values], base: Array, changes: Array) -> list[Values]:
+def propagated(function: Callable[[Array], Values], base: Array, changes: Array) -> list[Values]:
     """Compute `function` of base + change for each member, to first order in the change.
 
     Args:
@@ -182,14 +165,6 @@ def first_order(function: Callable[[Array], Values], base: Array, changes: Array
         moved = function(base + STEP * change)
         found.append({name: at + (moved[name] - at) / STEP for name, at in value.items()})
     return found
-
-
-def check_method(method: str, members: int) -> None:
-    """Refuse unknown ways, and committees without a spread."""
-    if method not in ("linear", "members"):
-        raise InputError(f'unknown method {method!r}; use "linear" or "members"')
-    if members < 2:
-        raise InputError(f"members={members}; an error bar needs at least 2")
 
 
 def _array(content: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Simulation: the ASE calculator, molecular dynamics with guards, error bars on averages."""
+"""Simulation: the ASE calculator, molecular dynamics with guards, other engines."""

@@ -9,7 +9,12 @@ from ase.units import kB
 import blips
 from blips.backbones import PaiNN
 from blips.errors import InputError
-from blips.sim.averages import normalised_weights, over_members, radial_distribution, reweighted
+from blips.properties.dynamics import (
+    normalised_weights,
+    over_members,
+    radial_distribution,
+    reweighted,
+)
 
 
 def test_mean_and_std_are_those_over_members():

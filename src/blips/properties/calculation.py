@@ -1,0 +1,208 @@
+r"""One calculation of a property: the plain model's surface, its relaxations, and its members.
+
+Members of a conditioned posterior are linear in their noise, E_k(x) = E(x) + b(x) . v_k. Their
+changes b . v_k at given geometries come for all k from one pass, which is what error bars to first
+order are made of: along the geometries x*(s) that minimise the plain model's energy (ions relaxed
+at strain s),
+
+    d/dv  min_x E_k(x, s) = b(x*(s), s)         (the energy is stationary in x: envelope theorem)
+
+so neither relaxed energies nor their derivatives by strain need a member to be relaxed.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.data import chemical_symbols
+from ase.filters import FrechetCellFilter
+from ase.optimize import BFGS
+from ase.stress import full_3x3_to_voigt_6_stress
+from torch import Tensor
+
+from blips import keys
+from blips.backbones.base import graph_batches
+from blips.errors import InputError
+from blips.inference.conditioned import linearise
+from blips.inference.linearise import Linearised
+from blips.potential import BayesianPotential
+from blips.prediction import Prediction
+from blips.properties.result import Properties, Property, PropertyError, Values
+
+Array = np.ndarray
+Surface = Callable[..., Prediction]  # (structures, stress=...) -> energy, forces, stress
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Calculation:
+    """What all functions of `blips.properties` take as options.
+
+    Attributes:
+        potential: with a posterior.
+        method: "linear", to first order from the plain model's geometries; or "members", each
+            of which relaxes, is strained and is displaced by itself.
+        members: K.
+        seed: of the draws.
+        fmax: largest force after a relaxation, eV/A.
+        steps: of each relaxation at most.
+        progress: is told what is being done.
+    """
+
+    potential: BayesianPotential
+    method: str = "linear"
+    members: int = 16
+    seed: int = 0
+    fmax: float = 0.002
+    steps: int = 300
+    progress: Callable[[str], object] = lambda _: None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown ways, and committees without a spread."""
+        if self.method not in ("linear", "members"):
+            raise InputError(f'unknown method {self.method!r}; use "linear" or "members"')
+        if self.members < 2:
+            raise InputError(f"members={self.members}; an error bar needs at least 2")
+
+    @property
+    def energy_factor(self) -> float:
+        """Factor on the std of energies, see `blips.inference.conditioned`."""
+        posterior = self.potential.posterior
+        return 1.0 if posterior is None else posterior.scale.energy_factor
+
+    def plain(self, structures: Sequence[Atoms], *, stress: bool = False) -> Prediction:
+        """Evaluate the surface of the posterior's mean."""
+        return self.potential.predict(structures, method="map", stress=stress, batch_size=BATCH)
+
+    def relaxed_crystal(self, atoms: Atoms, what: str) -> Atoms:
+        """Relax ions and cell with the plain model; only a crystal has this property."""
+        if not atoms.pbc.all():
+            raise InputError(f"{what} are those of a crystal: periodic in three directions")
+        self.progress("relaxing the mean")
+        return self.relaxed(self.plain, [atoms], cell=True)[0]
+
+    def relaxed(
+        self, surface: Surface, structures: Sequence[Atoms], *, cell: bool = False
+    ) -> list[Atoms]:
+        """Relax structures side by side, each with a BFGS of its own; a step is one batch.
+
+        Returns copies without calculators. Raises `PropertyError` where one does not converge.
+        """
+        found = [atoms.copy() for atoms in structures]
+        movers = [FrechetCellFilter(atoms) if cell else atoms for atoms in found]
+        optimisers = [BFGS(mover, logfile=None, maxstep=0.1) for mover in movers]  # type: ignore[arg-type]
+        active = list(range(len(found)))
+        largest = np.zeros(len(found))
+        for _ in range(self.steps + 1):
+            give_results([found[i] for i in active], surface, stress=cell)
+            for i in active:
+                largest[i] = np.sqrt(np.square(movers[i].get_forces()).sum(axis=1).max())
+            active = [i for i in active if not largest[i] < self.fmax]
+            if not np.isfinite(largest).all():
+                break
+            if not active:
+                for atoms in found:
+                    atoms.calc = None
+                return found
+            for i in active:
+                optimisers[i].step()
+        raise PropertyError(
+            f"no minimum after {self.steps} steps: a force of {largest.max():.3g} eV/A is left, "
+            f"expected less than {self.fmax:g}; start from a better structure, or allow more steps "
+            "or force"
+        )
+
+    def energy_changes(self, structures: Sequence[Atoms]) -> Array:
+        """Compute changes b . v_k of all members' energies, [K, S] eV, without backward passes."""
+        noise = self._noise(structures)
+        parts = [
+            linearised.energy_changes(noise)[keys.ENERGY].numpy(force=True)
+            for linearised in self._linearised(structures, forces=False)
+        ]
+        return np.concatenate(parts, axis=1)
+
+    def force_changes(self, structures: Sequence[Atoms]) -> list[Array]:
+        """Compute changes of the forces of all members, [K, N, 3] eV/A for each structure."""
+        noise = self._noise(structures)
+        return [
+            linearised.members(noise)[keys.FORCES].double().numpy(force=True)
+            for linearised in self._linearised(structures, forces=True)
+        ]
+
+    def finished(
+        self,
+        kind: str,
+        units: Mapping[str, str],
+        value: Values,
+        first_order: Callable[[], Sequence[Values]],
+        of_member: Callable[[Surface], Values],
+        details: Mapping[str, Any] | None = None,
+    ) -> Properties:
+        """Add error bars to the plain model's values, by the way that was asked for.
+
+        Args:
+            kind: of property.
+            units: of each quantity.
+            value: of the plain model.
+            first_order: computes the values of all members to first order.
+            of_member: computes those of one; where it raises `PropertyError` the others go on.
+            details: to keep.
+        """
+        failures: dict[int, str] = {}
+        found: list[Values] = []
+        if self.method == "linear":
+            found += first_order()
+        else:
+            for number, member in enumerate(self.potential.draw(self.members, seed=self.seed)):
+                self.progress(f"member {number + 1} of {self.members}")
+                try:
+                    found.append(of_member(member.predict))
+                except PropertyError as error:
+                    failures[number] = str(error)
+        quantities = {
+            name: Property.of(name, value[name], np.array([one[name] for one in found]), unit)
+            for name, unit in units.items()
+        }
+        return Properties(kind, self.method, quantities, failures, details or {})
+
+    def _linearised(self, structures: Sequence[Atoms], *, forces: bool) -> Iterator[Linearised]:
+        """Linearise the potential on batches; structure by structure where forces are asked for."""
+        potential, posterior = self.potential, self.potential.conditioned()
+        network = potential.coefficients if posterior.coefficients == "network" else None
+        depth = "members" if forces else "energies"
+        for graph in graph_batches(potential.backbone, structures, 1 if forces else BATCH):
+            yield linearise(potential.backbone, posterior, graph, forces, False, network, depth)
+
+    def _noise(self, structures: Sequence[Atoms]) -> Tensor:
+        """Draw v_k [K, d] as `potential.draw` does; warn of elements without data."""
+        if self.potential.posterior is None:
+            raise InputError(
+                "error bars to first order need a posterior that has seen data; condition the "
+                'potential (potential.condition), or use method="members"'
+            )
+        posterior = self.potential.conditioned()
+        unknown = {int(z) for atoms in structures for z in atoms.numbers} - posterior.domain.numbers
+        if unknown:
+            symbols = ", ".join(chemical_symbols[number] for number in sorted(unknown))
+            warnings.warn(
+                f"the structures that the posterior was conditioned on have no {symbols}: error "
+                "bars of properties of such structures are too small. Condition on such "
+                "structures too",
+                stacklevel=4,
+            )
+        return posterior.draws(self.members, self.seed)
+
+
+def give_results(structures: Sequence[Atoms], surface: Surface, *, stress: bool = False) -> None:
+    """Attach a surface's energy, forces and stress to structures, for ASE to find."""
+    prediction = surface(structures, stress=stress)
+    for number, atoms in enumerate(structures):
+        one = prediction[number]
+        results = {"energy": float(one.array("energy")[0]), "forces": one.forces}
+        if one.stress is not None:
+            results["stress"] = full_3x3_to_voigt_6_stress(one.stress[0])
+        atoms.calc = SinglePointCalculator(atoms, **results)
