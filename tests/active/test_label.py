@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from ase import Atoms
 from ase.build import bulk, molecule
 from ase.calculators.emt import EMT
 from numpy.testing import assert_allclose
@@ -146,6 +147,8 @@ def test_pyscf_agrees_with_the_shipped_labels():
 def test_pyscf_refuses_crystals():
     with pytest.raises(InputError, match="treats molecules"):
         PySCF().get_potential_energy(bulk("Cu"))
+    with pytest.raises(InputError, match="NaN"):
+        PySCF().get_potential_energy(Atoms("H2", [[0, 0, 0], [0, 0, np.nan]]))
 
 
 def test_espresso_gets_a_profile(tmp_path):

@@ -7,22 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blips.backbones.base import ReferenceEnergies
-from blips.data.dataset import StructureData
-from blips.data.elements import energy_scale, fit_reference_energies
+from blips.data.elements import fit_reference_energies
 from blips.data.labels import Labels
-from blips.errors import InputError
-from studies.nbody import ParticleData
 
 MOLECULES = ("H2O", "CH4", "NH3", "CO2", "CH3OH", "N2", "H2")
 TRUE = {1: -13.6, 6: -1030.0, 7: -1480.0, 8: -2040.0}
 
 
-def labelled(names=MOLECULES, energies=TRUE, force=0.0) -> list[Atoms]:
+def labelled(names=MOLECULES, energies=TRUE) -> list[Atoms]:
     frames = []
     for name in names:
         atoms = molecule(name)
         atoms.info["energy"] = sum(energies[z] for z in atoms.numbers.tolist())
-        atoms.arrays["forces"] = np.full((len(atoms), 3), force)
         frames.append(atoms)
     return frames
 
@@ -33,12 +29,6 @@ def test_sums_of_atomic_energies_are_recovered(values):
     fitted = fit_reference_energies(labelled(energies=energies))
     assert list(fitted) == [1, 6, 7, 8]
     assert fitted == pytest.approx(energies, abs=1e-7)
-
-
-def test_a_data_set_gives_what_its_structures_give():
-    frames = labelled()
-    data = StructureData(frames, 3.0, dtype=torch.float64)
-    assert fit_reference_energies(data) == pytest.approx(fit_reference_energies(frames))
 
 
 def test_one_stoichiometry_takes_the_least_norm():
@@ -66,33 +56,7 @@ def test_units_are_those_of_the_labels():
 def test_reference_energies_take_the_fit():
     module = ReferenceEnergies()
     frames = labelled()
-    module.set(fit_reference_energies(frames), energy_scale(frames))
+    module.set(fit_reference_energies(frames))
     numbers = torch.as_tensor(frames[0].numbers)
     total = module(torch.zeros(3), numbers).sum()
     assert float(total) == pytest.approx(frames[0].info["energy"], rel=1e-6)
-
-
-def test_scale_is_the_rms_of_forces_or_of_energies_per_atom():
-    frames = labelled(force=0.7)
-    assert energy_scale(frames) == pytest.approx(0.7)
-    for number, atoms in enumerate(frames):
-        atoms.info["energy"] += (-1) ** number * 0.3 * len(atoms)
-    assert energy_scale(frames, TRUE) == pytest.approx(0.3)
-    data = StructureData(frames, 3.0, dtype=torch.float64)
-    assert energy_scale(data, TRUE) == pytest.approx(0.3)
-    assert energy_scale(data) == pytest.approx(0.7)
-
-
-def test_scale_of_nothing_is_one():
-    assert energy_scale(labelled()) == 1.0
-
-
-def test_missing_pieces_are_named():
-    with pytest.raises(InputError, match="no reference energy for C"):
-        energy_scale(labelled(), {1: 0.0, 8: 0.0})
-    data = StructureData(labelled(), 3.0, ("energy",))
-    with pytest.raises(InputError, match="add 'forces'"):
-        energy_scale(data)
-    arrays = torch.zeros(2, 5, 3), torch.zeros(2, 5, 3), torch.zeros(2, 5), torch.zeros(2, 5, 3)
-    with pytest.raises(InputError, match="energy"):
-        fit_reference_energies(ParticleData(*arrays))

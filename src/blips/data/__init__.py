@@ -2,7 +2,7 @@
 
 from blips.data.batch import Batch, TrainingData
 from blips.data.dataset import StreamedData, StructureData
-from blips.data.elements import energy_scale, fit_reference_energies
+from blips.data.elements import fit_reference_energies
 from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels, extract
 from blips.data.splits import Split, group_split, random_split
@@ -22,7 +22,6 @@ __all__ = [
     "StructureData",
     "TrainingData",
     "check_structures",
-    "energy_scale",
     "extract",
     "fit_reference_energies",
     "group_split",
