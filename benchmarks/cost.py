@@ -20,12 +20,10 @@ from blips.backbones import PaiNN
 from blips.baselines import DeepEnsemble, LastLayerRigidity, ShallowEnsemble, predict_plain
 from blips.baselines.last_layer import inputs_of, readout_of
 from blips.baselines.llpr import Rigidity
-from blips.baselines.llpr import Scale as RigidityScale
 from blips.bayes import generators
 from blips.bayes.condition import Evidence, normals
 from blips.conversion import bayesianize
 from blips.data.graph import AtomGraph
-from blips.errors import InputError
 from blips.inference.condition import DIMENSION
 from blips.inference.domain import Domain
 from blips.inference.maps import READOUT, choose_maps, chosen_roles
@@ -116,7 +114,7 @@ def _rigidity(plain: PaiNN) -> LastLayerRigidity:
     found = LastLayerRigidity(copy.deepcopy(plain))
     width = plain.readout[-1].in_features
     found.rigidity = Rigidity.of(torch.eye(int(width), dtype=torch.float64))  # type: ignore
-    found.scales = {name: RigidityScale(1.0, 1.0) for name in ("energy", "forces")}
+    found.scales = {name: (1.0, 1.0) for name in ("energy", "forces")}
     return found
 
 
@@ -125,8 +123,6 @@ def _rigid_energy(rigidity: LastLayerRigidity, graph: AtomGraph) -> Any:
     with torch.no_grad(), inputs_of(readout_of(rigidity.backbone)[-1]) as seen:
         outputs = plain_outputs(rigidity.backbone, graph)
     summed = graph.sum_over_structures(seen[-1].detach().double())
-    if rigidity.rigidity is None:
-        raise InputError("the rigidity is not known yet")
     return outputs, rigidity.rigidity.covariance(summed[:, None], 1.0).sqrt()
 
 

@@ -6,6 +6,7 @@ import torch
 
 from blips.backbones import PaiNN
 from blips.baselines import DeepEnsemble, predict_plain
+from blips.baselines import ensemble as ensembles
 from blips.errors import InputError
 from helpers import QUICK, TINY
 from studies.nbody import EGNN, GNN, ParticleData
@@ -29,15 +30,22 @@ def test_mean_and_deviation_are_those_of_the_members(structures):
     assert prediction.samples == 3
 
 
-def test_members_differ_in_seed_only_and_are_resumed_one_by_one(structures, tmp_path):
+def test_members_differ_in_seed_only_and_are_resumed_one_by_one(structures, tmp_path, monkeypatch):
     config = {"training": QUICK | {"epochs": 2}, "seed": 5}
-    ensemble = DeepEnsemble("painn", 3, TINY)
+    ensemble, results, fit = DeepEnsemble("painn", 3, TINY), [], ensembles.fit
+
+    def noted(*arguments, **options):
+        results.append(fit(*arguments, **options))
+        return results[-1]
+
+    monkeypatch.setattr(ensembles, "fit", noted)
     result = ensemble.fit(structures[0], valid=0.25, config=config, folder=tmp_path)
     names = [path.name for path in sorted(tmp_path.iterdir())]
-    assert names == ["member_0", "member_1", "member_2"] == [m.folder.name for m in result.members]
+    assert names == ["member_0", "member_1", "member_2"]
     first, second, _ = (model.embedding.weight for model in ensemble.models)
     assert not torch.equal(first, second)
-    held_out = [[a.positions for a in m.valid_data.structures] for m in result.members]
+    assert result.folder == tmp_path
+    held_out = [[a.positions for a in one.valid_data.structures] for one in results]
     assert len(held_out[0]) == 3
     np.testing.assert_array_equal(held_out[0], held_out[1])
     np.testing.assert_array_equal(held_out[0], held_out[2])

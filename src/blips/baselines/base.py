@@ -68,16 +68,9 @@ class Baseline:
     ) -> Prediction:
         """Predict means and standard deviations in eV, eV/A and eV/A^3.
 
-        Args:
-            atoms: one structure, many, or a graph.
-            method: "auto", or "map" for the means without error bars.
-            samples: of methods that sample; others have no use for it.
-            seed: of methods that sample; the same seed gives the same prediction.
-            forces: also predict forces.
-            stress: also predict the stress.
-            batch_size: structures at once.
-            calibrated: apply the calibration, where there is one.
-            options: of the method, see its `predict_graph`.
+        The arguments are those of `BayesianPotential.predict`, and `options` those of the method
+        (see its `predict_graph`); `method` is "auto", or "map" for means without error bars.
+        `samples` and `seed` are for methods that sample; others have no use for them.
         """
         if method not in ("auto", "map"):
             raise InputError(
@@ -104,15 +97,16 @@ class Baseline:
 class Learned(Wrapper, Baseline):
     """A trained potential whose error bars are learned from its features afterwards.
 
-    What is learned are buffers, so that it is saved, loaded and moved with the model.
+    The variance of a label is a function of its features and two numbers, which validation data
+    decide for energies and forces each. What is learned are buffers, so that it is saved, loaded
+    and moved with the model.
 
     Attributes:
         learned: names of the buffers; None before `condition`.
-        scale_rows: two numbers for energy and forces each, which validation data decide, [2, 2];
-            NaN where there were no labels.
+        scale_rows: the two numbers of energies and forces, [2, 2]; NaN where there were no labels.
     """
 
-    learned: ClassVar[tuple[str, ...]] = ()
+    learned: ClassVar[tuple[str, ...]]
     scale_rows: Tensor | None
 
     def __init__(self, backbone: Backbone, settings: dict[str, Any]) -> None:
@@ -121,6 +115,59 @@ class Learned(Wrapper, Baseline):
         for name in (*self.learned, "scale_rows"):
             self.register_buffer(name, None)
 
+    def learn(self, train: TrainingData) -> None:
+        """Learn what the features of training data are like."""
+        raise NotImplementedError
+
+    def features(self, graph: Graph) -> dict[str, Tensor]:
+        """Compute what a variance depends on, energy [S, P] and forces [N, 3, P]."""
+        raise NotImplementedError
+
+    def best_scale(self, features: Tensor, error: Tensor) -> tuple[float, float]:
+        """Choose the two numbers of least Gaussian NLL for features [R, P] and errors [R]."""
+        raise NotImplementedError
+
+    def stds(self, graph: Graph, *, forces: bool) -> dict[str, Tensor]:
+        """Compute the error bars of a prediction, by the names of its arrays."""
+        raise NotImplementedError
+
+    def condition(self, train: TrainingData, valid: TrainingData) -> None:
+        """Learn from training data, and choose the scales on validation data."""
+        self.learn(train)
+        found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in QUANTITIES}
+        for batch in data_batches(self.backbone, valid):
+            outputs = plain_outputs(self.backbone, batch.graph)
+            features = self.features(batch.graph)
+            for name in found.keys() & batch.targets.keys():
+                error = (batch.targets[name] - outputs[name]).double()
+                found[name].append((features[name].flatten(end_dim=-2), error.flatten()))
+        self.scales = {
+            name: self.best_scale(*map(torch.cat, zip(*parts, strict=True)))
+            for name, parts in found.items()
+            if parts
+        }
+
+    def predict_graph(
+        self, graph: Graph, *, seed: int = 0, forces: bool = True, stress: bool = False
+    ) -> Prediction:
+        """Predict the means of the backbone with the error bars that were learned."""
+        with torch.no_grad():
+            arrays = dict(plain_outputs(self.backbone, graph, forces=forces, stress=stress))
+        return point_prediction(arrays | self.stds(graph, forces=forces), graph, method=self.kind)
+
+    @property
+    def scales(self) -> dict[str, tuple[float, float]]:
+        """The two numbers by quantity; an error before `condition`."""
+        if self.scale_rows is None:
+            raise InputError("the error bars are not known yet; call fit or condition first")
+        pairs = zip(QUANTITIES, self.scale_rows.tolist(), strict=True)
+        return {name: (a, b) for name, (a, b) in pairs if a == a}
+
+    @scales.setter
+    def scales(self, pairs: Mapping[str, tuple[float, float]]) -> None:
+        rows = [pairs.get(name, (float("nan"), float("nan"))) for name in QUANTITIES]
+        self.scale_rows = torch.tensor(rows, dtype=torch.float64)
+
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
     ) -> None:
@@ -128,30 +175,6 @@ class Learned(Wrapper, Baseline):
             saved = state_dict.get(f"{prefix}{name}")
             setattr(self, name, None if saved is None else torch.empty_like(saved))
         super()._load_from_state_dict(state_dict, prefix, *arguments, **options)
-
-    @property
-    def scale_pairs(self) -> dict[str, tuple[float, float]]:
-        """The two numbers by quantity; empty before `condition`."""
-        rows = [] if self.scale_rows is None else self.scale_rows.tolist()
-        return {name: (a, b) for name, (a, b) in zip(QUANTITIES, rows, strict=False) if a == a}
-
-    @scale_pairs.setter
-    def scale_pairs(self, pairs: Mapping[str, tuple[float, float]]) -> None:
-        rows = [pairs.get(name, (float("nan"), float("nan"))) for name in QUANTITIES]
-        self.scale_rows = torch.tensor(rows, dtype=torch.float64)
-
-    def errors(self, data: TrainingData) -> Iterator[tuple[Graph, dict[str, Tensor]]]:
-        """Yield batches, and how far the means are from the labels of energies and forces."""
-        for batch in data_batches(self.backbone, data):
-            outputs = plain_outputs(self.backbone, batch.graph)
-            yield (
-                batch.graph,
-                {
-                    name: (batch.targets[name] - outputs[name]).double()
-                    for name in QUANTITIES
-                    if name in batch.targets
-                },
-            )
 
 
 def predict_plain(

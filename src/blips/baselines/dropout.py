@@ -124,15 +124,8 @@ class MCDropout(Stochastic, Baseline):
     ) -> Prediction:
         """Predict mean and std of K samples; sample k is a function of (seed, k).
 
-        Args:
-            graph: the structures.
-            seed: of the masks.
-            samples: K.
-            forces: also forces.
-            stress: also the stress.
-            covariance: also the 3x3 covariance of each atom's force.
-            memory_gb: bound for the passes; samples run in chunks that fit it. By default 2 GB, but
-                for a single sample as much as the machine has.
+        `covariance` adds the 3x3 covariance of each atom's force. Samples run in chunks that fit
+        `memory_gb`, by default 2 GB, but for a single sample as much as the machine has.
         """
         device = graph.positions.device
 

@@ -9,7 +9,7 @@ of their batches, both functions of seed + k:
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -30,13 +30,6 @@ from blips.train.objective import plain_outputs
 from blips.train.wrapper import Wrapper
 
 MakeBackbone = Callable[[int], Backbone]  # seed -> untrained backbone
-
-
-@dataclass(frozen=True)
-class EnsembleFit(FitResult):
-    """The runs of all members; `progress` is that of the first."""
-
-    members: tuple[FitResult, ...]
 
 
 class DeepEnsemble(Wrapper, Baseline):
@@ -112,23 +105,21 @@ class DeepEnsemble(Wrapper, Baseline):
         config: Source | Sequence[Source] = (),
         folder: str | Path | None = None,
         **options: Any,
-    ) -> EnsembleFit:
+    ) -> FitResult:
         """Train member k with seed + k in `folder`/member_k; all on the same data.
 
-        The options are those of `blips.fit`.
+        The options are those of `blips.fit`. Returns the result of the first in `folder`.
         """
         settings = resolve_config(config)
         root = Path(folder or settings.folder)
-        models: list[Backbone] = []
+        models = [self._new(settings.seed + member) for member in range(self.num_members)]
         results: list[FitResult] = []
-        for member in range(self.num_members):
-            seed = settings.seed + member
-            models.append(self._new(seed))
+        for member, model in enumerate(models):
             result = fit(
-                models[-1],
+                model,
                 train,
                 valid=valid,
-                config=[settings, {"seed": seed}],
+                config=[settings, {"seed": settings.seed + member}],
                 folder=root / f"member_{member}",
                 resume=resume,
                 display=display,
@@ -137,8 +128,7 @@ class DeepEnsemble(Wrapper, Baseline):
             results.append(result)
             train, valid = _same_data(result, train, valid)
         self.models = nn.ModuleList(models)
-        first = results[0]
-        return EnsembleFit(root, first.progress, first.train_data, first.valid_data, tuple(results))
+        return replace(results[0], folder=root)
 
     def predict_graph(
         self,

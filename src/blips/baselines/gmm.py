@@ -17,7 +17,7 @@ the validation data, where it matters: their order is that of u.
 
 import math
 from dataclasses import astuple, dataclass
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -26,14 +26,12 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.baselines.base import QUANTITIES, Learned, data_batches
+from blips.baselines.base import Learned, data_batches
 from blips.baselines.last_layer import embeddings
 from blips.bayes.noise import seeded_generator
 from blips.data.batch import TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
-from blips.prediction import Prediction, point_prediction
-from blips.train.objective import plain_outputs
 
 LOG_RANGE = np.log(1e4)  # how far a and b may be from what each would be without the other
 
@@ -63,16 +61,9 @@ class GaussianMixture:
         iterations: int = 200,
         tolerance: float = 1e-6,
     ) -> Self:
-        """Fit to rows x [R, D].
+        """Fit to rows x [R, D] in float64, until a step gains less mean log-density than tolerance.
 
-        Args:
-            x: the data; computed in float64.
-            components: C, at most R.
-            seed: of the initial centres.
-            regularisation: added to the covariances' diagonals, in units of the data's mean
-                variance.
-            iterations: at most so many steps.
-            tolerance: stop when a step gains less mean log-density.
+        `regularisation` is added to the diagonals, in units of the mean variance of the data.
         """
         x = x.double()
         if not 1 <= components <= len(x):
@@ -125,32 +116,20 @@ def _centres(x: Tensor, count: int, seed: int) -> Tensor:
     return x[chosen]
 
 
-@dataclass(frozen=True)
-class LinearVariance:
-    """Variance a * count + b * strangeness."""
+def fit_variance(count: Tensor, strangeness: Tensor, error: Tensor) -> tuple[float, float]:
+    """Fit a and b of the variance a * count + b * strangeness, of least Gaussian NLL, to [R]."""
+    n, u, square = (t.double().cpu().numpy() for t in (count, strangeness, error.square()))
+    alone = np.log([square.sum() / n.sum(), square.sum() / max(u.sum(), 1e-12)])
 
-    a: float
-    b: float
+    def nll(log_parameters: np.ndarray) -> float:
+        a, b = np.exp(log_parameters)
+        var = a * n + b * u
+        return float(np.mean(np.log(var) + square / var))
 
-    @classmethod
-    def fit(cls, count: Tensor, strangeness: Tensor, error: Tensor) -> "LinearVariance":
-        """Fit a and b of least Gaussian NLL to counts, strangenesses and errors [R]."""
-        n, u, square = (t.double().cpu().numpy() for t in (count, strangeness, error.square()))
-        alone = np.log([square.sum() / n.sum(), square.sum() / max(u.sum(), 1e-12)])
-
-        def nll(log_parameters: np.ndarray) -> float:
-            a, b = np.exp(log_parameters)
-            var = a * n + b * u
-            return float(np.mean(np.log(var) + square / var))
-
-        bounds = [(value - LOG_RANGE, value + LOG_RANGE) for value in alone]
-        found = minimize(nll, alone - np.log(2.0), method="Nelder-Mead", bounds=bounds)
-        a, b = np.exp(found.x)
-        return cls(float(a), float(b))
-
-    def std(self, count: Tensor | float, strangeness: Tensor) -> Tensor:
-        """Compute the root of the variance."""
-        return (self.a * count + self.b * strangeness).sqrt()
+    bounds = [(value - LOG_RANGE, value + LOG_RANGE) for value in alone]
+    found = minimize(nll, alone - np.log(2.0), method="Nelder-Mead", bounds=bounds)
+    a, b = np.exp(found.x)
+    return float(a), float(b)
 
 
 class EmbeddingMixture(Learned):
@@ -165,10 +144,10 @@ class EmbeddingMixture(Learned):
 
     kind: ClassVar = "gmm"
     learned: ClassVar = ("log_weights", "means", "cholesky", "least")
-    log_weights: Tensor | None
-    means: Tensor | None
-    cholesky: Tensor | None
-    least: Tensor | None  # -log p of the likeliest training atom
+    log_weights: Tensor
+    means: Tensor
+    cholesky: Tensor
+    least: Tensor  # -log p of the likeliest training atom
 
     def __init__(
         self,
@@ -180,61 +159,36 @@ class EmbeddingMixture(Learned):
         settings = {"components": components, "regularisation": regularisation, "seed": seed}
         super().__init__(backbone, settings)
 
-    @property
-    def mixture(self) -> GaussianMixture:
-        """The density of the training set's embeddings; an error where it is not known yet."""
-        if self.log_weights is None or self.means is None or self.cholesky is None:
-            raise InputError("the mixture is not known yet; call fit or condition first")
-        return GaussianMixture(self.log_weights, self.means, self.cholesky)
-
-    @property
-    def variances(self) -> dict[str, LinearVariance]:
-        """Variances by quantity."""
-        return {name: LinearVariance(*pair) for name, pair in self.scale_pairs.items()}
-
-    def condition(self, train: TrainingData, valid: TrainingData) -> None:
-        """Fit the mixture to training data, and the error bars to validation data."""
+    def learn(self, train: TrainingData) -> None:
+        """Fit the mixture to the embeddings of all atoms."""
         batches = data_batches(self.backbone, train)
         rows = torch.cat([embeddings(self.backbone, batch.graph) for batch in batches])
         mixture = GaussianMixture.fit(rows, **self.settings)
         self.log_weights, self.means, self.cholesky = astuple(mixture)
         self.least = -mixture.log_density(rows).max()
-        parts: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {name: [] for name in QUANTITIES}
-        for graph, errors in self.errors(valid):
-            by_atom = self.strangeness(graph)  # [N]
-            for name, error in errors.items():
-                parts[name].append((*_summed(name, by_atom, graph), error))
-        self.scale_pairs = {
-            name: astuple(LinearVariance.fit(*map(_flat, zip(*found, strict=True))))
-            for name, found in parts.items()
-            if found
-        }
 
     def strangeness(self, graph: Graph) -> Tensor:
         """Compute u of each atom, [N]."""
-        nll = -self.mixture.log_density(embeddings(self.backbone, graph))
-        return (nll - cast(Tensor, self.least)).clamp(min=0.0)
+        mixture = GaussianMixture(self.log_weights, self.means, self.cholesky)
+        nll = -mixture.log_density(embeddings(self.backbone, graph))
+        return (nll - self.least).clamp(min=0.0)
 
-    def predict_graph(
-        self, graph: Graph, *, seed: int = 0, forces: bool = True, stress: bool = False
-    ) -> Prediction:
-        """Predict with std from the strangeness of the atoms."""
+    def features(self, graph: Graph) -> dict[str, Tensor]:
+        """Count the atoms that a label depends on, and sum their strangeness, P = 2."""
         by_atom = self.strangeness(graph)
-        with torch.no_grad():
-            arrays = dict(plain_outputs(self.backbone, graph, forces=forces, stress=stress))
-        for name, variance in self.variances.items():
-            if name in arrays:
-                arrays[f"{name}_std"] = variance.std(*_summed(name, by_atom, graph))
-        return point_prediction(arrays, graph, method=self.kind)
+        both = torch.stack([torch.ones_like(by_atom), by_atom], dim=1)  # [N, 2]
+        by_component = both[:, None].expand(-1, 3, -1)
+        return {keys.ENERGY: graph.sum_over_structures(both), keys.FORCES: by_component}
 
+    def best_scale(self, features: Tensor, error: Tensor) -> tuple[float, float]:
+        """Choose a and b."""
+        return fit_variance(features[..., 0], features[..., 1], error)
 
-def _summed(name: str, by_atom: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
-    """Sum atoms and their strangeness for each label: [S] energies, [N, 3] forces."""
-    counts = torch.ones_like(by_atom)
-    if name == keys.ENERGY:
-        return graph.sum_over_structures(counts), graph.sum_over_structures(by_atom)
-    return counts[:, None].expand(-1, 3), by_atom[:, None].expand(-1, 3)
-
-
-def _flat(tensors: tuple[Tensor, ...]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
+    def stds(self, graph: Graph, *, forces: bool) -> dict[str, Tensor]:
+        """Compute the std of each label from the strangeness of its atoms."""
+        scales, features = self.scales, self.features(graph)
+        return {
+            f"{name}_std": (a * features[name][..., 0] + b * features[name][..., 1]).sqrt()
+            for name, (a, b) in scales.items()
+            if forces or name != keys.FORCES
+        }

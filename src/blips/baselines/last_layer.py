@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +21,6 @@ from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 
 FEW_ROWS = 2000  # edges times gradients up to which one batched backward pass is the cheaper
-
-
-class LastLayer(NamedTuple):
-    """Energies of the atoms, and the features that they are linear in."""
-
-    energies: Tensor  # [N] eV
-    features: Tensor  # [N, D]
 
 
 def readout_of(backbone: Backbone) -> nn.Sequential:
@@ -56,11 +48,11 @@ def embeddings(backbone: Backbone, graph: Graph) -> Tensor:
     return seen[-1]
 
 
-def last_layer(backbone: Backbone, graph: Graph) -> LastLayer:
-    """Compute energies and last-layer features of each atom, differentiable."""
+def last_layer(backbone: Backbone, graph: Graph) -> tuple[Tensor, Tensor]:
+    """Compute energies [N] eV and last-layer features [N, D] of the atoms, differentiable."""
     with inputs_of(readout_of(backbone)[-1]) as seen:
         energies = backbone(graph)[keys.ENERGIES]
-    return LastLayer(energies, seen[-1])
+    return energies, seen[-1]
 
 
 def gradient_of_each(
@@ -74,13 +66,8 @@ def gradient_of_each(
 
     The graph of one forward pass serves M backward passes. On the smallest graphs they run as one
     batch, which saves Python's overhead; on others that would miss the cache and the compiled
-    first derivatives, and take M times the memory.
-
-    Args:
-        values_of: function of the graph that gives the sums, [M]; called once.
-        graph: a batch of structures.
-        count: M.
-        create_graph: keep what is needed to differentiate the gradients (training).
+    first derivatives, and take M times the memory. `values_of` gives the sums [M] of a graph and is
+    called once; `create_graph` keeps what is needed to differentiate the gradients (training).
     """
     if not isinstance(graph, AtomGraph):
         raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
@@ -115,7 +102,7 @@ def summed_features(
     features: list[Tensor] = []  # [N, D]
 
     def sums(graph: Graph) -> Tensor:
-        features.append(last_layer(backbone, graph).features)
+        features.append(last_layer(backbone, graph)[1])
         return features[0].sum(dim=0)
 
     gradient = torch.zeros(0, 0, 0)
