@@ -196,7 +196,7 @@ def test_sum_over_structures():
     [
         (Atoms(), CUTOFF, "without atoms"),
         (Atoms("H", [[np.nan, 0, 0]]), CUTOFF, "positions hold NaN"),
-        (Atoms("H", cell=[np.inf, 1, 1], pbc=True), CUTOFF, "cell holds NaN"),
+        (Atoms("H", cell=[np.inf, 1, 1], pbc=True), CUTOFF, "cell vectors hold NaN"),
         (Atoms("H", pbc=True), CUTOFF, "not independent"),
         (Atoms("H", cell=[[1, 0, 0], [2, 0, 0], [0, 0, 1]], pbc=True), CUTOFF, "not independent"),
         (Atoms("H2", [[0, 0, 0], [0, 0, 0]]), CUTOFF, "0 and 1 are at the same place"),

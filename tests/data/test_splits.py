@@ -103,9 +103,12 @@ def test_overlap_and_range_are_checked():
     ("content", "message"),
     [
         ("{", "cannot be read"),
-        ("[]", "not a split"),
-        (json.dumps({"count": 3, "train": [0]}), "not a split"),
-        (json.dumps({"count": 3, "train": [0.5], "valid": [], "test": []}), "not a split"),
+        ("[]", "cannot be read"),
+        (json.dumps({"count": 3, "train": [0]}), "cannot be read"),
+        (
+            json.dumps({"count": 3, "train": [0.5], "valid": [], "test": []}),
+            "expected a whole number",
+        ),
         (json.dumps({"count": 3, "train": [3], "valid": [], "test": []}), "outside 0 to 2"),
     ],
 )

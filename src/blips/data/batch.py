@@ -2,17 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol, Self
 
-import ase.io
-import numpy as np
 import torch
-from ase import Atoms
 from torch import Tensor
 
 from blips import keys
-from blips.data.graph import AtomGraph, Graph
+from blips.data.graph import Graph
 from blips.errors import InputError
 
 
@@ -20,16 +16,13 @@ from blips.errors import InputError
 class Batch:
     """S structures with N nodes in all, and what a model should say about them.
 
-    Attributes:
-        graph: the structures.
-        targets: energy [S] eV (always float64), forces [N, 3] eV/A, stress [S, 3, 3] eV/A^3;
-            those that the data set has, or others by the names of the model's outputs.
-        indices: numbers of the structures in their data set, [S].
+    Targets are energy [S] eV (always float64), forces [N, 3] eV/A, stress [S, 3, 3] eV/A^3; those
+    that the data set has, or others by the names of the model's outputs.
     """
 
     graph: Graph
     targets: dict[str, Tensor]
-    indices: tuple[int, ...]
+    indices: tuple[int, ...]  # [S], numbers of the structures in their data set
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -74,28 +67,3 @@ def check_indices(indices: Sequence[int], size: int) -> None:
         raise InputError("no structures were asked for; expected at least one index")
     if min(indices) < 0 or max(indices) >= size:
         raise InputError(f"indices {min(indices)} to {max(indices)} leave 0 to {size - 1}")
-
-
-def write_batch(path: Path, batch: Batch) -> None:
-    """Write the structures of a batch with their labels (target_energy, ...) as extxyz."""
-    graph = batch.graph
-    if not isinstance(graph, AtomGraph):
-        raise TypeError(f"only atoms have a file form, not {type(graph).__name__}")
-    targets = {name: target.cpu().numpy() for name, target in batch.targets.items()}
-    frames = []
-    for index in range(graph.num_structures):
-        mine = (graph.structure == index).cpu().numpy()
-        frame = Atoms(
-            numbers=graph.numbers.cpu().numpy()[mine],
-            positions=graph.positions.detach().cpu().numpy()[mine],
-            cell=graph.cell[index].cpu().numpy(),
-            pbc=graph.pbc[index].cpu().numpy(),
-            info={"index": batch.indices[index]},
-        )
-        for name, target in targets.items():
-            if name == keys.FORCES:
-                frame.arrays[f"target_{name}"] = target[mine]
-            else:
-                frame.info[f"target_{name}"] = np.asarray(target[index]).tolist()
-        frames.append(frame)
-    ase.io.write(path, frames, format="extxyz")

@@ -11,19 +11,11 @@ from ase import Atoms
 from torch import Tensor
 
 from blips import keys
-from blips.data.batch import Batch, TrainingData, check_indices
+from blips.data.batch import Batch, check_indices
 from blips.data.graph import AtomGraph
 from blips.data.labels import Labels, extract
 from blips.data.structures import read_xyz_frame, xyz_frame_offsets
 from blips.errors import InputError
-
-__all__ = [
-    "AtomData",
-    "Batch",
-    "StreamedData",
-    "StructureData",
-    "TrainingData",
-]
 
 GraphOf = Callable[[Atoms, torch.dtype], AtomGraph]
 ENERGY_AND_FORCES = (keys.ENERGY, keys.FORCES)

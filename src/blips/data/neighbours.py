@@ -18,20 +18,23 @@ LARGEST_EXTENT = 2e4  # A, of atoms without periodicity and of cells
 MOST_PAIRS = 1e9  # of atoms and images to look at
 
 
-def check_extent(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray, cutoff: float) -> None:
-    """Raise for a structure whose neighbours cannot be searched.
+def check_geometry(atoms: Atoms, cutoff: float) -> None:
+    """Raise for a structure whose neighbours within `cutoff` (A) cannot be searched.
 
     The search divides space into cells. Atoms or lattice vectors that are absurdly far apart
     overflow their number, which ends the process instead of raising an error; a lattice that is
     absurdly thin has more periodic images than memory. Both come out of damaged files and
     exploded dynamics.
-
-    Args:
-        positions: [N, 3] A, finite.
-        cell: [3, 3] A, finite, with a volume along the periodic directions.
-        pbc: [3].
-        cutoff: A.
     """
+    positions, cell, pbc = atoms.positions, atoms.cell.array, atoms.pbc
+    for name, values in (("positions", positions), ("cell vectors", cell)):
+        if not np.isfinite(values).all():
+            raise InputError(f"{name} hold NaN or infinity; check how the structure was made")
+    if pbc.any() and np.linalg.matrix_rank(cell[pbc]) < pbc.sum():
+        raise InputError(
+            f"periodic along {pbc.tolist()}, but those lattice vectors are not independent: "
+            f"{cell.tolist()}; set a cell with a volume, or pbc=False for a molecule"
+        )
     extent = float(np.ptp(positions, axis=0).max()) if len(positions) else 0.0
     if extent > LARGEST_EXTENT:
         raise InputError(
@@ -120,22 +123,12 @@ def find_neighbours(atoms: Atoms, cutoff: float) -> Neighbours:
     """Find all pairs of atoms and periodic images with distance < `cutoff` (A)."""
     if len(atoms) == 0:
         raise InputError("a structure without atoms has no energy; remove the empty frame")
-    if not np.isfinite(atoms.positions).all():
-        raise InputError("positions hold NaN or infinity; check how the structure was made")
-    cell = atoms.cell.array
-    if not np.isfinite(cell).all():
-        raise InputError("the cell holds NaN or infinity; check how the structure was made")
-    if atoms.pbc.any() and np.linalg.matrix_rank(cell[atoms.pbc]) < atoms.pbc.sum():
-        raise InputError(
-            f"periodic along {atoms.pbc.tolist()}, but those lattice vectors are not independent: "
-            f"{cell.tolist()}; set a cell with a volume, or pbc=False for a molecule"
-        )
     if not (np.isfinite(cutoff) and cutoff > 0):
         raise InputError(f"the cutoff must be a positive length in A, got {cutoff}")
-    check_extent(atoms.positions, cell, atoms.pbc, cutoff)
+    check_geometry(atoms, cutoff)
     receiver, sender, shift, distance = NeighborList(
         cutoff=cutoff, full_list=True, sorted=False
-    ).compute(points=atoms.positions, box=cell, periodic=atoms.pbc, quantities="ijSd")
+    ).compute(points=atoms.positions, box=atoms.cell.array, periodic=atoms.pbc, quantities="ijSd")
     edges = np.stack([receiver, sender]).astype(np.int64)
     _refuse_coinciding(edges, distance)
     order = _order(edges, shift, len(atoms))

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -17,16 +17,9 @@ PARTS = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class Split:
-    """Indices of the parts of a data set, disjoint and within 0 to count - 1.
+    """Indices of the parts of a data set, disjoint and within 0 to count - 1."""
 
-    Attributes:
-        count: size of the data set.
-        train: indices of the training part.
-        valid: indices of the validation part, perhaps none.
-        test: indices of the test part, perhaps none.
-    """
-
-    count: int
+    count: int  # size of the data set
     train: tuple[int, ...]
     valid: tuple[int, ...] = ()
     test: tuple[int, ...] = ()
@@ -35,6 +28,8 @@ class Split:
         owner: dict[int, str] = {}
         for part in PARTS:
             for index in getattr(self, part):
+                if not isinstance(index, int):
+                    raise InputError(f"{part} has index {index!r}; expected a whole number")
                 if not 0 <= index < self.count:
                     raise InputError(f"{part} has index {index}, outside 0 to {self.count - 1}")
                 if index in owner:
@@ -51,17 +46,13 @@ class Split:
         """Read what `save` wrote."""
         try:
             content = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: cannot be read as a split ({error})") from error
-        if not _is_split(content):
-            raise InputError(
-                f"{path}: not a split; expected the whole number 'count' and lists of whole "
-                f"numbers {', '.join(map(repr, PARTS))}, as Split.save writes them"
-            )
-        try:
             return cls(content["count"], *(tuple(content[part]) for part in PARTS))
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                f"{path}: cannot be read as a split ({error!r}); expected what Split.save writes"
+            ) from error
 
 
 def random_split(count: int, sizes: Sequence[float], seed: int) -> Split:
@@ -134,13 +125,3 @@ def _part_sizes(count: int, sizes: Sequence[float]) -> list[int]:
     if parts[0] == 0:
         raise InputError(f"sizes {tuple(sizes)} of {count} structures leave nothing to train on")
     return parts
-
-
-def _is_split(content: Any) -> bool:
-    return (
-        isinstance(content, dict)
-        and content.keys() == {"count", *PARTS}
-        and type(content["count"]) is int
-        and all(isinstance(content[part], list) for part in PARTS)
-        and all(type(index) is int for part in PARTS for index in content[part])
-    )

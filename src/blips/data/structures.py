@@ -21,7 +21,7 @@ from ase.utils import string2index
 from vesin import NeighborList
 
 from blips.data.labels import Labels, available, extract, found_as_mace
-from blips.data.neighbours import check_extent
+from blips.data.neighbours import check_geometry
 from blips.errors import InputError
 
 MINIMUM_DISTANCE = 0.1  # A
@@ -101,21 +101,12 @@ def _iter_any(path: Path, index: int | slice) -> Iterator[Atoms]:
 def check_structures(
     structures: Iterable[Atoms],
     source: str | Path = "structures",
-    *,
-    elements: Collection[int | str] | None = None,
-    quantities: Sequence[str] = (),
-    labels: Labels | None = None,
+    **options: Any,
 ) -> list[Atoms]:
     """Return the structures, or raise one error naming up to ten problems by file and frame.
 
-    Args:
-        structures: in the order of the file.
-        source: the file, for messages.
-        elements: atomic numbers or symbols that a model knows; None allows all.
-        quantities: labels that must be there. Others are checked where they are.
-        labels: names and units of the labels.
+    The options are those of `iter_checked`.
     """
-    options = {"elements": elements, "quantities": quantities, "labels": labels}
     return list(iter_checked(structures, source, **options))
 
 
@@ -127,7 +118,15 @@ def iter_checked(
     quantities: Sequence[str] = (),
     labels: Labels | None = None,
 ) -> Iterator[Atoms]:
-    """Check structures one at a time; raise problems after the last good structure."""
+    """Check structures one at a time; raise problems after the last good structure.
+
+    Args:
+        structures: in the order of the file.
+        source: the file, for messages.
+        elements: atomic numbers or symbols that a model knows; None allows all.
+        quantities: labels that must be there. Others are checked where they are.
+        labels: names and units of the labels.
+    """
     allowed = None if elements is None else {_atomic_number(one) for one in elements}
     problems: list[str] = []
     frame = -1
@@ -163,13 +162,10 @@ def _problems(
         extract(atoms, list(dict.fromkeys((*quantities, *available(atoms, labels)))), labels)
     except InputError as error:
         yield str(error)
-    cell = atoms.cell.array
-    if not (np.isfinite(atoms.positions).all() and np.isfinite(cell).all()):
-        yield "positions or cell hold NaN or infinity"
-    elif np.linalg.matrix_rank(cell[atoms.pbc]) < atoms.pbc.sum():
-        yield f"periodic along {atoms.pbc.tolist()}, but the cell {cell.tolist()} has no volume"
-    else:
-        yield from _too_close(atoms)
+    try:
+        _refuse_too_close(atoms)
+    except InputError as error:
+        yield str(error)
 
 
 def _symbols(numbers: Collection[int]) -> str:
@@ -178,19 +174,15 @@ def _symbols(numbers: Collection[int]) -> str:
     return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} elements"
 
 
-def _too_close(atoms: Atoms) -> Iterator[str]:
-    try:
-        check_extent(atoms.positions, atoms.cell.array, atoms.pbc, SEARCH_CUTOFF)
-    except InputError as error:
-        yield str(error)
-        return
+def _refuse_too_close(atoms: Atoms) -> None:
+    check_geometry(atoms, SEARCH_CUTOFF)
     search = NeighborList(cutoff=SEARCH_CUTOFF, full_list=False)
     first, second, distance = search.compute(
         points=atoms.positions, box=atoms.cell.array, periodic=atoms.pbc, quantities="ijd"
     )
     if len(distance) and distance.min() < MINIMUM_DISTANCE:
         pair = int(distance.argmin())
-        yield (
+        raise InputError(
             f"atoms {first[pair]} and {second[pair]} are {distance[pair]:.3g} A apart "
             f"(periodic images included), less than {MINIMUM_DISTANCE} A"
         )

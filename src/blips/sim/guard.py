@@ -33,7 +33,7 @@ from ase.data import covalent_radii
 from vesin import NeighborList
 
 from blips import keys
-from blips.data.neighbours import check_extent
+from blips.data.neighbours import check_geometry
 from blips.errors import InputError
 
 SEARCH_RADIUS = 6.0  # A
@@ -152,7 +152,7 @@ class Guard:
         if alone or (self.closest is None and self.farthest is None):
             return []
         try:
-            check_extent(atoms.positions, atoms.cell.array, atoms.pbc, SEARCH_RADIUS)
+            check_geometry(atoms, SEARCH_RADIUS)
         except InputError as error:
             return [Finding("geometry", float("inf"), 0.0, str(error))]
         first, second, distance = NeighborList(

@@ -4,13 +4,14 @@ import math
 from collections.abc import Iterator
 from typing import Any, NoReturn, Protocol
 
+import ase.io
 import torch
 from lightning_fabric import Fabric
 
 from blips.bayes.noise import seeded_generator
 from blips.config import RunConfig, TrainingConfig
-from blips.data.batch import Batch, TrainingData, write_batch
-from blips.data.graph import AtomGraph
+from blips.data.batch import Batch, TrainingData
+from blips.data.dataset import AtomData
 from blips.errors import BlipsError, ConfigError
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import describe, state_of, write_tensors
@@ -235,9 +236,9 @@ class Trainer:
         names = [data.name_of(index) for index in batch.indices]
         shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
         written = ""
-        if isinstance(batch.graph, AtomGraph):
+        if isinstance(data, AtomData):
             path = self.folder.path / "nonfinite.extxyz"
-            write_batch(path, batch)
+            ase.io.write(path, [data.atoms(index) for index in batch.indices])
             written = f" They were written to {path}."
         raise NonFiniteLossError(
             f"the loss is not finite in epoch {epoch} on: {shown}.{written} Check their labels, "

@@ -57,10 +57,7 @@ class References:
     ) -> References:
         """Read the labels of structures; a quantity that none of them has is None.
 
-        Args:
-            structures: at least one.
-            labels: names and units of the labels.
-            required: refuse structures without energies and forces.
+        Where `required`, structures of which none has an energy or forces are refused.
         """
         if not structures:
             raise InputError("no structures to evaluate on; the list is empty")
@@ -172,16 +169,7 @@ def recalibrate(
 ) -> dict[str, Any]:
     """Fit a calibration on held-out structures and store it with the potential.
 
-    Args:
-        potential: its `calibration` is replaced.
-        structures: labelled, neither trained on nor tested on.
-        kind: "scale" (one factor, NLL-optimal), "isotonic" or "conformal".
-        labels: names and units of the labels.
-        say: told, a sentence for each quantity, what was done and what it gained.
-        options: of `potential.predict` (samples, method, seed, ...).
-
-    Returns:
-        The calibrators by quantity.
+    As `blips.calibrate`; `say` is told, in a sentence for each quantity, what was done and gained.
     """
     if kind not in CALIBRATORS:
         raise InputError(f"unknown calibration {kind!r}; use one of {', '.join(CALIBRATORS)}")
@@ -315,12 +303,9 @@ def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
 def write_figures(
     folder: str | Path, predictions: Mapping[str, Prediction], references: References
 ) -> list[Path]:
-    """Draw parity, reliability, error against std, and rejection as PNG.
+    """Draw parity, reliability, error against std, and rejection as PNG into a folder.
 
-    Args:
-        folder: where they go.
-        predictions: by label; the first is the one that single-model figures show.
-        references: the labels.
+    Figures of a single model show the first of the predictions.
     """
     first = next(iter(predictions.values()))
     folder = Path(folder)

@@ -31,13 +31,7 @@ _CHUNK_ELEMENTS = 2**21
 
 @dataclass(frozen=True)
 class Interval:
-    """Hold a metric's value with its confidence interval.
-
-    Attributes:
-        value: the metric on the data as given.
-        low: lower end of the interval, None without bootstrap.
-        high: upper end of the interval, None without bootstrap.
-    """
+    """Hold a metric's value with its confidence interval, None without bootstrap."""
 
     value: float
     low: float | None = None
@@ -52,18 +46,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Compute metrics with intervals over resamples of S groups.
+    """Compute metrics with intervals over resamples of S groups."""
 
-    Attributes:
-        n_groups: number of groups (structures) S.
-        n_resamples: number of resamples B; 0 gives values without intervals.
-        level: confidence level of the intervals.
-        seed: seed of the resampling.
-    """
-
-    n_groups: int
-    n_resamples: int = 1000
-    level: float = 0.95
+    n_groups: int  # S
+    n_resamples: int = 1000  # B; 0 gives values without intervals
+    level: float = 0.95  # of confidence
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -99,18 +86,10 @@ class Bootstrap:
     ) -> list[Interval]:
         """Compute one or several metrics of arrays whose rows belong to groups.
 
-        Each resample is ``metric(*[array[rows] for array in arrays])`` with rows repeated as often
-        as their group was drawn, in ascending order: presort the data if the metric sorts. Compare
-        two models on the same resamples with a metric of both, for example
-        ``lambda a, b, target: mae(a, target) - mae(b, target)``.
-
-        Args:
-            metric: maps the arrays to a float or to an array [M].
-            *arrays: data with a common first axis, [n, ...].
-            groups: number of the group of each row, from 0 to S - 1, [n].
-
-        Returns:
-            One Interval per metric, [M]. Resamples that yield NaN are left out.
+        Each resample is ``metric(*[array[rows] for array in arrays])``, a float or an array [M],
+        with rows repeated as often as their group (0 to S - 1, [n]) was drawn, in ascending order:
+        presort the data if the metric sorts. Resamples that yield NaN are left out. Compare two
+        models on the same resamples with a metric of both.
         """
         data, index = [np.asarray(array) for array in arrays], np.asarray(groups)
         if not data or any(array.shape[:1] != index.shape for array in data) or not len(index):
@@ -133,12 +112,8 @@ class Bootstrap:
         """Compute means of scores [n, P] over rows in groups [n], or functions of those means.
 
         A resample with counts c [S] is (c @ sums) / (c @ sizes) with the sums of the scores over
-        each group: exactly equal to `of`, and much faster.
-
-        Args:
-            scores: one column per score.
-            groups: number of the group of each row.
-            transform: maps means [..., P] to metrics [..., M]; None keeps the means (M = P).
+        each group: exactly equal to `of`, and much faster. `transform` maps means [..., P] to
+        metrics [..., M].
         """
         index = np.asarray(groups)
         sizes = np.bincount(index, minlength=self.n_groups).astype(np.float64)

@@ -157,7 +157,7 @@ def ence(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike, n_bins:
 
 # --------------------------------------------------------------------------------------- ranking
 class ForceItems(NamedTuple):
-    """Forces reduced to one row per item (atom or structure), each [n].
+    """Forces reduced to one row per item (atom or structure), each [n] eV/A.
 
     Over a structure, norms and squares are averaged over its atoms. (The mean force VECTOR is the
     net force, zero for every conservative model whatever its quality.) There ``std`` has the scale
@@ -165,14 +165,10 @@ class ForceItems(NamedTuple):
     over many atoms with independent errors, so even an ideal model has an ECE above 0.
     """
 
-    norm: FloatArray
-    """Predicted force norm, eV/A."""
-    norm_ref: FloatArray
-    """Reference force norm, eV/A."""
-    std: FloatArray
-    """Root of the summed variances of the components, eV/A."""
-    error: FloatArray
-    """Root of the squared norm of the force error, eV/A."""
+    norm: FloatArray  # of the predicted force
+    norm_ref: FloatArray  # of the reference
+    std: FloatArray  # root of the summed variances of the components
+    error: FloatArray  # root of the squared norm of the force error
 
 
 def force_items(
@@ -249,16 +245,10 @@ def partial_correlation(rho_xy: float, rho_xz: float, rho_yz: float) -> float:
 def spearman(std: npt.ArrayLike, error: npt.ArrayLike, given: npt.ArrayLike | None = None) -> float:
     """Compute Spearman's rank correlation of std and error, [n] each, ties sharing ranks.
 
-    Ranks do not change under the square, so variances and squared errors give the same number.
-
-    Args:
-        std: standard deviations, or any other score.
-        error: absolute errors.
-        given: a third quantity [n]; the result is then the partial rank correlation, which says
-            what ``std`` adds to ranking by ``given``, for example the predicted force norm.
-
-    Returns:
-        rho; 0 where it is undefined because an array is constant.
+    Ranks do not change under the square, so variances and squared errors give the same number. With
+    ``given`` [n] it is the partial rank correlation, which says what ``std`` adds to ranking by
+    ``given``, for example the predicted force norm. 0 where it is undefined because an array is
+    constant.
     """
     std, error = checked_ranking(std, error)
     if len(std) < 2:
@@ -293,23 +283,16 @@ def auroc(std: npt.ArrayLike, error: npt.ArrayLike, threshold: float) -> float:
 class RejectionCurve:
     """Hold the error that remains after the items of largest std are dropped.
 
-    With n items, R(k/n) is the mean error of the n - k items of least std, k = 0..n-1.
-
-    Attributes:
-        fraction: dropped fraction k/n, [n].
-        error: R, the mean error that remains, [n].
-        oracle: the same when the items of largest error are dropped first, [n].
-        random: expected R when dropping at random, at every fraction: the mean error.
-        auc: mean of ``error`` over k; the expected area under random dropping is ``random``.
-        auc_normalised: (auc - oracle auc) / (random - oracle auc): 0 oracle, 1 random, above 1
-            worse than random. It is 1 if all errors are equal, when no order helps.
+    With n items, R(k/n) is the mean error of the n - k items of least std, k = 0..n-1. The
+    normalised area is (auc - oracle auc) / (random - oracle auc): 0 oracle, 1 random, above 1 worse
+    than random; 1 if all errors are equal, when no order helps.
     """
 
-    fraction: FloatArray
-    error: FloatArray
-    oracle: FloatArray
-    random: float
-    auc: float
+    fraction: FloatArray  # dropped, k/n, [n]
+    error: FloatArray  # R, the mean error that remains, [n]
+    oracle: FloatArray  # the same when the items of largest error are dropped first, [n]
+    random: float  # expected R when dropping at random, at every fraction: the mean error
+    auc: float  # mean of `error` over k
     auc_normalised: float
 
 

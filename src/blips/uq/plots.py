@@ -35,26 +35,18 @@ MOST_MODELS = 6  # in one plot, so that they can be told apart
 class Plot:
     """One plot.
 
-    Attributes:
-        kind: "parity", "reliability", ...
-        note: what it says, in a sentence.
-        summary: what a screen reader says.
-        x: axis, {"label": ...} and, where it applies, "log" and "range".
-        y: axis.
-        series: each with a name, a kind ("points", "line" or "guide"), x and y; points may have a
-            std, drawn as error bars, and the structure, atom and component they belong to.
-        equal: whether both axes have the same range.
-        diagonal: name of the line x = y, where there is one.
+    A series has a name, a kind ("points", "line" or "guide"), x and y; points may have a std, drawn
+    as error bars, and the structure, atom and component they belong to.
     """
 
-    kind: str
-    note: str
-    summary: str
-    x: Mapping[str, Any]
+    kind: str  # "parity", "reliability", ...
+    note: str  # what it says, in a sentence
+    summary: str  # what a screen reader says
+    x: Mapping[str, Any]  # axis, {"label": ...} and, where it applies, "log" and "range"
     y: Mapping[str, Any]
     series: Sequence[Series]
-    equal: bool = False
-    diagonal: str = ""
+    equal: bool = False  # whether both axes have the same range
+    diagonal: str = ""  # name of the line x = y, where there is one
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the page's script draws."""
@@ -96,17 +88,10 @@ def parity(
     note: str = "",
     max_points: int = MAX_POINTS,
 ) -> Plot:
-    """Plot predictions against references, with error bars of one std.
+    """Plot predictions against references of any shape, with error bars of one std.
 
-    Args:
-        mean: predictions, any shape.
-        std: standard deviations, same shape; None draws no error bars.
-        target: references, same shape.
-        quantity: name of what is predicted.
-        unit: its unit.
-        about: structure, atom and component of each value, for the page.
-        note: to be added to the plot's own.
-        max_points: draw at most so many points, evenly spaced; the MAE is that of all of them.
+    `about` has the structure, atom and component of each value, for the page; `note` is added to
+    the plot's own. At most `max_points` are drawn, evenly spaced; the MAE is that of all.
     """
     mean, target = checked_pair(mean, target)
     chosen = _thinned(mean.size, max_points)
@@ -132,11 +117,7 @@ def parity(
 
 
 def reliability(models: Mapping[str, Arrays]) -> Plot:
-    """Plot observed against predicted cumulative probability for one or several models.
-
-    Args:
-        models: label -> (mean, std, target), arrays of one shape.
-    """
+    """Plot observed against predicted cumulative probability, by the label of each model."""
     _check_models(models)
     curves = {label: reliability_curve(*arrays) for label, arrays in models.items()}
     errors = {
@@ -165,13 +146,7 @@ def std_error(
 ) -> Plot:
     """Plot binned RMSE against RMS std on logarithmic axes; calibrated bins are on the diagonal.
 
-    Args:
-        mean: predictions, any shape.
-        std: standard deviations, same shape.
-        target: references, same shape.
-        quantity: name of what is predicted.
-        unit: its unit.
-        n_bins: number of bins of equal count (`metrics.binned_errors`); by default 2 to 12.
+    By default there are 2 to 12 bins of equal count (`metrics.binned_errors`).
     """
     count = n_bins or int(np.clip(np.size(mean) // 20, min(2, np.size(mean)), 12))
     rms_std, rmse = binned_errors(mean, std, target, count)
@@ -200,12 +175,8 @@ def rejection(
     """Plot the mean error that remains when the items of largest std are dropped.
 
     Curves end at 99 %, where one in a hundred is left; areas are normalised as in
-    `metrics.RejectionCurve`. One model is shown with random dropping and an oracle.
-
-    Args:
-        models: label -> (std [n], non-negative error [n]).
-        quantity: name of the error.
-        unit: its unit.
+    `metrics.RejectionCurve`. One model is shown with random dropping and an oracle. `models` has
+    std [n] and non-negative errors [n] by label.
     """
     _check_models(models)
     series, areas = [], []
@@ -235,13 +206,7 @@ def prediction_plots(
     references: References,
     predictions: Mapping[str, Prediction] | None = None,
 ) -> dict[str, Plot]:
-    """Make all plots of one set of labelled structures, by name.
-
-    Args:
-        prediction: that parity and std_error show.
-        references: the labels.
-        predictions: of several models, to be compared; by default this one.
-    """
+    """Make all plots of one set of labelled structures, by name; others compare `predictions`."""
     plots: dict[str, Plot] = {}
     several = predictions if predictions is not None and len(predictions) > 1 else {}
     energy, forces = (references.match(prediction, name) for name in ("energy", "forces"))
