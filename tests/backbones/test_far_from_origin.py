@@ -7,7 +7,7 @@ from ase import Atoms
 from ase.build import molecule
 
 import blips
-from blips.backbones import build
+from blips.backbones import build, load
 from helpers import quartz
 from inference.models import small
 
@@ -22,9 +22,11 @@ pytestmark = [
 
 @pytest.fixture(
     scope="module",
-    params=["painn", "schnet", "chgnet", "sevennet", "mattersim", "orb", "orb-direct"],
+    params=["painn", "schnet", "chgnet", "released", "sevennet", "mattersim", "orb", "orb-direct"],
 )
 def potential(request) -> blips.BayesianPotential:
+    if request.param == "released":  # CHGNet, steeper than random weights are
+        return blips.bayesianize(load("chgnet"))
     if request.param != "mattersim":
         return small(request.param, torch.float32)
     pytest.importorskip("mattersim", reason="mattersim is not installed")
