@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 from ase.build import bulk, molecule
 from ase.calculators.emt import EMT
 from hypothesis import given, settings
@@ -136,3 +137,11 @@ def test_errors_name_the_remedy():
     copper.calc = EMT()
     with pytest.raises(InputError, match=r"blips\.Calculator"):
         Guard(high=0.1).check(copper)
+
+
+def test_the_limit_of_leaving_atoms_holds_by_itself_and_for_two_atoms_or_more():
+    guard = Guard(closest=None, farthest=3.0)
+    assert guard.check_geometry(Atoms("Cu")) == []
+    (left,) = guard.check_geometry(Atoms("Cu2", [[0, 0, 0], [0, 0, 5.0]]))
+    assert left.limit == "farthest"
+    assert Guard(closest=None).check_geometry(Atoms("Cu2", [[0, 0, 0], [0, 0, 0.1]])) == []

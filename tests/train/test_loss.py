@@ -6,7 +6,7 @@ import scoringrules
 import torch
 
 from blips.config import load_config
-from blips.train.loss import conditional_huber, data_loss, huber, sample_crps, sample_nll
+from blips.train.loss import Anchor, conditional_huber, data_loss, huber, sample_crps, sample_nll
 from blips.units import KCAL_PER_MOL
 
 
@@ -89,3 +89,27 @@ def test_crps_is_least_for_the_right_spread():
     target = torch.randn(20000, generator=generator, dtype=torch.float64)
     losses = {scale: float(sample_crps(scale * noise, target)) for scale in (0.3, 1.0, 3.0)}
     assert losses[1.0] < min(losses[0.3], losses[3.0])
+
+
+def test_nll_of_few_samples_has_the_unbiased_variance():
+    samples = torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)
+    target = torch.tensor([5.0], dtype=torch.float64)
+    var = 7.0 + 1e-6
+    expected = 0.5 * (math.log(2 * math.pi * var) + 4.0 / var)
+    assert float(sample_nll(samples, target)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_quantity_of_the_users_own_has_weight_one():
+    targets = {"charges": torch.tensor([1.0, 2.0])}
+    outputs = {"charges": torch.tensor([[1.5, 2.5]])}
+    terms = data_loss(outputs, targets, torch.tensor([2]), config(loss="mae"))
+    assert float(terms["charges"]) == pytest.approx(0.5)
+
+
+def test_the_anchor_of_a_tensor_that_began_as_zeros_is_its_mean_square():
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.zeros_(model.bias)
+    anchor = Anchor(model)
+    with torch.no_grad():
+        model.bias += 0.3
+    assert float(anchor.penalty(model).detach()) == pytest.approx(0.09 / 2)  # of two tensors

@@ -136,3 +136,12 @@ def test_bad_input_is_refused():
         Bootstrap(4, -1)
     with pytest.raises(InputError, match="level"):
         Bootstrap(4, level=95)
+
+
+def test_resamples_of_a_single_row_count():
+    """Of three groups with one, two and no rows, a resample may have one row."""
+    groups, scores = np.array([0, 1, 1]), np.array([1.0, 5.0, 9.0])
+    for level in (0.2, 0.5, 0.8):
+        boot = Bootstrap(3, 400, level=level, seed=0)
+        (expected,) = boot.of(lambda x: x.mean() if len(x) else np.nan, scores, groups=groups)
+        assert boot.of_means(scores[:, None], groups) == [expected]

@@ -92,3 +92,10 @@ def test_isotonic_needs_enough_data(synthetic):
     with pytest.raises(InputError, match="ScaleCalibrator"):
         IsotonicCalibrator.fit(*synthetic(n=49))
     assert len(IsotonicCalibrator.fit(*synthetic(n=49), min_count=10).std_in) <= 4
+
+
+def test_bins_whose_std_agrees_to_rounding_are_one():
+    std = np.repeat([1.0, 1.0 + 2e-16 * 2], 50)
+    error = np.repeat([1.0, 2.0], 50)
+    found = IsotonicCalibrator.fit(error, std, np.zeros(100))
+    assert found.std_out == pytest.approx([np.sqrt(2.5)])
