@@ -22,6 +22,7 @@ from benchmarks.structures import STD, displaced, structure
 from blips.backbones import PaiNN
 from blips.conversion import bayesianize
 from blips.inference.condition import DIMENSION
+from blips.inference.linearise import LinearModel
 from blips.inference.rows import collect
 
 
@@ -31,7 +32,7 @@ def seconds_to_condition(structures: Sequence[Atoms], rows: int, dimension: int)
     potential = bayesianize(PaiNN())
     maps = some_posterior(potential, dimension).maps
     start = time.process_time()
-    seen = collect(potential.backbone, maps, structures, rows=rows, seed=0)  # type: ignore[arg-type]
+    seen = collect(LinearModel(potential.backbone, maps), structures, rows=rows, seed=0)
     middle = time.process_time()
     seen.evidence.spectrum()
     return {

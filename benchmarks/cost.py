@@ -26,7 +26,7 @@ from blips.conversion import bayesianize
 from blips.data.graph import AtomGraph
 from blips.inference.condition import DIMENSION
 from blips.inference.domain import Domain
-from blips.inference.maps import READOUT, choose_maps, chosen_roles
+from blips.inference.maps import READOUT, choose_maps
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.potential import BayesianPotential
 from blips.train.objective import plain_outputs
@@ -96,8 +96,7 @@ def some_posterior(
     potential: BayesianPotential, dimension: int = DIMENSION
 ) -> ConditionedPosterior:
     """Make a posterior of any evidence: the cost of a prediction is independent of its values."""
-    roles, last = chosen_roles(potential.backbone, potential.conversion.roles, READOUT)
-    maps = choose_maps(potential.backbone, roles, dimension, 0, last=last)
+    maps = choose_maps(potential.backbone, potential.roles, READOUT, dimension, 0)
     evidence = Evidence(maps.sketch.size)
     evidence.add(normals(maps.sketch.size, min(RANK, maps.sketch.size - 1), 0))
     scale = Scale(1e-3, 1.0, {"energy": 1e-3, "forces": 1e-2})

@@ -12,7 +12,7 @@ import blips
 from blips.backbones import PaiNN
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
-from blips.inference.monte_carlo import Tolerance, adaptive_monte_carlo, relative_error
+from blips.inference.monte_carlo import Tolerance, monte_carlo, relative_error
 
 GRAPH = AtomGraph.from_atoms(molecule("H2O"), 3.0)
 
@@ -44,9 +44,7 @@ def _sampler(law):
 
 @pytest.mark.parametrize("chunk", [5, 64])
 def test_it_stops_as_soon_as_the_tolerance_is_reached(chunk):
-    found = adaptive_monte_carlo(
-        _sampler("normal"), GRAPH, Tolerance(0.1, 500), method="mc", chunk=chunk
-    )
+    found = monte_carlo(_sampler("normal"), GRAPH, Tolerance(0.1, 500), method="mc", chunk=chunk)
     assert 51 <= found.samples <= 72  # 1 / (2 * 0.1^2) for normal samples, and a little caution
     assert found.details["std_relative_error"]["energy"] <= 0.1
     assert found.details["tolerance_reached"]
@@ -55,16 +53,14 @@ def test_it_stops_as_soon_as_the_tolerance_is_reached(chunk):
 def test_heavy_tails_need_more_samples():
     tolerance = Tolerance(0.1, 2000)
     normal, heavy = (
-        adaptive_monte_carlo(_sampler(law), GRAPH, tolerance, method="mc", chunk=64).samples
+        monte_carlo(_sampler(law), GRAPH, tolerance, method="mc", chunk=64).samples
         for law in ("normal", "laplace")
     )
     assert heavy > 1.5 * normal
 
 
 def test_the_maximum_holds_and_is_reported():
-    found = adaptive_monte_carlo(
-        _sampler("normal"), GRAPH, Tolerance(0.01, 40), method="mc", chunk=8
-    )
+    found = monte_carlo(_sampler("normal"), GRAPH, Tolerance(0.01, 40), method="mc", chunk=8)
     assert found.samples == 40
     assert not found.details["tolerance_reached"]
     with pytest.raises(InputError, match="between 0 and 1"):

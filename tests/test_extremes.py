@@ -16,7 +16,6 @@ from blips.bayes.noise import generators
 from blips.errors import BlipsError, InputError, TooLargeError
 from blips.inference.memory import (
     SAFETY,
-    MemoryBound,
     MemoryGauge,
     is_large,
     passes_side_by_side,
@@ -118,7 +117,7 @@ def test_a_hundred_thousand_atoms_are_refused_by_the_machine(crystal, monkeypatc
 def test_a_hundred_thousand_atoms_run_sample_by_sample(crystal):
     potential, graph = crystal
     sampled = lambda part: potential.sample(part, generators(0, 1))  # noqa: E731
-    assert potential._gauge.chunk("mc", graph, 8, MemoryBound(2e9, 1e12), sampled) == 1
+    assert potential.gauge.chunk("mc", graph, 8, 1e3, sampled) == 1
     assert passes_side_by_side(rows_of(graph)) == 1  # not one on each core
 
 
@@ -126,7 +125,7 @@ def test_a_hundred_thousand_atoms_by_map_fit_eight_gigabytes(crystal):
     """A PaiNN of 64 features takes about 7 GB for them, and a sample of it more."""
     torch.manual_seed(0)
     potential, (_, graph) = blips.bayesianize(PaiNN(cutoff=3.0, features=64)), crystal
-    gauge, bound = potential._gauge, MemoryBound(2e9, 8e9)
+    gauge = potential.gauge
 
     def plain(part):
         return potential(part)
@@ -134,7 +133,7 @@ def test_a_hundred_thousand_atoms_by_map_fit_eight_gigabytes(crystal):
     def sampled(part):
         return potential.sample(part, generators(0, 1))
 
-    gauge.check("map", graph, bound, plain)
+    gauge.check("map", graph, 8.0, plain)
     assert 2e9 < gauge.needed("map", graph, plain) < gauge.needed("mc", graph, sampled)
 
 
@@ -178,8 +177,8 @@ def test_a_batch_too_large_for_the_bound_runs_in_parts(potential):
     structures = [molecule("CH3CH2OH") for _ in range(6)]
     whole = potential.predict(structures, samples=3, method="frozen")
     one = potential.backbone.graph(structures[:1])
-    needed = 1e-9 * potential._gauge.weight_bytes
-    needed += 1e-9 * potential._gauge._bytes_per_row["frozen", True, False] * rows_of(one)
+    needed = 1e-9 * potential.gauge.weight_bytes
+    needed += 1e-9 * potential.gauge._bytes_per_row["frozen", True, False] * rows_of(one)
     parts = potential.predict(structures, samples=3, method="frozen", memory_gb=1.5 * needed)
     np.testing.assert_allclose(parts.energy_std, whole.energy_std, rtol=1e-4)
     np.testing.assert_allclose(parts.forces, whole.forces, rtol=1e-3, atol=1e-5)

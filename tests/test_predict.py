@@ -1,4 +1,3 @@
-import math
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from blips.backbones import PaiNN
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
 from blips.inference.memory import (
-    MemoryBound,
+    RESERVE,
     MemoryGauge,
     passes_side_by_side,
     peak_bytes,
@@ -96,8 +95,8 @@ def test_chunks_fit_the_bound_and_are_never_empty(samples, fits):
     rows = rows_of(graph := PaiNN(features=16).graph(molecule("NH3")))
     gauge = MemoryGauge()
     gauge._bytes_per_row["mc"] = 1.0
-    bound = MemoryBound(rows * fits * passes_side_by_side(rows), math.inf)
-    chunk = gauge.chunk("mc", graph, samples, bound, lambda graph: None)
+    gigabytes = 1e-9 * (rows * fits + RESERVE) * passes_side_by_side(rows)
+    chunk = gauge.chunk("mc", graph, samples, gigabytes, lambda graph: None)
     assert 1 <= chunk <= min(samples, fits)
 
 

@@ -5,14 +5,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from html import escape
-from typing import Any, Unpack
+from typing import Any
 
-import torch
 from ase import Atoms
-from torch import Tensor, nn
+from torch import Tensor
 
 from blips.backbones.base import Backbone, graph_batches
-from blips.backbones.derivatives import Derivatives
 from blips.bayes.convert import ConversionReport, revert
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
@@ -23,38 +21,26 @@ from blips.data.labels import Labels
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.inference.alignment import Alignment
-from blips.inference.condition import DIMENSION, ROWS, Conditioning, condition
-from blips.inference.domain import EVERY_ELEMENT
+from blips.inference.condition import DIMENSION, ROWS, condition
 from blips.inference.maps import READOUT
-from blips.inference.memory import MemoryGauge, keep_freed_memory
+from blips.inference.memory import keep_freed_memory
 from blips.inference.onepass import OnePass, one_pass
-from blips.inference.posterior import Coefficients, ConditionedPosterior, SeenWeights
-from blips.inference.predict import (
-    CONDITIONED,
-    NOT_CONDITIONED,
-    Parts,
-    Request,
-    Samples,
-    predict,
-)
-from blips.inference.sampling import Member, Sample, Stochastic
-from blips.prediction import Calibrator, Outputs, Prediction
+from blips.inference.posterior import Coefficients, ConditionedPosterior
+from blips.inference.predict import Request, Samples, predict
+from blips.inference.sampling import Member, StochasticModel
+from blips.prediction import Calibrator, Prediction
 
 
-class BayesianPotential(nn.Module):
+class BayesianPotential(StochasticModel):
     """Backbone + inference network; make one with `blips.bayesianize`.
 
     Calling it gives the MAP outputs of the backbone. `sample` draws weights from the posterior,
     `draw` freezes draws into potentials of their own, `predict` gives means and error bars.
 
     Attributes:
-        backbone: the converted model; its state dict is that of the plain one.
-        encoder: the inference network.
         rho: prior variance of a weight in units of its mean squared, p / (1 - p).
-        estimator: how rows are sampled: "auto", "local" or "flipout".
         settings: what `bayesianize` was called with, for checkpoints.
         calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
-        posterior: the conditioned posterior, see `condition`; None before.
         alignment: what is unsure about the energies per element, where these were fitted to labels
             of another level of theory; the energies themselves are the backbone's `reference`.
     """
@@ -66,53 +52,13 @@ class BayesianPotential(nn.Module):
         conversion: ConversionReport,
         settings: dict[str, Any],
     ) -> None:
-        super().__init__()
+        super().__init__(backbone, encoder, conversion.roles, settings["estimator"])
         keep_freed_memory()
-        self.backbone = backbone
-        self.encoder = encoder
         self.conversion = conversion
         self.settings = settings
         self.rho = prior_coefficient(settings["prior_dropout"])
-        self.estimator: str = settings["estimator"]
         self.calibration: dict[str, Calibrator] = {}
-        self.posterior = None
         self.alignment: Alignment | None = None
-        weights = sum(self._num_weights.values())
-        weight_bytes = weights * next(encoder.parameters()).element_size()
-        self._gauge = MemoryGauge(weight_bytes)
-
-    def forward(
-        self, graph: Graph, *, forces: bool = True, stress: bool = False, create_graph: bool = False
-    ) -> Outputs:
-        """Compute outputs at the posterior means, at the cost of the plain model."""
-        return self._stochastic.means(
-            graph, forces=forces, stress=stress, create_graph=create_graph
-        )
-
-    @property
-    def _stochastic(self) -> Stochastic:
-        return Stochastic(self.backbone, self.coefficients, self.estimator)
-
-    def sample(
-        self,
-        graph: Graph,
-        generators: Sequence[torch.Generator],
-        **derivatives: Unpack[Derivatives],
-    ) -> Sample:
-        """Draw K = len(generators) posterior samples, each row with weights of its own.
-
-        Args:
-            graph: the structures; they are replicated K times.
-            generators: one per sample, see `blips.bayes.noise.generators`.
-            derivatives: forces, stress, create_graph, as for `forward`.
-        """
-        return self._stochastic.sample(graph, generators, **derivatives)
-
-    def frozen(
-        self, graph: Graph, draws: Sequence[FrozenDraw], **derivatives: Unpack[Derivatives]
-    ) -> Sample:
-        """Evaluate K = len(draws) members, each with one draw for all rows and all calls."""
-        return self._stochastic.frozen(graph, draws, **derivatives)
 
     def condition(
         self,
@@ -148,41 +94,19 @@ class BayesianPotential(nn.Module):
         Returns:
             What is kept as `posterior`.
         """
-        before = None if self.posterior is None else self.conditioned()
         self.posterior = condition(
-            self.backbone,
-            self.conversion.roles,
-            self.coefficients,
-            before,
+            self,
             structures,
             valid,
-            Conditioning(maps, dimension, rows, coefficients, labels, seed),
+            maps=maps,
+            dimension=dimension,
+            rows=rows,
+            coefficients=coefficients,
+            labels=labels,
+            seed=seed,
         )
         self.calibration = {}  # of other error bars
         return self.posterior
-
-    @property
-    def posterior(self) -> ConditionedPosterior | None:
-        """The posterior that has seen data; setting it notes the weights that it is of."""
-        return self._posterior
-
-    @posterior.setter
-    def posterior(self, posterior: ConditionedPosterior | None) -> None:
-        self._posterior = posterior
-        self._seen_weights: SeenWeights | None = None
-        if posterior is not None:
-            self._seen_weights = SeenWeights(self._model_of(posterior))
-
-    def conditioned(self) -> ConditionedPosterior:
-        """Return the conditioned posterior; an error where there is none for these weights."""
-        if self.posterior is None or self._seen_weights is None:
-            raise InputError(NOT_CONDITIONED)
-        self._seen_weights.check(self._model_of(self.posterior))
-        return self.posterior
-
-    def _model_of(self, posterior: ConditionedPosterior) -> nn.Module:
-        """Return the modules that the posterior depends on."""
-        return self if posterior.coefficients == "network" else self.backbone
 
     def draw(self, count: int, seed: int = 0, *, method: str = "auto") -> list[Member]:
         """Draw `count` smooth, conservative potentials from the posterior; a committee.
@@ -257,29 +181,18 @@ class BayesianPotential(nn.Module):
             covariance=covariance,
             memory_gb=memory_gb,
         )
-        parts = Parts(
-            self._stochastic,
-            self.conversion.roles,
-            self.conditioned() if self.posterior and method in CONDITIONED else None,
-            self.posterior.domain if self.posterior else EVERY_ELEMENT,
-            self._gauge,
-        )
-        prediction = predict(parts, graph_batches(self.backbone, atoms, batch_size), request)
+        prediction = predict(self, graph_batches(self.backbone, atoms, batch_size), request)
         if self.alignment is not None:
             counts = element_counts([atoms] if isinstance(atoms, Atoms) else atoms)
             prediction = self.alignment.widened(prediction, counts)
         return prediction.recalibrated(self.calibration) if calibrated else prediction
 
     def one_pass(
-        self, atoms: Atoms | Sequence[Atoms] | Graph, **derivatives: Unpack[Derivatives]
+        self, atoms: Atoms | Sequence[Atoms] | Graph, *, forces: bool = True, stress: bool = False
     ) -> OnePass:
         """Compute the energies' first-order variance by the paper's posterior, and its origin."""
         graph = next(graph_batches(self.backbone, atoms, sys.maxsize))
-        return one_pass(self._stochastic, graph, self.conversion.roles, **derivatives)
-
-    def coefficients(self, graph: Graph) -> dict[str, Tensor]:
-        """Compute alpha and beta of every Bayesian map on this input, [rows] by map name."""
-        return self.encoder(self.backbone.row_features(graph))
+        return one_pass(self, graph, forces=forces, stress=stress)
 
     def kl(
         self,
@@ -291,7 +204,7 @@ class BayesianPotential(nn.Module):
         """Compute the KL of these coefficients to the prior (nats), one number."""
         return kl_divergence(
             coefficients,
-            self.conversion.roles,
+            self.roles,
             self.rho,
             reduction=reduction,
             num_weights=self._num_weights,
@@ -324,7 +237,7 @@ class BayesianPotential(nn.Module):
     @cached_property
     def _num_weights(self) -> dict[str, int]:
         """Random weights of each Bayesian map."""
-        layers = {name: self.backbone.get_submodule(name) for name in self.conversion.roles}
+        layers = {name: self.backbone.get_submodule(name) for name in self.roles}
         return {
             name: sum(p.numel() for key, p in own.named_parameters(recurse=False) if key != "bias")
             for name, own in layers.items()

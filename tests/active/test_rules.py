@@ -23,7 +23,7 @@ from blips.active.rules import (
 )
 from blips.backbones import PaiNN
 from blips.bayes.condition import Evidence, GaussianPosterior
-from blips.inference.linearise import Linearised
+from blips.inference.linearise import LinearModel
 from helpers import TINY
 
 SEEDS = st.integers(0, 10_000)
@@ -225,7 +225,7 @@ def test_variance_after_picking_is_that_of_the_posterior_conditioned_on_it(condi
 def force_var(potential, structures):
     """Sum of the variances of all force components."""
     posterior, graph = potential.posterior, potential.backbone.graph(structures)
-    linearised = Linearised(potential.backbone, graph, posterior.maps, depth="rows")
+    linearised = LinearModel(potential.backbone, posterior.maps)(graph, depth="rows")
     total = 0.0
     for k in range(3 * graph.num_nodes):
         u = torch.zeros(3 * graph.num_nodes, dtype=torch.float64)

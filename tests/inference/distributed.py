@@ -11,11 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 import torch.distributed as dist
 
-from blips.backbones.base import Backbone
 from blips.data.graph import AtomGraph
-from blips.inference import rows as row_sums
-from blips.inference import scale
-from blips.inference.linearise import Linearised
+from blips.inference import linearise
+from blips.inference.linearise import Linearised, LinearModel
 from blips.inference.posterior import ConditionedPosterior
 from helpers import rattled_molecules
 from inference.models import labelled, small
@@ -41,9 +39,9 @@ class Counted(Linearised):
 
     structures = 0
 
-    def __init__(self, backbone: Backbone, graph: AtomGraph, *given: Any, **options: Any) -> None:
+    def __init__(self, model: LinearModel, graph: AtomGraph, **options: Any) -> None:
         Counted.structures += graph.num_structures
-        super().__init__(backbone, graph, *given, **options)
+        super().__init__(model, graph, **options)
 
 
 def main(folder: str, rank: int, world: int) -> None:
@@ -51,7 +49,7 @@ def main(folder: str, rank: int, world: int) -> None:
     meeting = f"file://{folder}/meeting"
     limit = timedelta(seconds=120)
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world, timeout=limit)
-    row_sums.Linearised = scale.Linearised = Counted
+    linearise.Linearised = Counted
     for number, case in enumerate(CASES):
         Counted.structures = 0
         found = posterior(*case)

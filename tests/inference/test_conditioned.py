@@ -19,7 +19,7 @@ from blips.backbones import Adapter, PaiNN
 from blips.bayes.condition import Evidence
 from blips.errors import CheckpointError, InputError, TooLargeError
 from blips.inference import rows as row_sums
-from blips.inference.linearise import Linearised
+from blips.inference.linearise import LinearModel
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.inference.rows import components
 from blips.inference.sampling import Member
@@ -85,7 +85,7 @@ def predict(potential, atoms, **options) -> blips.Prediction:
 def all_rows(potential: blips.BayesianPotential, atoms: Atoms) -> Tensor:
     """Rows of the energy and of all force components, [1 + 3N, d]."""
     graph = potential.backbone.graph(atoms)
-    linearised = Linearised(potential.backbone, graph, potential.conditioned().maps, depth="rows")
+    linearised = LinearModel(potential.backbone, potential.conditioned().maps)(graph, depth="rows")
     directions = [one.u for one in components(graph, 3 * len(atoms))]
     forces = linearised.rows_along(keys.FORCES, directions)
     return torch.cat([linearised.energy_rows(), *forces]).double()

@@ -16,7 +16,7 @@ from blips.backbones import Adapter, PaiNN
 from blips.baselines.last_layer import inputs_of
 from blips.data.graph import AtomGraph
 from blips.errors import ConversionError
-from blips.inference.linearise import Linearised
+from blips.inference.linearise import Linearised, LinearModel
 from blips.inference.maps import ChosenMaps, watched
 from blips.inference.rows import components, random_sums
 from helpers import TINY, quartz
@@ -90,7 +90,7 @@ def case_of(name: str, maps: str | tuple[str, ...], dimension: int | None) -> Ca
             with_linear_weights(potential, which, v, step)(graph, stress=True)
             for step in (STEP, -STEP)
         ]
-    linearised = Linearised(potential.backbone, graph, which, stress=True, depth="rows")
+    linearised = LinearModel(potential.backbone, which)(graph, stress=True, depth="rows")
     return Case(potential, graph, which, linearised, v, central(*moved, STEP))
 
 
@@ -170,7 +170,7 @@ def test_rows_of_a_batch_are_those_of_its_structures(case: Case):
     parts = u.split([9, 4])
     for s, atoms in enumerate(periodic()):
         graph = case.potential.backbone.graph(atoms)
-        alone = Linearised(case.potential.backbone, graph, case.maps, depth="rows")
+        alone = LinearModel(case.potential.backbone, case.maps)(graph, depth="rows")
         close(case.linearised.energy_rows()[s], alone.energy_rows()[0], 1e-11)
         (row,) = alone.rows_along(keys.FORCES, [parts[s]])
         close(whole[s], row[0], 1e-11)
@@ -181,7 +181,7 @@ def test_the_order_of_edges_does_not_matter(painn):
     order = torch.randperm(graph.num_edges, generator=torch.Generator().manual_seed(0))
     edge_index, edge_shift = graph.edge_index[:, order], graph.edge_shift[order]
     mixed = replace(graph, edge_index=edge_index, edge_shift=edge_shift)
-    one, other = (Linearised(painn.backbone, g, maps, depth="rows") for g in (graph, mixed))
+    one, other = (LinearModel(painn.backbone, maps)(g, depth="rows") for g in (graph, mixed))
     close(other.energy_rows(), one.energy_rows(), 1e-11)
     v = normal(1, maps.sketch.size)
     close(other.members(v)[keys.FORCES], one.members(v)[keys.FORCES], 1e-11)
@@ -196,7 +196,7 @@ def test_a_sketch_of_rows_is_the_sketch_of_all_weights_rows(painn):
     p = {name: sketched.sketch.gather(torch.eye(50).double(), name) for name in whole.sketch.shapes}
     p = torch.cat([value.flatten(1) for value in p.values()], dim=1)  # [50, weights]
     rows, expected = (
-        Linearised(painn.backbone, graph, maps, depth="rows") for maps in (sketched, whole)
+        LinearModel(painn.backbone, maps)(graph, depth="rows") for maps in (sketched, whole)
     )
     close(rows.energy_rows(), expected.energy_rows() @ p.T, 1e-12)
     (found,), (all_weights,) = (list(one.rows_along(keys.FORCES, [u])) for one in (rows, expected))
@@ -206,7 +206,7 @@ def test_a_sketch_of_rows_is_the_sketch_of_all_weights_rows(painn):
 def test_chosen_maps_alone_have_noise(painn):
     both, first = chosen(painn, "readout"), chosen(painn, "readout.0")
     graph = painn.backbone.graph(periodic())
-    rows, own = (Linearised(painn.backbone, graph, maps).energy_rows() for maps in (both, first))
+    rows, own = (LinearModel(painn.backbone, maps)(graph).energy_rows() for maps in (both, first))
     assert list(first.roles) == ["readout.0"]
     assert torch.equal(own, rows[:, : own.shape[1]])
     assert own.shape[1] < rows.shape[1]
@@ -269,7 +269,7 @@ def hooks(model: nn.Module) -> int:
 def test_nothing_of_the_model_is_changed(painn):
     before = copy.deepcopy(painn.state_dict())
     maps = chosen(painn, "all")
-    Linearised(painn.backbone, painn.backbone.graph(periodic()), maps).members(
+    LinearModel(painn.backbone, maps)(painn.backbone.graph(periodic())).members(
         normal(1, maps.sketch.size)
     )
     assert all(torch.equal(value, before[name]) for name, value in painn.state_dict().items())
@@ -306,9 +306,9 @@ def test_outputs_that_are_changed_in_place_are_refused():
     potential = foreign(InPlace(inplace=True))
     graph = potential.backbone.graph(boxed_ammonia())
     with pytest.raises(ConversionError, match=r"'model.readout.0' is changed in place"):
-        Linearised(potential.backbone, graph, chosen(potential, "all"))
+        LinearModel(potential.backbone, chosen(potential, "all"))(graph)
     last = chosen(potential, "*readout.2")
-    Linearised(potential.backbone, graph, last).energy_rows()  # nothing follows this one
+    LinearModel(potential.backbone, last)(graph).energy_rows()  # nothing follows this one
 
 
 def test_maps_that_do_not_run_are_refused():
@@ -317,7 +317,7 @@ def test_maps_that_do_not_run_are_refused():
     maps = chosen(potential, "*readout.2")
     idle = ChosenMaps({"model.idle": keys.NODE}, maps.sketch, maps.last)
     with pytest.raises(ConversionError, match="none of the chosen maps ran"):
-        Linearised(potential.backbone, graph, idle)
+        LinearModel(potential.backbone, idle)(graph)
 
 
 def test_a_model_that_fails_is_left_without_hooks():
@@ -325,7 +325,7 @@ def test_a_model_that_fails_is_left_without_hooks():
     graph, maps = potential.backbone.graph(boxed_ammonia()), chosen(potential, "all")
     potential.backbone.get_submodule("model").breaks = True
     with pytest.raises(KeyError):
-        Linearised(potential.backbone, graph, maps)
+        LinearModel(potential.backbone, maps)(graph)
     assert hooks(potential) == 0
 
 

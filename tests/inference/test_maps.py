@@ -9,7 +9,7 @@ from blips import keys
 from blips.backbones import Adapter
 from blips.data.graph import AtomGraph
 from blips.errors import ConversionError, InputError
-from blips.inference.linearise import Linearised
+from blips.inference.linearise import LinearModel
 from blips.inference.maps import chosen_roles
 from inference.models import boxed_ammonia, central, chosen, normal, small, with_linear_weights
 
@@ -91,7 +91,7 @@ def slopes_of_atoms(potential: blips.BayesianPotential) -> tuple[Tensor | None, 
     graph, maps = potential.backbone.graph(boxed_ammonia()), chosen(potential, "readout")
     v = normal(maps.sketch.size)
     moved = [with_linear_weights(potential, maps, v, step)(graph) for step in (1e-5, -1e-5)]
-    found = Linearised(potential.backbone, graph, maps).members(v[None])
+    found = LinearModel(potential.backbone, maps)(graph).members(v[None])
     of_atoms = found[keys.ENERGIES][0] if keys.ENERGIES in found else None
     return of_atoms, central(*moved, 1e-5)[keys.ENERGIES]
 
@@ -145,7 +145,7 @@ def test_a_map_that_runs_twice_counts_twice():
     v = normal(maps.sketch.size)
     moved = [with_linear_weights(potential, maps, v, step)(graph) for step in (1e-5, -1e-5)]
     expected = central(*moved, 1e-5)
-    linearised = Linearised(potential.backbone, graph, maps, depth="rows")
+    linearised = LinearModel(potential.backbone, maps)(graph, depth="rows")
     torch.testing.assert_close(linearised.energy_rows() @ v, expected[keys.ENERGY])
     found = linearised.members(v[None])[keys.FORCES][0]
     torch.testing.assert_close(found, expected[keys.FORCES], rtol=1e-5, atol=1e-8)

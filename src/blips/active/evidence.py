@@ -9,10 +9,9 @@ from torch import Tensor
 
 from blips.active.database import CampaignError
 from blips.active.frames import digest
-from blips.backbones.base import AtomisticBackbone
+from blips.backbones.base import atomistic
 from blips.bayes.condition import GaussianPosterior
 from blips.bayes.noise import seeded_generator
-from blips.inference.linearise import Linearised
 from blips.inference.rows import batches_of, components, force_rows, random_sums
 from blips.potential import BayesianPotential
 
@@ -38,27 +37,23 @@ def candidate_rows(
         seed: of the random sums, with the geometry: equal structures have equal rows.
         energies: whether energies are labelled too; else their rows are left out.
     """
-    gaussian, backbone = _gaussian(potential), potential.backbone
-    if not isinstance(backbone, AtomisticBackbone):
-        raise CampaignError(f"{type(backbone).__name__} is no potential of atoms")
+    gaussian = _gaussian(potential)
     parts: list[np.ndarray] = []
     for batch in batches_of(structures):
         generators = [seeded_generator("candidates", seed, digest(atoms)) for atoms in batch]
-        found = _rows_of_batch(potential, backbone, batch, rows, generators)  # [S, 1 + rows, d]
+        found = _rows_of_batch(potential, batch, rows, generators)  # [S, 1 + rows, d]
         parts.append(whitened(gaussian, found if energies else found[:, 1:]))
     return np.concatenate(parts)
 
 
 def _rows_of_batch(
     potential: BayesianPotential,
-    backbone: AtomisticBackbone,
     batch: Sequence[Atoms],
     rows: int,
     generators: Sequence[torch.Generator],
 ) -> Tensor:
-    posterior, graph = potential.conditioned(), backbone.graph(batch)
-    network = potential.coefficients if posterior.coefficients == "network" else None
-    linearised = Linearised(backbone, graph, posterior.maps, coefficients=network, depth="rows")
+    graph = atomistic(potential.backbone).graph(batch)
+    linearised = potential.linear_model()(graph, depth="rows")
     of_energy = linearised.energy_rows()  # [S, d]
     found = of_energy.new_zeros(len(batch), 1 + rows, of_energy.shape[1])
     found[:, 0] = of_energy

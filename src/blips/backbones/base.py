@@ -145,6 +145,15 @@ class AtomisticBackbone(Backbone):
         return graph
 
 
+def atomistic(backbone: Backbone) -> AtomisticBackbone:
+    """Return the backbone; raise an error if it is no potential."""
+    if not isinstance(backbone, AtomisticBackbone):
+        raise InputError(
+            f"{type(backbone).__name__} is no potential: it predicts graphs, not ASE structures"
+        )
+    return backbone
+
+
 def iter_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     """Yield what `module.parameters()` does, faster: it shows in predictions of small molecules."""
     rest: list[nn.Module | None] = [module]
@@ -183,8 +192,7 @@ def graph_batches(
     if isinstance(atoms, Graph):
         yield atoms.to(here.device, here.dtype)
         return
-    if not isinstance(backbone, AtomisticBackbone):
-        raise InputError(f"{type(backbone).__name__} predicts graphs, not ASE structures")
+    backbone = atomistic(backbone)
     structures = [atoms] if isinstance(atoms, Atoms) else list(atoms)
     firsts: Iterable[int] = range(0, len(structures), batch_size)
     if len(structures) > batch_size:

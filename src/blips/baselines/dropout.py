@@ -27,7 +27,7 @@ from blips.bayes.linear import kind_of
 from blips.bayes.noise import generators as sample_generators
 from blips.data.graph import Graph
 from blips.errors import ConversionError, InputError
-from blips.inference.memory import MemoryBound, MemoryGauge
+from blips.inference.memory import MemoryGauge
 from blips.inference.monte_carlo import monte_carlo
 from blips.inference.sampling import Sample
 from blips.prediction import Outputs, Prediction
@@ -138,7 +138,7 @@ class MCDropout(Stochastic, Baseline):
             (forces, stress),
             graph,
             samples,
-            MemoryBound.of(memory_gb),
+            memory_gb,
             lambda part: sampler(part, range(1)),
         )
         return monte_carlo(

@@ -16,11 +16,10 @@ from ase.data import chemical_symbols
 from torch import Tensor
 
 from blips import keys
-from blips.backbones.base import Backbone
 from blips.bayes.condition import GaussianPosterior
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
-from blips.inference.linearise import CoefficientFunction, Depth, Linearised
+from blips.inference.linearise import Depth, Linearised, LinearModel
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.prediction import Outputs, Prediction, point_prediction
 
@@ -28,7 +27,7 @@ ATOM_DRAWS = 64  # of the energies of atoms, where no forces are asked for: they
 
 
 def predict_conditioned(
-    backbone: Backbone,
+    model: LinearModel,
     posterior: ConditionedPosterior,
     graph: Graph,
     *,
@@ -37,20 +36,18 @@ def predict_conditioned(
     forces: bool = True,
     stress: bool = False,
     covariance: bool = False,
-    coefficients: CoefficientFunction | None = None,
 ) -> Prediction:
     """Predict means and standard deviations of one batch.
 
     Args:
-        backbone: the model, at its trained weights.
-        posterior: of some of its maps.
+        model: linear in the noise of the posterior's weights.
+        posterior: of these weights.
         graph: the structures.
         samples: K, draws for forces and stress; 0 gives deviations of energies alone.
         seed: of the draws.
         forces: also predict forces.
         stress: also predict the stress.
         covariance: also the 3x3 covariance of each atom's force.
-        coefficients: the inference network, where the posterior was made with it.
     """
     if samples < 2 and samples != 0:
         raise InputError(
@@ -58,7 +55,7 @@ def predict_conditioned(
             'use method="map" for a prediction without error bars'
         )
     depth: Depth = "members" if samples else "energies"
-    linearised = linearise(backbone, posterior, graph, forces, stress, coefficients, depth)
+    linearised = model(graph, forces=forces, stress=stress, depth=depth)
     changes_of = linearised.members if samples else linearised.energy_changes
     derivatives = bool(samples) and (forces or stress)
     count = samples if derivatives else _many_draws(posterior, samples)
@@ -114,29 +111,6 @@ def _unknown_structures(posterior: ConditionedPosterior, graph: AtomGraph) -> Te
         stacklevel=2,
     )
     return graph.sum_over_structures(lacking.int()) > 0
-
-
-def linearise(
-    backbone: Backbone,
-    posterior: ConditionedPosterior,
-    graph: Graph,
-    forces: bool,
-    stress: bool,
-    coefficients: CoefficientFunction | None,
-    depth: Depth = "members",
-) -> Linearised:
-    """Linearise the model on a batch to first order in the noise of the posterior's weights."""
-    if not isinstance(graph, AtomGraph):
-        raise InputError(f"a conditioned posterior needs an AtomGraph, got {type(graph).__name__}")
-    return Linearised(
-        backbone,
-        graph,
-        posterior.maps,
-        coefficients=coefficients,
-        forces=forces,
-        stress=stress,
-        depth=depth,
-    )
 
 
 def _exact_energy_std(

@@ -17,6 +17,7 @@ In the readout everything else of the network is differentiated once only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -44,6 +45,28 @@ Depth = Literal["energies", "members", "rows"]
 CoefficientFunction = Callable[[Graph], Mapping[str, Tensor]]
 
 
+@dataclass(frozen=True)
+class LinearModel:
+    """A model to first order in the noise of chosen weights.
+
+    Attributes:
+        backbone: the model, at its trained weights.
+        maps: whose weights have noise.
+        coefficients: graph -> [rows] by map name, where noise depends on the rows (and so on the
+            positions); None where it is 1.
+    """
+
+    backbone: Backbone
+    maps: ChosenMaps
+    coefficients: CoefficientFunction | None = None
+
+    def __call__(
+        self, graph: Graph, *, forces: bool = True, stress: bool = False, depth: Depth = "members"
+    ) -> "Linearised":
+        """Run the model over a batch; the options are those of `Linearised`."""
+        return Linearised(self, graph, forces=forces, stress=stress, depth=depth)
+
+
 class _Source(NamedTuple):
     """Where quantities come from: y = dT/d(leaf) / divisor, T a scalar that `products` change."""
 
@@ -55,11 +78,8 @@ class Linearised:
     """A pass over a batch of structures, and its derivatives by the noise of chosen weights.
 
     Args:
-        backbone: the model.
+        model: the backbone, and which of its weights have noise.
         graph: S structures.
-        maps: whose weights have noise.
-        coefficients: graph -> [rows] by map name, where noise depends on the rows (and so on the
-            positions); elsewhere it is 1.
         forces: whether forces will be asked for.
         stress: whether the stress will be asked for.
         depth: what will be asked for: changes of "energies" alone, which take no backward pass of
@@ -70,16 +90,14 @@ class Linearised:
     """
 
     def __init__(
-        self,
-        backbone: Backbone,
-        graph: AtomGraph,
-        maps: ChosenMaps,
-        *,
-        coefficients: CoefficientFunction | None = None,
-        forces: bool = True,
-        stress: bool = False,
-        depth: Depth = "members",
+        self, model: LinearModel, graph: Graph, *, forces: bool, stress: bool, depth: Depth
     ) -> None:
+        if not isinstance(graph, AtomGraph):
+            raise InputError(
+                "error bars at first order need a potential of atoms (an AtomGraph), not a "
+                f'{type(graph).__name__}; use method="mc"'
+            )
+        backbone, maps = model.backbone, model.maps
         self.graph, self.maps = graph, maps
         self._backbone, self._depth = backbone, depth
         with torch.enable_grad():
@@ -89,7 +107,7 @@ class Linearised:
                 outputs = backbone(moved)
             if not calls:
                 raise ConversionError("none of the chosen maps ran; choose maps that are used")
-            found = coefficients(moved) if coefficients else {}
+            found = model.coefficients(moved) if model.coefficients else {}
             self._scale = {name: coef.sqrt() for name, coef in found.items()}
             if keys.ENERGIES in outputs:
                 outputs[keys.ENERGY] = graph.sum_over_structures(outputs[keys.ENERGIES])
@@ -279,12 +297,9 @@ class Linearised:
             return product.gradient
         return product.gradient * scale.view(-1, *[1] * (product.h.ndim - 1))
 
-    def _role(self, product: Product) -> str:
-        return self.maps.roles[product.name.partition("[")[0]]
-
     def _structure_of_rows(self, product: Product) -> Tensor:
         """Return the structure of each row, [rows]."""
-        role = self._role(product)
+        role = self.maps.roles[product.name.partition("[")[0]]
         if role == STRUCTURE:
             return torch.arange(self.graph.num_structures, device=product.h.device)
         atoms = self._backbone.row_atoms(self.graph)[role]

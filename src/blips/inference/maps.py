@@ -41,16 +41,36 @@ class ChosenMaps:
     sketch: Sketch
     last: bool
 
+    @classmethod
+    def of(
+        cls, backbone: Backbone, roles: Mapping[str, str], dimension: int, seed: int, *, last: bool
+    ) -> "ChosenMaps":
+        """Choose coordinates for the weights of these maps (name -> row type) of a backbone."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name in roles:
+            layer = backbone.get_submodule(name)
+            shapes |= kind_of_map(layer, name).shapes(layer, name)
+        return cls(dict(roles), Sketch(shapes, dimension, seed), last)
+
 
 def choose_maps(
-    backbone: Backbone, roles: Mapping[str, str], dimension: int, seed: int, *, last: bool
+    backbone: Backbone,
+    roles: Mapping[str, str],
+    maps: str | Sequence[str],
+    dimension: int,
+    seed: int,
 ) -> ChosenMaps:
-    """Choose coordinates for the weights of these maps (name -> row type) of a backbone."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name in roles:
-        layer = backbone.get_submodule(name)
-        shapes |= kind_of_map(layer, name).shapes(layer, name)
-    return ChosenMaps(dict(roles), Sketch(shapes, dimension, seed), last)
+    """Choose maps, and coordinates for their weights.
+
+    Args:
+        backbone: the model.
+        roles: row types of its Bayesian maps.
+        maps: "readout", "all", or patterns of names.
+        dimension: more weights than this are sketched.
+        seed: of the sketch.
+    """
+    chosen, last = chosen_roles(backbone, roles, maps)
+    return ChosenMaps.of(backbone, chosen, dimension, seed, last=last)
 
 
 def kind_of_map(layer: nn.Module, name: str) -> Kind:
@@ -67,13 +87,7 @@ def kind_of_map(layer: nn.Module, name: str) -> Kind:
 def chosen_roles(
     backbone: Backbone, roles: Mapping[str, str], maps: str | Sequence[str]
 ) -> tuple[dict[str, str], bool]:
-    """Return the chosen maps' row types by name, and whether they are (part of) the readout.
-
-    Args:
-        backbone: the model.
-        roles: row types of its Bayesian maps.
-        maps: "readout", "all", or patterns of names.
-    """
+    """Return the chosen maps' row types by name, and whether they are (part of) the readout."""
     if maps == ALL:
         return dict(roles), False
     patterns = [maps] if isinstance(maps, str) else list(maps)

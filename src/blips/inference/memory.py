@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,81 +26,53 @@ ROWS_FOR_A_THREAD = 2048  # smaller passes side by side wait for Python more tha
 LARGE_ROWS = 65536  # operations on so many use all cores by themselves
 PROBE_NODES = 200  # of a large graph, to measure what a row needs
 GIGABYTE = 1e9
-DEFAULT_BYTES = 2 * GIGABYTE
+DEFAULT_GB = 2.0
 RESERVE = 32e6  # bytes that a process takes beside tensors: buffers of matrix products, arrays
 SAFETY = 1.2  # memory that the allocator cannot use again, over that of living tensors
 
 Run = Callable[[Graph], Any]
 
 
-class MemoryBound(NamedTuple):
-    """How many bytes the passes of a prediction may take.
-
-    Attributes:
-        wished: for what runs at once.
-        most: for a single pass, which cannot be divided further.
-    """
-
-    wished: float
-    most: float
-
-    @classmethod
-    def of(cls, memory_gb: float | None) -> "MemoryBound":
-        """Set a bound for both; by default 2 GB, and the machine's memory for a single pass."""
-        if memory_gb is None:
-            return cls(DEFAULT_BYTES, available_bytes())
-        return cls(memory_gb * GIGABYTE, memory_gb * GIGABYTE)
-
-
 class MemoryGauge:
     """Memory of passes, measured once for each kind of pass and remembered.
 
-    Args:
-        weight_bytes: size of the weights that each sample draws anew.
+    A `kind` names a method and its outputs: passes of one kind need the same for a row. `run` is
+    such a pass over a (smaller) graph. `memory_gb` bounds what runs at once, by default 2 GB; a
+    single pass, which cannot be divided, may by default take what the machine has.
     """
 
-    def __init__(self, weight_bytes: int = 0) -> None:
-        self.weight_bytes = 2 * weight_bytes  # the noise, and its product with the weights
+    def __init__(self) -> None:
         self._bytes_per_row: dict[Hashable, float] = {}
 
     def needed(self, kind: Hashable, graph: Graph, run: Run) -> float:
-        """Estimate the bytes of one pass over a graph.
-
-        Args:
-            kind: of the pass: method, outputs; passes of one kind need the same for a row.
-            graph: the structures.
-            run: such a pass over a (smaller) graph.
-        """
+        """Estimate the bytes of one pass over a graph."""
         if kind not in self._bytes_per_row:
             probe = graph if not is_large(graph) else graph.neighbourhood(PROBE_NODES)
             peak = peak_bytes(lambda: run(probe))
             self._bytes_per_row[kind] = SAFETY * peak / max(rows_of(probe), 1)
         return self._bytes_per_row[kind] * rows_of(graph)
 
-    def check(self, kind: Hashable, graph: Graph, bound: MemoryBound, run: Run) -> None:
-        """Refuse a pass that is too large for the bound; arguments as for `needed`."""
+    def check(self, kind: Hashable, graph: Graph, memory_gb: float | None, run: Run) -> float:
+        """Estimate the bytes of one pass; raise an error if it is too large for the bound."""
         needed = self.needed(kind, graph, run)
-        if needed > bound.most:
-            raise TooLargeError(_too_large(graph, needed, bound.most))
+        most = available_bytes() if memory_gb is None else memory_gb * GIGABYTE
+        if needed > most:
+            raise TooLargeError(
+                f"{graph.num_nodes} atoms with {graph.num_edges} pairs need about "
+                f"{needed / GIGABYTE:.3g} GB for one pass, and {most / GIGABYTE:.3g} GB may be "
+                "used; predict a smaller structure, or allow more with memory_gb where there is "
+                "more"
+            )
+        return needed
 
     def chunk(
-        self, kind: Hashable, graph: Graph, samples: int, bound: MemoryBound, run: Run
+        self, kind: Hashable, graph: Graph, samples: int, memory_gb: float | None, run: Run
     ) -> int:
-        """Choose how many samples run at once, at least 1, within the bound.
-
-        Args:
-            kind: of the pass, see `needed`.
-            graph: the structures.
-            samples: K.
-            bound: of the memory of passes side by side.
-            run: one sample of a graph.
-        """
-        rows = rows_of(graph)
-        needed = self.weight_bytes + self.needed(kind, graph, run)
-        if needed > bound.most:
-            raise TooLargeError(_too_large(graph, needed, bound.most))
+        """Choose how many of K samples run at once, at least 1, within the bound."""
+        needed, rows = self.check(kind, graph, memory_gb, run), rows_of(graph)
+        wished = (DEFAULT_GB if memory_gb is None else memory_gb) * GIGABYTE
         threads = passes_side_by_side(rows)
-        fits = int((bound.wished / threads - RESERVE) / needed)
+        fits = int((wished / threads - RESERVE) / needed)
         busy = max(1, min(threads, samples * rows // ROWS_FOR_A_THREAD))  # threads side by side
         return max(1, min(-(-samples // busy), fits, ROWS_AT_ONCE // rows))
 
@@ -160,14 +132,6 @@ class _LivingTensors(TorchDispatchMode):
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _too_large(graph: Graph, needed: float, most: float) -> str:
-    return (
-        f"{graph.num_nodes} atoms with {graph.num_edges} pairs need about "
-        f"{needed / GIGABYTE:.3g} GB for one pass, and {most / GIGABYTE:.3g} GB may be used; "
-        "predict a smaller structure, or allow more with memory_gb where there is more"
-    )
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt

@@ -65,72 +65,46 @@ class Tolerance:
 def monte_carlo(
     sampler: Sampler,
     graph: Graph,
-    samples: int,
+    samples: int | Tolerance,
     *,
     method: str,
     chunk: int,
     covariance: bool = False,
 ) -> Prediction:
-    """Return mean and std of `samples` samples on a batch of structures.
+    """Return mean and std of samples on a batch of structures.
+
+    By a tolerance, drawing goes on in rounds until the relative standard error of a typical std
+    (the root mean square over all energies, force components, ... of the batch) is below it.
 
     Args:
         sampler: evaluates the samples of a range of numbers as one replicated batch.
         graph: the structures.
-        samples: K >= 2.
-        method: name for the result.
-        chunk: at most so many samples at once.
-        covariance: also the 3x3 covariance of the forces.
-    """
-    if samples < 2:
-        raise InputError(
-            f"samples={samples}: a deviation needs at least 2 samples; "
-            'use method="map" for a prediction without error bars'
-        )
-    drawn = sampled_outputs(sampler, graph, range(samples), chunk)
-    found = point_prediction(moments(drawn, covariance), graph, method, samples)
-    return replace(found, details={"chunk": chunk})
-
-
-def adaptive_monte_carlo(
-    sampler: Sampler,
-    graph: Graph,
-    tolerance: Tolerance,
-    *,
-    method: str,
-    chunk: int,
-    covariance: bool = False,
-) -> Prediction:
-    """Sample in rounds until the relative error of the std is small enough.
-
-    Drawing stops when the relative standard error of a typical std (the root mean square over all
-    energies, force components, ... of the batch) is below the tolerance.
-
-    Args:
-        sampler: as for `monte_carlo`, as are the other arguments.
-        graph: the structures.
-        tolerance: when to stop.
+        samples: K >= 2, or when to stop.
         method: name for the result.
         chunk: at most so many samples at once.
         covariance: also the 3x3 covariance of the forces.
 
     Returns:
-        Its `samples` is the number drawn; `details` has "std_relative_error", reached by each
-        quantity, and "tolerance_reached".
+        Its `samples` is the number drawn; by a tolerance, `details` has "std_relative_error",
+        reached by each quantity, and "tolerance_reached".
     """
-    drawn: Outputs = {}
-    count, goal = 0, min(FIRST_ROUND, tolerance.max_samples)
-    errors: dict[str, float] = {}
+    tolerance = samples if isinstance(samples, Tolerance) else None
+    goal = min(FIRST_ROUND, samples.max_samples) if isinstance(samples, Tolerance) else samples
+    if goal < 2:
+        raise InputError(
+            f"samples={goal}: a deviation needs at least 2 samples; "
+            'use method="map" for a prediction without error bars'
+        )
+    count, drawn, details = 0, Outputs(), dict[str, Any](chunk=chunk)
     while count < goal:
         more = sampled_outputs(sampler, graph, range(count, goal), chunk)
         drawn = {k: torch.cat([drawn[k], v]) if drawn else v for k, v in more.items()}
         count = goal
-        errors = {name: relative_error(value) for name, value in drawn.items()}
-        goal = _next_goal(count, max(errors.values()), tolerance)
-    details = {
-        "chunk": chunk,
-        "std_relative_error": errors,
-        "tolerance_reached": max(errors.values()) <= tolerance.relative_error,
-    }
+        if tolerance is not None:
+            errors = {name: relative_error(value) for name, value in drawn.items()}
+            goal = _next_goal(count, max(errors.values()), tolerance)
+            reached = max(errors.values()) <= tolerance.relative_error
+            details |= {"std_relative_error": errors, "tolerance_reached": reached}
     found = point_prediction(moments(drawn, covariance), graph, method, count)
     return replace(found, details=details)
 

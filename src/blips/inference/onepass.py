@@ -16,19 +16,16 @@ for rows with noise of their own. u, v count the channels in and out, c the comp
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from blips.backbones.derivatives import Derivatives
 from blips.bayes.linear import Product
-from blips.data.graph import AtomGraph, Graph
-from blips.errors import InputError
-from blips.inference.linearise import Linearised
-from blips.inference.maps import choose_maps
-from blips.inference.sampling import Stochastic
+from blips.data.graph import Graph
+from blips.inference.linearise import LinearModel
+from blips.inference.maps import ChosenMaps
+from blips.inference.sampling import StochasticModel
 from blips.prediction import Outputs
 
 
@@ -51,30 +48,15 @@ class OnePass:
 
 
 def one_pass(
-    model: Stochastic,
-    graph: Graph,
-    roles: Mapping[str, str],
-    **derivatives: Unpack[Derivatives],
+    model: StochasticModel, graph: Graph, *, forces: bool = True, stress: bool = False
 ) -> OnePass:
-    """Evaluate a model once.
-
-    Args:
-        model: the converted model and its inference network.
-        graph: a batch of structures.
-        roles: row type of each Bayesian map.
-        derivatives: forces, stress.
-    """
-    backbone = model.backbone
-    if not isinstance(graph, AtomGraph):
-        raise InputError(
-            f"{type(backbone).__name__} is no potential, so it has no energy to take "
-            'gradients of; use method="mc"'
-        )
+    """Evaluate a model once, and where the variance of its energies comes from."""
+    backbone, roles = model.backbone, model.roles
     with torch.no_grad():
         coefficients = model.coefficients(graph)
-    maps = choose_maps(backbone, roles, dimension=1, seed=0, last=False)
-    forces, stress = derivatives.get("forces", True), derivatives.get("stress", False)
-    linearised = Linearised(backbone, graph, maps, forces=forces, stress=stress, depth="energies")
+    maps = ChosenMaps.of(backbone, roles, dimension=1, seed=0, last=False)
+    linearised = LinearModel(backbone, maps)(graph, forces=forces, stress=stress, depth="energies")
+    graph = linearised.graph
     row_var: dict[str, Tensor] = {}
     for product in linearised.products:
         name = product.name.partition("[")[0]

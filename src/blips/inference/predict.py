@@ -8,36 +8,29 @@
 | onepass | the plain model's | of energies, without sampling | `inference.onepass` |
 | map | the plain model's | none | |
 | auto | | conditioned where there is such a posterior, else see `choose` | |
-
-Data flow one way: a potential hands its parts down, and nothing here knows a potential.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
 from blips.backbones.derivatives import Derivatives
+from blips.bayes.noise import FrozenDraw, generators
 from blips.data.graph import AtomGraph, Graph
 from blips.defaults import SAMPLES
 from blips.errors import InputError, TooLargeError
 from blips.inference.conditioned import predict_conditioned
-from blips.inference.domain import Domain
-from blips.inference.memory import MemoryBound, MemoryGauge, is_large
-from blips.inference.monte_carlo import (
-    Tolerance,
-    adaptive_monte_carlo,
-    joined_details,
-    monte_carlo,
-)
+from blips.inference.domain import EVERY_ELEMENT
+from blips.inference.memory import is_large
+from blips.inference.monte_carlo import Tolerance, joined_details, monte_carlo
 from blips.inference.onepass import one_pass
 from blips.inference.posterior import ConditionedPosterior
-from blips.inference.sampling import Stochastic
+from blips.inference.sampling import StochasticModel
 from blips.prediction import Outputs, Prediction, point_prediction
 
 METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "map")
-CONDITIONED = ("auto", "conditioned", "onepass")  # use the conditioned posterior if there is one
 Samples = int | Literal["auto"]
 
 
@@ -67,33 +60,10 @@ class Request:
         """Which derivatives are asked for."""
         return Derivatives(forces=self.forces, stress=self.stress)
 
-    @property
-    def memory(self) -> MemoryBound:
-        """What passes may take."""
-        return MemoryBound.of(self.memory_gb)
 
-
-class Parts(NamedTuple):
-    """What a prediction needs of a Bayesian potential.
-
-    Attributes:
-        stochastic: the converted model and its inference network.
-        roles: row type of each Bayesian map, by name.
-        posterior: the conditioned posterior, where there is one.
-        domain: what the model can know something about.
-        gauge: of the memory that passes need.
-    """
-
-    stochastic: Stochastic
-    roles: Mapping[str, str]
-    posterior: ConditionedPosterior | None
-    domain: Domain
-    gauge: MemoryGauge
-
-
-def predict(parts: Parts, graphs: Iterable[Graph], request: Request) -> Prediction:
+def predict(model: StochasticModel, graphs: Iterable[Graph], request: Request) -> Prediction:
     """Predict batches and join them; a batch that is too large for the memory is divided."""
-    found = [one for graph in graphs for one in _within_memory(parts, graph, request)]
+    found = [one for graph in graphs for one in _within_memory(model, graph, request)]
     whole = Prediction.join(found)
     if "std_relative_error" not in whole.details:
         return whole
@@ -101,28 +71,28 @@ def predict(parts: Parts, graphs: Iterable[Graph], request: Request) -> Predicti
     return replace(whole, samples=most, details=joined_details(found))
 
 
-def _within_memory(parts: Parts, graph: Graph, request: Request) -> list[Prediction]:
+def _within_memory(model: StochasticModel, graph: Graph, request: Request) -> list[Prediction]:
     try:
-        return [predict_batch(parts, graph, request)]
+        return [predict_batch(model, graph, request)]
     except TooLargeError:
         if graph.num_structures == 1:
             raise
-    return [one for half in graph.halves() for one in _within_memory(parts, half, request)]
+    return [one for half in graph.halves() for one in _within_memory(model, half, request)]
 
 
-def predict_batch(parts: Parts, graph: Graph, request: Request) -> Prediction:
+def predict_batch(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
     """Predict one batch, not recalibrated."""
-    chosen, reason = choose(parts.posterior, graph, request)
+    chosen, reason = choose(model.posterior, graph, request)
     run = BY_METHOD[chosen.method]
     if is_large(graph) and chosen.method not in SAMPLED:  # these are bounded chunk by chunk
         kind = (chosen.method, chosen.samples, chosen.forces, chosen.stress, chosen.covariance)
-        parts.gauge.check(kind, graph, chosen.memory, lambda part: run(parts, part, chosen))
-    found = run(parts, graph, chosen)
+        model.gauge.check(kind, graph, chosen.memory_gb, lambda part: run(model, part, chosen))
+    found = run(model, graph, chosen)
     details = {**found.details, "chosen_because": reason} if reason else found.details
-    inside = (
-        parts.domain.contains(graph).numpy(force=True) if isinstance(graph, AtomGraph) else None
-    )
-    return replace(found, details=details, in_domain=inside)
+    if not isinstance(graph, AtomGraph):
+        return replace(found, details=details)
+    domain = EVERY_ELEMENT if model.posterior is None else model.posterior.domain
+    return replace(found, details=details, in_domain=domain.contains(graph).numpy(force=True))
 
 
 class Choice(NamedTuple):
@@ -149,64 +119,62 @@ def choose(posterior: ConditionedPosterior | None, graph: Graph, request: Reques
     return Choice(replace(request, method="onepass"), "one pass gives the deviation of energies")
 
 
-def _map(parts: Parts, graph: Graph, request: Request) -> Prediction:
+def _map(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
     with torch.no_grad():
-        return point_prediction(parts.stochastic.means(graph, **request.derivatives), graph)
+        return point_prediction(model(graph, **request.derivatives), graph)
 
 
-def _conditioned(parts: Parts, graph: Graph, request: Request) -> Prediction:
-    posterior = parts.posterior
-    if posterior is None:
-        raise InputError(NOT_CONDITIONED)
-    model = parts.stochastic
+def _conditioned(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
     return predict_conditioned(
-        model.backbone,
-        posterior,
+        model.linear_model(),
+        model.conditioned(),
         graph,
         samples=SAMPLES if request.samples == "auto" else request.samples,
         seed=request.seed,
         forces=request.forces,
         stress=request.stress,
         covariance=request.covariance,
-        coefficients=model.coefficients if posterior.coefficients == "network" else None,
     )
 
 
-def _in_one_pass(parts: Parts, graph: Graph, request: Request) -> Prediction:
-    if parts.posterior is not None:
-        return _conditioned(parts, graph, replace(request, samples=0, covariance=False))
-    found = one_pass(parts.stochastic, graph, parts.roles, **request.derivatives)
+def _in_one_pass(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
+    if model.posterior is not None:
+        return _conditioned(model, graph, replace(request, samples=0, covariance=False))
+    found = one_pass(model, graph, forces=request.forces, stress=request.stress)
     outputs = found.outputs | {"energy_std": found.energy_var.sqrt()}
     return point_prediction(outputs, graph, method="onepass")
 
 
-def _sampled(parts: Parts, graph: Graph, request: Request) -> Prediction:
+def _sampled(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
+    """Sample k is a function of (seed, k)."""
+
+    @torch.no_grad()  # forces switch gradients on where they need them
     def sampler(graph: Graph, numbers: range) -> Outputs:
-        frozen = request.method == "frozen"
-        return parts.stochastic.numbered(graph, numbers, request.seed, frozen, request.derivatives)
+        if request.method == "frozen":
+            draws = [FrozenDraw(request.seed, number) for number in numbers]
+            return model.frozen(graph, draws, **request.derivatives).outputs
+        device = graph.positions.device
+        sources = generators(request.seed, len(numbers), numbers.start, device)
+        return model.sample(graph, sources, **request.derivatives).outputs
 
     most = request.max_samples if request.samples == "auto" else request.samples
     kind = (request.method, request.forces, request.stress)
-    chunk = parts.gauge.chunk(
-        kind, graph, most, request.memory, lambda part: sampler(part, range(1))
+    chunk = model.gauge.chunk(
+        kind, graph, most, request.memory_gb, lambda part: sampler(part, range(1))
     )
-    options: dict[str, Any] = {
-        "method": request.method,
-        "chunk": chunk,
-        "covariance": request.covariance,
-    }
-    if request.samples == "auto":
-        tolerance = Tolerance(request.tolerance, request.max_samples)
-        return adaptive_monte_carlo(sampler, graph, tolerance, **options)
-    return monte_carlo(sampler, graph, most, **options)
+    samples = Tolerance(request.tolerance, most) if request.samples == "auto" else most
+    return monte_carlo(
+        sampler,
+        graph,
+        samples,
+        method=request.method,
+        chunk=chunk,
+        covariance=request.covariance,
+    )
 
 
-NOT_CONDITIONED = (
-    "the potential is not conditioned on data; call potential.condition(structures, "
-    "valid=labelled structures), or blips condition"
-)
 SAMPLED = ("mc", "frozen")
-BY_METHOD: dict[str, Callable[[Parts, Graph, Request], Prediction]] = {
+BY_METHOD: dict[str, Callable[[StochasticModel, Graph, Request], Prediction]] = {
     "conditioned": _conditioned,
     "mc": _sampled,
     "frozen": _sampled,

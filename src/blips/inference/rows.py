@@ -17,14 +17,13 @@ from ase import Atoms
 from torch import Tensor
 
 from blips import keys
-from blips.backbones.base import AtomisticBackbone
+from blips.backbones.base import atomistic
 from blips.bayes.condition import Evidence
 from blips.bayes.noise import seeded_generator
 from blips.data.graph import AtomGraph
 from blips.errors import InputError, TooLargeError
 from blips.inference.domain import Domain
-from blips.inference.linearise import CoefficientFunction, Linearised
-from blips.inference.maps import ChosenMaps
+from blips.inference.linearise import Linearised, LinearModel
 from blips.inference.memory import available_bytes
 from blips.progress import track
 
@@ -49,30 +48,22 @@ class Seen(NamedTuple):
 
 
 def collect(
-    backbone: AtomisticBackbone,
-    maps: ChosenMaps,
-    structures: Iterable[Atoms],
-    *,
-    rows: int,
-    seed: int,
-    first: int = 0,
-    coefficients_of: CoefficientFunction | None = None,
+    model: LinearModel, structures: Iterable[Atoms], *, rows: int, seed: int, first: int = 0
 ) -> Seen:
     """Sum the rows of energies and forces of all structures.
 
     Args:
-        backbone: the model.
-        maps: whose weights are conditioned.
+        model: linear in the weights that are conditioned.
         structures: geometries; read one batch at a time.
         rows: force rows of a structure: its components where it has at most so many, else so many
             random sums.
         seed: of the random sums.
         first: number of the first structure, for its random numbers.
-        coefficients_of: the inference network, where noise depends on the rows.
     """
-    check_memory(maps.sketch.size)
+    backbone, size = atomistic(model.backbone), model.maps.sketch.size
+    check_memory(size)
     rank, world = (dist.get_rank(), dist.get_world_size()) if _parallel() else (0, 1)
-    evidence, count, domain = Evidence(maps.sketch.size), 0, Domain.joined([])
+    evidence, count, domain = Evidence(size), 0, Domain.joined([])
     total = len(structures) if isinstance(structures, Sized) else None
     for batch in batches_of(track(structures, "conditioning", total), BATCH_ATOMS):
         own = [(count + k, atoms) for k, atoms in enumerate(batch) if (count + k) % world == rank]
@@ -83,9 +74,7 @@ def collect(
                 continue
             graph = backbone.graph([atoms for _, atoms in group])
             domain = Domain.joined([domain, Domain.of(graph)])
-            linearised = Linearised(
-                backbone, graph, maps, coefficients=coefficients_of, depth="rows"
-            )
+            linearised = model(graph, depth="rows")
             evidence.add(linearised.energy_rows())
             generators = [seeded_generator("rows", seed, first + k) for k, _ in group]
             directions = components(graph, rows) if few else random_sums(graph, rows, generators)

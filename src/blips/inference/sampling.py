@@ -1,8 +1,8 @@
-"""Outputs for weights drawn from a posterior, and single draws as potentials of their own."""
+"""A backbone with posteriors: outputs for drawn weights, and single draws as potentials."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Unpack
+from typing import Unpack
 
 import torch
 from ase import Atoms
@@ -12,15 +12,20 @@ from blips import keys
 from blips.backbones.base import Backbone, graph_batches
 from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
 from blips.bayes import noise as noise_context
+from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
-from blips.inference.conditioned import linearise
-from blips.inference.posterior import ConditionedPosterior
+from blips.inference.linearise import LinearModel
+from blips.inference.memory import MemoryGauge
+from blips.inference.posterior import ConditionedPosterior, SeenWeights
 from blips.prediction import Outputs, Prediction, point_prediction
 
 Coefficients = Mapping[str, Tensor]
-CoefficientFunction = Callable[[Graph], Mapping[str, Tensor]]
+NOT_CONDITIONED = (
+    "the potential is not conditioned on data; call potential.condition(structures, "
+    "valid=labelled structures), or blips condition"
+)
 
 
 @dataclass(frozen=True)
@@ -36,22 +41,35 @@ class Sample:
     coefficients: Coefficients
 
 
-@dataclass(frozen=True)
-class Stochastic:
-    """A backbone with Bayesian maps and the inference network of their widths.
+class StochasticModel(nn.Module):
+    """A backbone whose maps have posteriors: the paper's, and one that has seen data.
 
     Attributes:
-        backbone: the converted model.
-        coefficients: the inference network on a graph.
+        backbone: the converted model; its state dict is that of the plain one.
+        encoder: the inference network of the paper's posterior.
+        roles: row type of each Bayesian map, by name.
         estimator: how rows are sampled: "auto", "local" or "flipout".
+        posterior: the conditioned posterior; None before `condition`.
+        gauge: of the memory that passes need.
     """
 
-    backbone: Backbone
-    coefficients: CoefficientFunction
-    estimator: str = "auto"
+    def __init__(
+        self, backbone: Backbone, encoder: InferenceNetwork, roles: dict[str, str], estimator: str
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.encoder = encoder
+        self.roles = roles
+        self.estimator = estimator
+        self.posterior = None
+        self.gauge = MemoryGauge()
 
-    def means(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
-        """Compute the outputs for the posterior means."""
+    def coefficients(self, graph: Graph) -> dict[str, Tensor]:
+        """Compute alpha and beta of every Bayesian map on this input, [rows] by map name."""
+        return self.encoder(self.backbone.row_features(graph))
+
+    def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
+        """Compute outputs at the posterior means, at the cost of the plain model."""
         return self._evaluate(graph, None, derivatives).outputs
 
     def sample(
@@ -60,7 +78,13 @@ class Stochastic:
         generators: Sequence[torch.Generator],
         **derivatives: Unpack[Derivatives],
     ) -> Sample:
-        """Draw K = len(generators) samples, each row with weights of its own."""
+        """Draw K = len(generators) posterior samples, each row with weights of its own.
+
+        Args:
+            graph: the structures; they are replicated K times.
+            generators: one per sample, see `blips.bayes.noise.generators`.
+            derivatives: forces, stress, create_graph.
+        """
         return self._evaluate(
             graph.replicate(len(generators)),
             lambda coefficients: SampledNoise(coefficients, generators, self.estimator),
@@ -76,18 +100,6 @@ class Stochastic:
             lambda coefficients: FrozenNoise(coefficients, draws),
             derivatives,
         )
-
-    def numbered(
-        self, graph: Graph, numbers: range, seed: int, frozen: bool, derivatives: Derivatives
-    ) -> Outputs:
-        """Compute the outputs of the numbered samples (or frozen members), without autograd."""
-        with torch.no_grad():  # forces switch gradients on where they need them
-            if frozen:
-                draws = [FrozenDraw(seed, member) for member in numbers]
-                return self.frozen(graph, draws, **derivatives).outputs
-            device = graph.positions.device
-            generators = noise_context.generators(seed, len(numbers), numbers.start, device)
-            return self.sample(graph, generators, **derivatives).outputs
 
     def _evaluate(
         self,
@@ -117,25 +129,34 @@ class Stochastic:
         )
         return Sample(outputs, coefficients)
 
+    @property
+    def posterior(self) -> ConditionedPosterior | None:
+        """The posterior that has seen data; setting it notes the weights that it is of."""
+        return self._posterior
 
-class Drawable(Protocol):
-    """What members need of a Bayesian potential."""
-
-    backbone: Backbone
-
-    def frozen(
-        self, graph: Graph, draws: Sequence[FrozenDraw], **derivatives: Unpack[Derivatives]
-    ) -> Sample:
-        """Draw members of the paper's posterior."""
-        ...
+    @posterior.setter
+    def posterior(self, posterior: ConditionedPosterior | None) -> None:
+        self._posterior = posterior
+        self._seen_weights: SeenWeights | None = None
+        if posterior is not None:
+            self._seen_weights = SeenWeights(self._model_of(posterior))
 
     def conditioned(self) -> ConditionedPosterior:
-        """Return the conditioned posterior."""
-        ...
+        """Return the conditioned posterior; an error where there is none for these weights."""
+        if self.posterior is None or self._seen_weights is None:
+            raise InputError(NOT_CONDITIONED)
+        self._seen_weights.check(self._model_of(self.posterior))
+        return self.posterior
 
-    def coefficients(self, graph: Graph) -> dict[str, Tensor]:
-        """Run the inference network on a graph."""
-        ...
+    def _model_of(self, posterior: ConditionedPosterior) -> nn.Module:
+        """Return the modules that the posterior depends on."""
+        return self if posterior.coefficients == "network" else self.backbone
+
+    def linear_model(self) -> LinearModel:
+        """Return the model to first order in the noise of the conditioned weights."""
+        posterior = self.conditioned()
+        network = self.coefficients if posterior.coefficients == "network" else None
+        return LinearModel(self.backbone, posterior.maps, network)
 
 
 class Member(nn.Module):
@@ -147,27 +168,22 @@ class Member(nn.Module):
             is linear in it, E + b . v.
     """
 
-    def __init__(self, potential: Drawable, noise: FrozenDraw | Tensor) -> None:
+    def __init__(self, potential: StochasticModel, noise: FrozenDraw | Tensor) -> None:
         super().__init__()
         self.potential = potential
         self.noise = noise
 
-    def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
+    def forward(
+        self, graph: Graph, *, forces: bool = True, stress: bool = False, create_graph: bool = False
+    ) -> Outputs:
         """Compute what `BayesianPotential.forward` does, with this member's weights."""
-        potential, noise = self.potential, self.noise
-        if isinstance(noise, FrozenDraw):
-            return potential.frozen(graph, [noise], **derivatives).outputs
-        if derivatives.get("create_graph"):
+        if isinstance(self.noise, FrozenDraw):
+            asked = Derivatives(forces=forces, stress=stress, create_graph=create_graph)
+            return self.potential.frozen(graph, [self.noise], **asked).outputs
+        if create_graph:
             raise InputError("members of a conditioned posterior cannot be trained")
-        posterior = potential.conditioned()
-        return linearise(
-            potential.backbone,
-            posterior,
-            graph,
-            derivatives.get("forces", True),
-            derivatives.get("stress", False),
-            potential.coefficients if posterior.coefficients == "network" else None,
-        ).member(noise)
+        linearised = self.potential.linear_model()(graph, forces=forces, stress=stress)
+        return linearised.member(self.noise)
 
     def predict(
         self,

@@ -28,13 +28,12 @@ from ase import Atoms
 from torch import Tensor
 
 from blips import keys
-from blips.backbones.base import AtomisticBackbone
+from blips.backbones.base import atomistic
 from blips.bayes.condition import Evidence, Spectrum
 from blips.bayes.noise import seeded_generator
 from blips.data.labels import Labels, available, extract
 from blips.errors import InputError
-from blips.inference.linearise import CoefficientFunction, Linearised
-from blips.inference.maps import ChosenMaps
+from blips.inference.linearise import LinearModel
 from blips.inference.posterior import Scale
 from blips.inference.rows import batches_of, components, force_rows
 from blips.progress import track
@@ -145,30 +144,25 @@ def fit_floor(var: Array, error: Array, size: Array) -> float:
 
 
 def fit_scale(
-    backbone: AtomisticBackbone,
-    maps: ChosenMaps,
+    model: LinearModel,
     evidence: Evidence,
     valid: Sequence[Atoms],
     *,
     seed: int,
     labels: Labels | None = None,
-    coefficients_of: CoefficientFunction | None = None,
 ) -> Scale:
     """Fit ratio, scale and floors by the likelihood of validation errors.
 
     Args:
-        backbone: the model.
-        maps: whose weights are conditioned.
+        model: linear in the weights that are conditioned.
         evidence: of the conditioning structures.
         valid: labelled structures, neither trained nor tested on.
         seed: of the choice of force components.
         labels: names and units of the labels.
-        coefficients_of: the inference network, where noise depends on the rows.
     """
     has = set(keys_of(valid, labels))
-    spectrum = evidence.spectrum()
     ratios = RELATIVE_RATIOS * evidence.mean_square
-    found = _valid_rows(backbone, maps, spectrum, ratios, valid, has, seed, labels, coefficients_of)
+    found = _valid_rows(model, evidence.spectrum(), ratios, valid, has, seed, labels)
     if keys.FORCES in has:
         error, force = found.forces.error, found.forces.mean
         fits = [fit_scale_and_misfit(var, error, force, len(valid)) for var in found.forces.var]
@@ -214,15 +208,13 @@ class _ValidRows(NamedTuple):
 
 
 def _valid_rows(
-    backbone: AtomisticBackbone,
-    maps: ChosenMaps,
+    model: LinearModel,
     spectrum: Spectrum,
-    ratios: np.ndarray,
+    ratios: Array,
     valid: Sequence[Atoms],
     has: set[str],
     seed: int,
     labels: Labels | None,
-    coefficients_of: CoefficientFunction | None,
 ) -> _ValidRows:
     """Compute variances for all ratios, and errors, of energies and of force components."""
     grid = torch.as_tensor(ratios)
@@ -231,13 +223,10 @@ def _valid_rows(
     error: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
     mean: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
     generator = seeded_generator("valid rows", seed)
+    backbone, forces = atomistic(model.backbone), keys.FORCES in has
     for batch in batches_of(track(valid, "fitting the scale", len(valid))):
         graph = backbone.graph(batch)
-        forces = keys.FORCES in has
-        depth = "rows" if forces else "members"
-        linearised = Linearised(
-            backbone, graph, maps, coefficients=coefficients_of, forces=forces, depth=depth
-        )
+        linearised = model(graph, forces=forces, depth="rows" if forces else "members")
         known = [extract(atoms, sorted(has), labels) for atoms in batch]
         if keys.ENERGY in has:
             target = torch.tensor([float(one[keys.ENERGY]) for one in known], dtype=torch.float64)

@@ -27,7 +27,6 @@ from torch import Tensor
 from blips import keys
 from blips.backbones.base import graph_batches
 from blips.errors import InputError
-from blips.inference.conditioned import linearise
 from blips.inference.linearise import Linearised
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
@@ -171,11 +170,9 @@ class Calculation:
 
     def _linearised(self, structures: Sequence[Atoms], *, forces: bool) -> Iterator[Linearised]:
         """Linearise the potential on batches; structure by structure where forces are asked for."""
-        potential, posterior = self.potential, self.potential.conditioned()
-        network = potential.coefficients if posterior.coefficients == "network" else None
-        depth = "members" if forces else "energies"
-        for graph in graph_batches(potential.backbone, structures, 1 if forces else BATCH):
-            yield linearise(potential.backbone, posterior, graph, forces, False, network, depth)
+        model, depth = self.potential.linear_model(), "members" if forces else "energies"
+        for graph in graph_batches(model.backbone, structures, 1 if forces else BATCH):
+            yield model(graph, forces=forces, depth=depth)
 
     def _noise(self, structures: Sequence[Atoms]) -> Tensor:
         """Draw v_k [K, d] as `potential.draw` does; warn of elements without data."""

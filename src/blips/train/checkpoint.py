@@ -29,7 +29,7 @@ from blips.data.labels import Labels
 from blips.errors import CheckpointError
 from blips.files import write_atomically
 from blips.inference.alignment import Alignment
-from blips.inference.maps import choose_maps
+from blips.inference.maps import ChosenMaps
 from blips.inference.posterior import ConditionedPosterior
 from blips.potential import BayesianPotential
 from blips.train.wrapper import Wrapper
@@ -202,7 +202,7 @@ def posterior_from(
     try:
         posterior = ConditionedPosterior.from_dict(described, tensors)
         sketch = posterior.maps.sketch
-        fresh = choose_maps(
+        fresh = ChosenMaps.of(
             model.backbone, posterior.maps.roles, sketch.dimension, sketch.seed, last=True
         )
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
