@@ -13,8 +13,8 @@ def test_the_demo_leaves_a_conditioned_model_metrics_figures_and_a_report(tmp_pa
         assert set(metrics) == {CONDITIONED, BLIP, PLAIN}
         assert metrics[CONDITIONED]["forces"]["mae"] == metrics[PLAIN]["forces"]["mae"]
         assert len(list((tmp_path / "figures" / name).glob("*.png"))) == 5
-    assert "nothing was fitted to far labels" in (tmp_path / "summary.md").read_text()
     told = capsys.readouterr().out
+    assert "nothing was fitted to far labels" in " ".join(told.split())
     assert "CHGNet as released" in told
     assert "".join(told.split()).endswith("report.html")  # lines may be wrapped
     assert result.report.stat().st_size > 100_000

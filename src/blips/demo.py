@@ -82,7 +82,6 @@ def run_demo(folder: str | Path, *, epochs: int | None = None, seed: int = 0) ->
     write_manifest(folder, "Error bars for ammonia", path.name, CONDITIONED, files)
     console.print(_table(evaluations))
     console.print(_conclusion(*(by_model[CONDITIONED] for by_model in evaluations.values())))
-    (folder / "summary.md").write_text(_summary(evaluations))
     _released_model(console)
     report = write_report(folder, folder / "report.html", seed=seed)
     seconds = time.perf_counter() - start
@@ -177,43 +176,17 @@ def _slug(label: str) -> str:
     return label.split()[0]
 
 
-def _cells(evaluation: Evaluation, *, intervals: bool) -> list[str]:
-    cells = []
-    for _, level, metric in COLUMNS:
-        interval = getattr(evaluation, level).get(metric)
-        if interval is None:
-            cells.append("-")
-        else:
-            cells.append(str(interval) if intervals else f"{interval.value:.3g}")
-    return cells
-
-
 def _table(evaluations: Mapping[str, Mapping[str, Evaluation]]) -> Table:
-    table = Table(title="NH3 (intervals in summary.md)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title="NH3 (intervals in the report)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for header, _, _ in COLUMNS:
         table.add_column(header, justify="right")
     for label, by_model in evaluations.items():
         table.add_row(f"[bold]{label}")
         for model, evaluation in by_model.items():
-            table.add_row(f" {model}", *_cells(evaluation, intervals=False))
+            found = [getattr(evaluation, level).get(metric) for _, level, metric in COLUMNS]
+            table.add_row(f" {model}", *("-" if x is None else f"{x.value:.3g}" for x in found))
     return table
-
-
-def _summary(evaluations: Mapping[str, Mapping[str, Evaluation]]) -> str:
-    lines = ["# Error bars for ammonia", "", (__doc__ or "").split("\n\n", 1)[1].strip()]
-    headers = ["model", *(column[0] for column in COLUMNS)]
-    for label, by_model in evaluations.items():
-        lines += ["", f"## {label.capitalize()}", "", "| " + " | ".join(headers) + " |"]
-        lines.append("|" + "---|" * len(headers))
-        for model, evaluation in by_model.items():
-            lines.append("| " + " | ".join([model, *_cells(evaluation, intervals=True)]) + " |")
-        for figure in ("reliability", "std_error", "rejection"):
-            lines.append(f"\n![{figure}](figures/{_slug(label)}/{figure}.png)")
-    near, far = (by_model[CONDITIONED] for by_model in evaluations.values())
-    lines += ["", _conclusion(near, far), ""]
-    lines.append("Intervals: 95 %, bootstrap over structures; metrics are defined in `blips.uq`.")
-    return "\n".join(lines) + "\n"
 
 
 def _conclusion(near: Evaluation, far: Evaluation) -> str:

@@ -6,6 +6,7 @@ its own passes alone.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -137,30 +138,15 @@ def _found_readout(backbone: Backbone, roles: Mapping[str, str]) -> dict[str, st
             f"{type(backbone).__name__} predicts forces directly and does not say which of its "
             "maps are the readout; choose maps by patterns of names"
         )
-    outputs: dict[str, list[Tensor]] = {}
-
-    def note(name: str, z: Tensor) -> Tensor:
-        outputs.setdefault(name, []).append(z if z.requires_grad else z.detach().requires_grad_())
-        return outputs[name][-1]
-
-    handles = [
-        backbone.get_submodule(name).register_forward_hook(
-            lambda _layer, _args, z, name=name: note(name, z)  # pyright: ignore[reportArgumentType]
-        )
-        for name, role in roles.items()
-        if role == keys.NODE
-    ]
-    try:
-        with torch.enable_grad():
-            energies = backbone(backbone.graph(backbone.examples()))[keys.ENERGIES]
-            return {
-                name: keys.NODE
-                for name, found in outputs.items()
-                if len(found) == 1 and _is_of_its_own_row(energies, found[0])
-            }
-    finally:
-        for handle in handles:
-            handle.remove()
+    on_atoms = [name for name, role in roles.items() if role == keys.NODE]
+    with torch.enable_grad(), watched(backbone, on_atoms) as calls:
+        energies = backbone(backbone.graph(backbone.examples()))[keys.ENERGIES]
+        times = Counter(call.name for call in calls)
+        return {
+            call.name: keys.NODE
+            for call in calls
+            if times[call.name] == 1 and _is_of_its_own_row(energies, call.output)
+        }
 
 
 def _is_of_its_own_row(energies: Tensor, z: Tensor) -> bool:

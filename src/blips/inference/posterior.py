@@ -10,7 +10,7 @@ relative^2 F F^T of an atom's force F, so that it turns with the structure.
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -136,11 +136,7 @@ class ConditionedPosterior:
             "dimension": self.maps.sketch.dimension,
             "seed": self.maps.sketch.seed,
             "last": self.maps.last,
-            "ratio": self.scale.ratio,
-            "scale": self.scale.scale,
-            "floor": dict(self.scale.floor),
-            "energy_factor": self.scale.energy_factor,
-            "relative": self.scale.relative,
+            **asdict(self.scale),
             "coefficients": self.coefficients,
             "structures": self.structures,
             "numbers": sorted(self.domain.numbers),
@@ -168,13 +164,7 @@ class ConditionedPosterior:
             raise CheckpointError(f"the draws do not fit a posterior of {sketch.size} coordinates")
         return cls(
             maps=ChosenMaps(dict(content["roles"]), sketch, bool(content["last"])),
-            scale=Scale(
-                content["ratio"],
-                content["scale"],
-                dict(content["floor"]),
-                content["energy_factor"],
-                content.get("relative", 0.0),
-            ),
+            scale=Scale(**{k: v for k, v in content.items() if k in Scale.__dataclass_fields__}),
             coefficients=content["coefficients"],
             structures=int(content["structures"]),
             domain=Domain.from_dict(content["numbers"], content.get("distances", {})),

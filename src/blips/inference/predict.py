@@ -12,7 +12,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -82,41 +82,40 @@ def _within_memory(model: StochasticModel, graph: Graph, request: Request) -> li
 
 def predict_batch(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
     """Predict one batch, not recalibrated."""
-    chosen, reason = choose(model.posterior, graph, request)
+    chosen = choose(model.posterior, graph, request)
     run = BY_METHOD[chosen.method]
     if is_large(graph) and chosen.method not in SAMPLED:  # these are bounded chunk by chunk
         kind = (chosen.method, chosen.samples, chosen.forces, chosen.stress, chosen.covariance)
         model.gauge.check(kind, graph, chosen.memory_gb, lambda part: run(model, part, chosen))
     found = run(model, graph, chosen)
-    details = {**found.details, "chosen_because": reason} if reason else found.details
+    details = dict(found.details)
+    if request.method == "auto":
+        details["chosen_because"] = WHY[chosen.method]
     if not isinstance(graph, AtomGraph):
         return replace(found, details=details)
     domain = EVERY_ELEMENT if model.posterior is None else model.posterior.domain
     return replace(found, details=details, in_domain=domain.contains(graph).numpy(force=True))
 
 
-class Choice(NamedTuple):
-    """What a request became, and why if a method was chosen."""
-
-    request: Request
-    reason: str | None
-
-
-def choose(posterior: ConditionedPosterior | None, graph: Graph, request: Request) -> Choice:
+def choose(posterior: ConditionedPosterior | None, graph: Graph, request: Request) -> Request:
     """Choose the method that is right furthest from the data, then the cheapest.
 
     That is the conditioned posterior where there is one. Otherwise energies alone take one pass,
     and everything else samples.
     """
     if request.method != "auto":
-        return Choice(request, None)
+        return request
     if posterior is not None and isinstance(graph, AtomGraph):
-        conditioned = replace(request, method="conditioned")
-        return Choice(conditioned, "the potential is conditioned on data")
-    if request.forces or request.stress or not isinstance(graph, AtomGraph):
-        sampled = replace(request, method="mc")
-        return Choice(sampled, "the potential is not conditioned on data, so it is sampled")
-    return Choice(replace(request, method="onepass"), "one pass gives the deviation of energies")
+        return replace(request, method="conditioned")
+    sampled = request.forces or request.stress or not isinstance(graph, AtomGraph)
+    return replace(request, method="mc" if sampled else "onepass")
+
+
+WHY = {
+    "conditioned": "the potential is conditioned on data",
+    "mc": "the potential is not conditioned on data, so it is sampled",
+    "onepass": "one pass gives the deviation of energies",
+}
 
 
 def _map(model: StochasticModel, graph: Graph, request: Request) -> Prediction:

@@ -60,14 +60,7 @@ class Fit(NamedTuple):
 
 
 def fit_scale_and_misfit(var: Array, error: Array, force: Array, structures: int) -> Fit:
-    """Fit scale, floor and relative misfit by maximum likelihood.
-
-    Args:
-        var: q_i, variances for a scale of 1, [n].
-        error: e_i, [n].
-        force: F_i, predicted force components, [n].
-        structures: S, that the errors are of.
-    """
+    """Fit scale, floor and relative misfit to q_i, e_i, F_i [n] of S structures."""
     best = plain = fit_scale_and_floor(var, error)
     size = np.median(var) / max(float(np.median(force**2)), np.finfo(float).tiny)
     for kappa in size * 10.0 ** np.arange(-3.0, 3.01, 0.25):
@@ -79,12 +72,7 @@ def fit_scale_and_misfit(var: Array, error: Array, force: Array, structures: int
 
 
 def fit_scale_and_floor(var: Array, error: Array) -> Fit:
-    """Fit scale and floor by maximum likelihood.
-
-    Args:
-        var: q_i, variances for a scale of 1, [n].
-        error: e_i, [n].
-    """
+    """Fit scale and floor to q_i (variances for a scale of 1) and e_i [n]."""
     square = error**2
     if not np.any(square > 0):
         raise InputError(
@@ -114,10 +102,6 @@ def fit_factor(var: Array, error: Array) -> float:
 
     Where it is below one, it is 1.5 times as large, or one: a dozen energies near the data are a
     poor reason for narrow error bars far from it.
-
-    Args:
-        var: variances, [n].
-        error: e_i, [n].
     """
     positive = var > 0
     if not positive.any():
@@ -127,13 +111,7 @@ def fit_factor(var: Array, error: Array) -> float:
 
 
 def fit_floor(var: Array, error: Array, size: Array) -> float:
-    """Fit the floor f by maximum likelihood, for errors of variance var_i + (f size_i)^2.
-
-    Args:
-        var: known part of the variances, [n].
-        error: e_i, [n].
-        size: what the floor is multiplied with, such as the number of atoms, [n].
-    """
+    """Fit the floor f to errors e_i of variance var_i + (f size_i)^2, by maximum likelihood."""
     root_mean_square = float(np.sqrt(np.mean((error / size) ** 2)))
     if not root_mean_square > 0:
         raise InputError("all validation errors are zero, so they say nothing about error bars")
@@ -162,20 +140,23 @@ def fit_scale(
     """
     has = set(keys_of(valid, labels))
     ratios = RELATIVE_RATIOS * evidence.mean_square
-    found = _valid_rows(model, evidence.spectrum(), ratios, valid, has, seed, labels)
+    found = _valid_errors(model, evidence.spectrum(), ratios, valid, has, seed, labels)
     if keys.FORCES in has:
-        error, force = found.forces.error, found.forces.mean
-        fits = [fit_scale_and_misfit(var, error, force, len(valid)) for var in found.forces.var]
+        variances, error, force = found[keys.FORCES]
+        fits = [fit_scale_and_misfit(var, error, force, len(valid)) for var in variances]
     else:
-        fits = [fit_scale_and_floor(var, found.energy.error) for var in found.energy.var]
+        variances, error, _ = found[keys.ENERGY]
+        fits = [fit_scale_and_floor(var, error) for var in variances]
     ratio = choose_ratio(ratios, np.array([fit.nll for fit in fits]), len(valid))
     near = int(np.abs(np.log(ratios / ratio)).argmin())
     ratio, best = float(ratios[near]), fits[near]
     floor, factor = {keys.FORCES: best.floor}, 1.0
     if keys.ENERGY in has:
-        var = best.scale**2 * found.energy.var[near]
-        factor = fit_factor(var, found.energy.error)
-        floor[keys.ENERGY] = fit_floor(factor**2 * var, found.energy.error, found.sizes)
+        variances, error, _ = found[keys.ENERGY]
+        var = best.scale**2 * variances[near]
+        factor = fit_factor(var, error)
+        sizes = np.array([len(atoms) for atoms in valid], dtype=float)
+        floor[keys.ENERGY] = fit_floor(factor**2 * var, error, sizes)
     if keys.FORCES not in has:  # no force label: the energy's misfit of an atom over 1 A
         floor[keys.FORCES] = floor[keys.ENERGY]
     return Scale(ratio, best.scale, floor, factor, best.relative)
@@ -196,18 +177,12 @@ def keys_of(valid: Sequence[Atoms], labels: Labels | None) -> list[str]:
 
 
 class _Errors(NamedTuple):
-    var: np.ndarray  # [ratios, n] for a scale of 1
-    error: np.ndarray  # [n]
-    mean: np.ndarray  # [n] predicted
+    var: Array  # [ratios, n] for a scale of 1
+    error: Array  # [n]
+    mean: Array  # [n] predicted
 
 
-class _ValidRows(NamedTuple):
-    energy: _Errors
-    forces: _Errors
-    sizes: np.ndarray  # [S] number of atoms
-
-
-def _valid_rows(
+def _valid_errors(
     model: LinearModel,
     spectrum: Spectrum,
     ratios: Array,
@@ -215,13 +190,11 @@ def _valid_rows(
     has: set[str],
     seed: int,
     labels: Labels | None,
-) -> _ValidRows:
+) -> dict[str, _Errors]:
     """Compute variances for all ratios, and errors, of energies and of force components."""
     grid = torch.as_tensor(ratios)
     least = VANISHING * float(spectrum.values.max()) ** 0.5
-    var: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
-    error: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
-    mean: dict[str, list[Tensor]] = {keys.ENERGY: [], keys.FORCES: []}
+    found: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {name: [] for name in has}
     generator = seeded_generator("valid rows", seed)
     backbone, forces = atomistic(model.backbone), keys.FORCES in has
     for batch in batches_of(track(valid, "fitting the scale", len(valid))):
@@ -230,28 +203,21 @@ def _valid_rows(
         known = [extract(atoms, sorted(has), labels) for atoms in batch]
         if keys.ENERGY in has:
             target = torch.tensor([float(one[keys.ENERGY]) for one in known], dtype=torch.float64)
-            var[keys.ENERGY].append(spectrum.variances(linearised.energy_rows(), grid))
-            mean[keys.ENERGY].append(linearised.outputs[keys.ENERGY].double())
-            error[keys.ENERGY].append(mean[keys.ENERGY][-1] - target)
+            var = spectrum.variances(linearised.energy_rows(), grid)
+            mean = linearised.outputs[keys.ENERGY].double()
+            found[keys.ENERGY].append((var, mean - target, mean))
         if not forces:
             continue
         target = torch.as_tensor(np.concatenate([one[keys.FORCES] for one in known]))
         predicted = linearised.outputs[keys.FORCES].double()  # [N, 3]
         for along, row in force_rows(linearised, components(graph, VALID_ROWS, generator)):
             moves = row.norm(dim=1) > least  # forces that vanish by symmetry say nothing
-            var[keys.FORCES].append(spectrum.variances(row[moves], grid))
-            for values, kept in ((predicted - target, error), (predicted, mean)):
-                component = graph.sum_over_structures((along.u * values).sum(dim=1))
-                kept[keys.FORCES].append(component[along.present][moves])
-    joined = {
-        name: _Errors(
-            torch.cat(var[name], dim=1).numpy(),
-            torch.cat(error[name]).numpy(),
-            torch.cat(mean[name]).numpy(),
-        )
-        if var[name]
-        else _Errors(np.zeros((len(ratios), 0)), np.zeros(0), np.zeros(0))
-        for name in var
+            error, mean = (
+                graph.sum_over_structures((along.u * values).sum(dim=1))[along.present][moves]
+                for values in (predicted - target, predicted)
+            )
+            found[keys.FORCES].append((spectrum.variances(row[moves], grid), error, mean))
+    return {
+        name: _Errors(*(torch.cat(column, dim=-1).numpy() for column in zip(*parts, strict=True)))
+        for name, parts in found.items()
     }
-    sizes = np.array([len(atoms) for atoms in valid], dtype=float)
-    return _ValidRows(joined[keys.ENERGY], joined[keys.FORCES], sizes)
