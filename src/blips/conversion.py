@@ -57,7 +57,7 @@ def bayesianize(
         maps: name patterns, or a predicate (name, module), of the maps to convert; None for all
             that have a row type, but for those that the backbone itself leaves deterministic.
         exclude: patterns or predicate of maps to leave deterministic.
-        encoder: options of `InferenceNetwork`: hidden, depth, embedding, variant, share, clamp.
+        encoder: options of `InferenceNetwork`: hidden, depth, embedding, variant, share.
         seed: of the inference network's initial weights.
     """
     if estimator not in ESTIMATORS:

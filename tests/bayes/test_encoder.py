@@ -48,9 +48,8 @@ def test_coefficients_follow_names_not_positions():
     assert reordered.columns["edge"] == {"blocks.1.filter": 0, "blocks.0.filter": 1}
 
 
-@pytest.mark.parametrize("clamp", ["smooth", "hard"])
-def test_bounds_hold_however_extreme_the_network(clamp):
-    net = network(clamp=clamp)
+def test_bounds_hold_however_extreme_the_network():
+    net = network()
     with torch.no_grad():
         for head in net.heads.values():
             head[-1].weight.mul_(1e4)
@@ -69,13 +68,12 @@ def test_smooth_clamp_is_r_over_one_minus_r_of_a_sigmoid_with_another_origin():
     torch.testing.assert_close(coef, r / (1 - r))
 
 
-def test_smooth_clamp_has_gradients_where_the_hard_one_is_dead():
-    for clamp, alive in (("smooth", True), ("hard", False)):
-        net = network(clamp=clamp)
-        with torch.no_grad():
-            net.heads["node"][-1].bias.fill_(3.0)
-        net(features())["blocks.0.update"].sum().backward()
-        assert bool(net.heads["node"][-1].bias.grad.abs().sum() > 0) is alive
+def test_gradients_are_alive_near_a_bound():
+    net = network()
+    with torch.no_grad():
+        net.heads["node"][-1].bias.fill_(3.0)
+    net(features())["blocks.0.update"].sum().backward()
+    assert bool(net.heads["node"][-1].bias.grad.abs().sum() > 0)
 
 
 def test_node_coefficients_see_the_neighbourhood_by_default_only():

@@ -13,25 +13,20 @@ features and w_ij an envelope that vanishes at the cutoff. Each head ends in one
 
 It is r / (1 - r) of an r that a sigmoid keeps between the values that belong to the bounds (with
 another origin of x): a clamp without kinks, so that frozen draws stay smooth, and without dead
-gradients. `clamp="hard"` is the paper's r = sigmoid(x) with coef cut off at the bounds. Everything
-is invariant if the backbone's row features are.
+gradients. Everything is invariant if the backbone's row features are.
 """
 
 import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from blips.errors import InputError
 
-Variant = Literal["neighbourhood", "paper-nbody", "paper-ammonia", "paper-silica"]
-VARIANTS: tuple[str, ...] = get_args(Variant)
-
-# What is told of a pair of nodes.
+# What each variant is told of a pair of nodes.
 _PAIR_INPUTS = {
     "neighbourhood": ("edge", "ends"),
     "paper-nbody": ("edge", "ends"),
@@ -56,7 +51,6 @@ class InferenceNetwork(nn.Module):
             squared distance alone), "paper-silica" (edges by direction and radial basis: not
             invariant). The last two need "edge_vector" among the row features.
         share: one coefficient per "map", or one for all maps of a message-passing "layer".
-        clamp: "smooth" or "hard" (see above).
     """
 
     def __init__(
@@ -71,13 +65,11 @@ class InferenceNetwork(nn.Module):
         embedding: int = 16,
         variant: str = "neighbourhood",
         share: str = "map",
-        clamp: str = "smooth",
     ) -> None:
         super().__init__()
-        _check_options(bounds, initial, depth, variant, share, clamp)
+        _check_options(bounds, initial, depth, variant, share)
         self.bounds = bounds
         self.variant = variant
-        self.clamp = clamp
         self.roles = dict(roles)
         self.columns = _columns(roles, share)
         self.embedding = (
@@ -109,71 +101,49 @@ class InferenceNetwork(nn.Module):
         coefficients: dict[str, Tensor] = {}
         for role, head in self.heads.items():
             by_column = self.coefficients_of(head(rows[role])).T.contiguous()  # [maps, rows]
-            self.check_finite(role, by_column)
+            if not bool(torch.isfinite(by_column.sum())):
+                raise InputError(
+                    f"the inference network gives non-finite coefficients on {role} rows; "
+                    "check the positions, or lower the learning rate if this is a training run"
+                )
             maps = by_column.unbind()  # one stack backwards, where indexing would be many
             coefficients |= {name: maps[column] for name, column in self.columns[role].items()}
         return coefficients
 
-    def check_finite(self, role: str, coefficients: Tensor) -> None:
-        """Refuse coefficients that no weights can be drawn with."""
-        if not bool(torch.isfinite(coefficients.sum())):
-            raise InputError(
-                f"the inference network gives non-finite coefficients on {role} rows; "
-                "check the positions, or lower the learning rate if this is a training run"
-            )
-
     def coefficients_of(self, logits: Tensor) -> Tensor:
         """Turn the output of a head's last map into coefficients, element by element."""
         low, high = self.bounds
-        if self.clamp == "hard":
-            return torch.exp(logits).clamp(low, high)  # sigmoid(x) / (1 - sigmoid(x)) = exp(x)
         return low + (high - low) * torch.sigmoid(logits)
 
     def _initialise(self, last: nn.Module, initial: float) -> None:
         """Start every row near `initial`, with small weights."""
         low, high = self.bounds
-        logit = math.log(initial)
-        if self.clamp == "smooth":
-            fraction = min(max((initial - low) / (high - low), 1e-3), 1.0 - 1e-3)
-            logit = math.log(fraction / (1.0 - fraction))
+        fraction = min(max((initial - low) / (high - low), 1e-3), 1.0 - 1e-3)
         if isinstance(last, nn.Linear):
             with torch.no_grad():
                 last.weight.mul_(0.1)
-                last.bias.fill_(logit)
+                last.bias.fill_(math.log(fraction / (1.0 - fraction)))
 
     def _edge_and_node_rows(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the inputs of the edge and the node head."""
-        node = self.node_features(features)  # [N, D]
+        known = [self.embedding(features["node_type"])] if self.embedding is not None else []
+        node = torch.cat([*known, *([features["node"]] if "node" in features else [])], dim=-1)
         if self.pair_layer is None and "edge" not in self.columns:
-            return {"node": node}
-        pairs = self.pair_inputs(features, node)  # [E, ...]
+            return {"node": node}  # [N, D]
+        pairs = self._pair_inputs(features, node)  # [E, ...]
         if self.pair_layer is None:
             return {"edge": pairs, "node": node}
-        return self.rows_of_pairs(features, node, self.pair_layer(pairs))
-
-    def rows_of_pairs(
-        self, features: Mapping[str, Tensor], node: Tensor, pairs: Tensor
-    ) -> dict[str, Tensor]:
-        """Return the heads' inputs from nodes [N, D] and the layer on pairs [E, hidden]."""
+        pairs = self.pair_layer(pairs)  # [E, hidden]
         weighted = pairs * features["edge_weight"][:, None]
         seen = pairs.new_zeros(node.shape[0], pairs.shape[1])  # [N, hidden]
         seen = seen.index_add(0, features["edge_index"][0], weighted)
         return {"edge": pairs, "node": torch.cat([node, seen], dim=-1)}
 
-    def node_features(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Return the invariant features of every atom, [N, D]."""
-        parts: list[Tensor] = []
-        if self.embedding is not None:
-            parts.append(self.embedding(features["node_type"]))
-        if "node" in features:
-            parts.append(features["node"])
-        return torch.cat(parts, dim=-1)
-
     def _pair_input_size(self, edge_size: int, node_size: int) -> int:
         size_of = {"edge": edge_size, "ends": 2 * node_size, "squared_distance": 1, "direction": 3}
         return sum(size_of[part] for part in _PAIR_INPUTS[self.variant])
 
-    def pair_inputs(self, features: Mapping[str, Tensor], node: Tensor) -> Tensor:
+    def _pair_inputs(self, features: Mapping[str, Tensor], node: Tensor) -> Tensor:
         """Return the features of every pair, [E, ...]; those of the edge come first."""
         receiver, sender = features["edge_index"]
         parts: list[Tensor] = []
@@ -220,7 +190,7 @@ def _layer_of(name: str) -> str:
 
 
 def _check_options(
-    bounds: tuple[float, float], initial: float, depth: int, variant: str, share: str, clamp: str
+    bounds: tuple[float, float], initial: float, depth: int, variant: str, share: str
 ) -> None:
     low, high = bounds
     if not 0.0 < low < high < math.inf:
@@ -230,9 +200,8 @@ def _check_options(
     if depth < 1:
         raise InputError(f"the heads need at least one hidden layer, got depth={depth}")
     for option, value, known in (
-        ("variant", variant, VARIANTS),
+        ("variant", variant, tuple(_PAIR_INPUTS)),
         ("share", share, ("map", "layer")),
-        ("clamp", clamp, ("smooth", "hard")),
     ):
         if value not in known:
             raise InputError(f"unknown {option} {value!r}; use one of {', '.join(known)}")
