@@ -28,7 +28,7 @@ from blips.errors import MissingPackageError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 from blips.report import write_report
-from blips.report.sources import write_manifest
+from blips.report.sources import Manifest
 from blips.train.checkpoint import save
 from blips.train.fit import fit
 from blips.train.released import load_released
@@ -79,7 +79,8 @@ def run_demo(folder: str | Path, *, epochs: int | None = None, seed: int = 0) ->
         evaluations[label] = _evaluate(folder, label, test_set, potential, blip, seed)
         files[label] = f"test_{_slug(label)}.extxyz"
         ase.io.write(folder / files[label], test_set, format="extxyz")
-    write_manifest(folder, "Error bars for ammonia", path.name, CONDITIONED, files)
+    title = "Error bars for ammonia"
+    Manifest(title=title, model=path.name, run=CONDITIONED, labelled=files).write(folder)
     console.print(_table(evaluations))
     console.print(_conclusion(*(by_model[CONDITIONED] for by_model in evaluations.values())))
     _released_model(console)

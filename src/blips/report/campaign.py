@@ -24,13 +24,9 @@ def write_campaign(
     baseline: str | Path | None = None,
     shown: int = 12,
 ) -> Path:
-    """Write the campaign in a folder as one HTML file.
+    """Write the campaign in a folder as one HTML file, with `shown` structures of each round.
 
-    Args:
-        folder: of the campaign.
-        output: file to write.
-        baseline: folder of a campaign to compare with, such as one with `select.rule: random`.
-        shown: structures of each round in the 3D view.
+    The baseline is a campaign to compare with, such as one with `select.rule: random`.
     """
     from blips.active.summary import campaign_summary
     from blips.report.structures import picked_sets
@@ -53,13 +49,9 @@ def render_campaign(
     sets: Sequence[Mapping[str, Any]] = (),
     baseline: Mapping[str, Any] | None = None,
 ) -> str:
-    """Render the page of a campaign.
+    """Render the page of a campaign from its summary (`blips.active.summary`).
 
-    Args:
-        name: of the campaign.
-        summary: what `blips.active.summary.campaign_summary` returns.
-        sets: structures for the 3D view, see `blips.report.structures`.
-        baseline: summary of a campaign to compare with.
+    `sets` are structures for the 3D view, see `blips.report.structures`.
     """
     curve, picks = _errors(summary), summary["picks"]
     plots = {CURVE: _curve(curve, baseline), RANKS: _scores(picks)}
@@ -194,15 +186,14 @@ def _scores(picks: Sequence[Mapping[str, Any]]) -> Plot | None:
 def _curve_table(curve: Sequence[Mapping[str, Any]]) -> str:
     shown = [name for name in ERRORS if any(name in entry for entry in curve)]
     rows = [
-        _row([entry["round"], entry["labels"], *(entry.get(name) for name in shown)])
-        for entry in curve
+        [entry["round"], entry["labels"], *(entry.get(name) for name in shown)] for entry in curve
     ]
     return table("Models", ["Round", "Labels", *(ERRORS[name] for name in shown)], rows)
 
 
 def _rounds(rounds: Sequence[Mapping[str, Any]]) -> str:
     columns = list(dict.fromkeys(key for entry in rounds for key in entry))
-    rows = [_row([entry.get(column) for column in columns]) for entry in rounds]
+    rows = [[entry.get(column) for column in columns] for entry in rounds]
     return table("What was chosen in each round", columns, rows) if rows else ""
 
 
@@ -211,34 +202,13 @@ def _picks(picks: Sequence[Mapping[str, Any]]) -> str:
         return ""
     shown = picks[:MAX_PICKS]
     rows = [
-        _row(
-            [
-                pick["name"],
-                pick["atoms"].get_chemical_formula(),
-                pick["round"],
-                pick["status"],
-                pick["score"],
-                pick["reason"],
-            ]
-        )
+        [
+            pick["name"],
+            pick["atoms"].get_chemical_formula(),
+            *(pick[key] for key in ("round", "status", "score", "reason")),
+        ]
         for pick in shown
     ]
     left_out = "" if len(shown) == len(picks) else f", the first {len(shown)} of {len(picks)}"
     headers = ["Name", "Formula", "Round", "Status", "Score", "Reason"]
     return f'<div class="tall">{table(f"Chosen structures{left_out}", headers, rows)}</div>'
-
-
-def _row(values: Sequence[Any]) -> str:
-    first, *others = (escape(_text(value)) for value in values)
-    cells = "".join(f"<td>{text}</td>" for text in others)
-    return f'<tr><th scope="row">{first}</th>{cells}</tr>'
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_text, value))
-    return "-" if value is None else str(value)

@@ -7,53 +7,21 @@ their SHA-256: no network, no code made of strings.
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-from blips.uq.assess import by_metric, verdict
 from blips.uq.bootstrap import Interval
-from blips.uq.evaluate import Evaluation
 
 LICENCE = "vendor/3Dmol-LICENSE.txt"
 SCRIPTS = ("vendor/3Dmol-min.js", "page/plot.js", "page/report.js")
-TRAINING = "training-plot"
 CREDIT = (
     "The 3D view is 3Dmol.js (BSD-3-Clause, University of Pittsburgh and contributors); its "
     "licence is a comment in this file."
 )
-SMALL, ONE = "smaller is better", "up to 1"
-HEADLINES = (
-    ("Energy MAE (eV)", "energy", "mae", SMALL),
-    ("Energy MAE per atom (eV)", "energy_per_atom", "mae", SMALL),
-    ("Energies within the 90 % interval", "energy", "coverage_90", "0.90, if calibrated"),
-    ("Force MAE (eV/Å)", "forces", "mae", SMALL),
-    ("Force RMSE (eV/Å)", "forces", "rmse", SMALL),
-    ("RMS std of forces (eV/Å)", "forces", "rms_std", "the RMSE, if calibrated"),
-    ("Mean squared z of forces", "forces", "zms", "1, if calibrated"),
-    ("ECE of forces", "forces", "ece", "0, if calibrated"),
-    ("CRPS of forces (eV/Å)", "forces", "crps", SMALL),
-    ("Forces within the 68 % interval", "forces", "coverage_68", "0.68, if calibrated"),
-    ("Forces within the 90 % interval", "forces", "coverage_90", "0.90, if calibrated"),
-    ("Forces within the 95 % interval", "forces", "coverage_95", "0.95, if calibrated"),
-    ("Spearman, std and error of structures", "forces_per_structure", "spearman", ONE),
-    (
-        "Spearman, predicted force and error of structures",
-        "forces_per_structure",
-        "spearman_force",
-        "a baseline without error bars",
-    ),
-    (
-        "Partial Spearman, std and error given the force",
-        "forces_per_structure",
-        "spearman_given_force",
-        "above 0: the std adds to the baseline",
-    ),
-)
-
 Section = tuple[str, str, str]
 """Identifier, title and body (HTML) of a section."""
 
@@ -61,11 +29,8 @@ Section = tuple[str, str, str]
 def document(title: str, lead: str, sections: Sequence[Section], data: Mapping[str, Any]) -> str:
     """Return the whole page.
 
-    Args:
-        title: of the report.
-        lead: a sentence below it.
-        sections: in order; those with an empty body are left out. The first is "summary".
-        data: of plots and structures: {"sets": [...], "figures": {identifier: plot}}.
+    `lead` is a sentence below the title. Sections with an empty body are left out; the first is
+    "summary". `data` are plots and structures: {"sets": [...], "figures": {identifier: plot}}.
     """
     in_3d = any(one["structures"] for one in data["sets"])
     scripts = [resource(name) for name in (SCRIPTS if in_3d else SCRIPTS[1:])]
@@ -86,42 +51,10 @@ def document(title: str, lead: str, sections: Sequence[Section], data: Mapping[s
     )
 
 
-def render(
-    *,
-    title: str,
-    lead: str,
-    evaluations: Mapping[str, Evaluation],
-    data: Mapping[str, Any],
-    notes: Sequence[str],
-    settings: Mapping[str, str],
-    provenance: Mapping[str, str],
-) -> str:
-    """Render the page of a run.
-
-    Args:
-        title: of the report.
-        lead: a sentence below it.
-        evaluations: metrics by the name of the set.
-        data: see `document`.
-        notes: for the reader.
-        settings: long texts by their headings.
-        provenance: short texts by their names.
-    """
-    sections = [
-        ("summary", "Summary", _summary(evaluations, notes)),
-        ("predictions", "Predictions", _predictions(data["sets"])),
-        ("structures", "Most uncertain structures", viewer(data["sets"])),
-        ("training", "Training", figures(data["figures"], {TRAINING: "Loss"})),
-        ("settings", "Settings", "\n".join(details(*item) for item in settings.items())),
-        ("provenance", "Provenance", _rows(provenance)),
-    ]
-    return document(title, lead, sections, data)
-
-
 def figures(plots: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> str:
     """Return figures for the plots that are there."""
     found = [
-        _figure(name, titles[name], note=plots[name]["note"]) for name in titles if name in plots
+        figure(name, titles[name], note=plots[name]["note"]) for name in titles if name in plots
     ]
     return f'<div class="grid">{"".join(found)}</div>' if found else ""
 
@@ -156,85 +89,48 @@ def _json(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _summary(evaluations: Mapping[str, Evaluation], notes: Sequence[str]) -> str:
-    parts = [f'<p class="soft">{escape(note)}</p>' for note in notes]
-    if evaluations:
-        parts = [_said(name, evaluation) for name, evaluation in evaluations.items()] + parts
-        parts += [_headline_table(evaluations), _full_table(evaluations)]
-    return "\n".join(parts)
+class Html(str):
+    """A text that is HTML already."""
 
 
-def _said(name: str, evaluation: Evaluation) -> str:
-    """Return the verdict on one set, a line for each quantity."""
-    lines = "<br>".join(escape(line) for line in verdict(evaluation).splitlines())
-    return f"<p><strong>{escape(name)}</strong>: {lines}</p>"
-
-
-def _headline_table(evaluations: Mapping[str, Evaluation]) -> str:
-    rows = []
-    for label, level, metric, ideal in HEADLINES:
-        found = [getattr(evaluation, level).get(metric) for evaluation in evaluations.values()]
-        if any(interval is not None for interval in found):
-            cells = "".join(_cell(interval) for interval in found)
-            head = f'{label} <span class="ideal">{ideal}</span>'
-            rows.append(f'<tr><th scope="row">{head}</th>{cells}</tr>')
-    one = next(iter(evaluations.values()))
-    caption = f"With {100 * one.level:g} % bootstrap intervals over structures"
-    return table(caption, ["Metric, and what is good", *evaluations], rows)
-
-
-def _full_table(evaluations: Mapping[str, Evaluation]) -> str:
-    rows = [
-        f'<tr><th scope="row">{escape(level)}</th><td>{escape(metric)}</td><td>{escape(unit)}</td>'
-        + "".join(_cell(found.get(name)) for name in evaluations)
-        + "</tr>"
-        for (level, metric, unit), found in by_metric(evaluations).items()
-    ]
-    whole = table("Definitions are in blips.uq", ["Level", "Metric", "Unit", *evaluations], rows)
-    return f"<details><summary>All metrics</summary>{whole}</details>"
-
-
-def table(caption: str, headers: Sequence[str], rows: Sequence[str]) -> str:
-    """Return a table of rows that are HTML already, which scrolls where it is too wide."""
+def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table, which scrolls where it is too wide; the first cell of a row is its head."""
     heads = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
+    body = "".join(
+        f'<tr><th scope="row">{_text(first)}</th>{"".join(map(_cell, others))}</tr>'
+        for first, *others in rows
+    )
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
         f"<caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 
-def _cell(interval: Interval | None) -> str:
-    if interval is None:
-        return "<td>-</td>"
-    text = f"{interval.value:.3g}"
-    if interval.low is not None and interval.high is not None:
-        text += f' <span class="interval">{interval.low:.3g} to {interval.high:.3g}</span>'
+def _cell(value: Any) -> str:
+    if not isinstance(value, Interval):
+        return f"<td>{_text(value)}</td>"
+    text = f"{value.value:.3g}"
+    if value.low is not None and value.high is not None:
+        text += f' <span class="interval">{value.low:.3g} to {value.high:.3g}</span>'
     return f'<td class="number">{text}</td>'
 
 
-PLOTS = {
-    "parity_energy": "Energies",
-    "parity_forces": "Forces",
-    "reliability": "Are error bars the right size?",
-    "std_error": "Do errors grow with std?",
-    "rejection": "Does std find the errors?",
-    "std_force": "How large are the error bars?",
-}
+def _text(value: Any) -> str:
+    """Return a value as HTML."""
+    if isinstance(value, Html):
+        return value
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{escape(str(key))} {_text(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    return "-" if value is None else escape(str(value))
 
 
-def _predictions(sets: Sequence[Mapping[str, Any]]) -> str:
-    names = [name for name in PLOTS if any(name in one["plots"] for one in sets)]
-    if not names:
-        return ""
-    drawn = "".join(_figure(f"plot-{name}", PLOTS[name], name) for name in names)
-    return (
-        '<p class="soft">Click a point, or move along the points with the arrow keys; Enter shows '
-        "its structure below.</p>" + _choice(sets, "set") + f'<div class="grid">{drawn}</div>'
-    )
-
-
-def _figure(identifier: str, title: str, plot: str = "", note: str = "") -> str:
+def figure(identifier: str, title: str, plot: str = "", note: str = "") -> str:
+    """Return the place of one plot, which the page's script draws."""
     data = f' data-plot="{plot}"' if plot else ""
     return (
         f'<figure id="{identifier}"{data}><figcaption><h3>{escape(title)}</h3>'
@@ -245,7 +141,8 @@ def _figure(identifier: str, title: str, plot: str = "", note: str = "") -> str:
     )
 
 
-def _choice(sets: Sequence[Mapping[str, Any]], name: str) -> str:
+def choice(sets: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Return buttons to choose one of several sets of structures."""
     if len(sets) < 2:
         return ""
     inputs = "".join(
@@ -259,7 +156,7 @@ def viewer(sets: Sequence[Mapping[str, Any]]) -> str:
     """Show structures in 3D, with the std of their atoms."""
     if not any(one["structures"] for one in sets):
         return ""
-    return Template(resource("page/viewer.html")).substitute(choice=_choice(sets, "set3d"))
+    return Template(resource("page/viewer.html")).substitute(choice=choice(sets, "set3d"))
 
 
 def _section(identifier: str, title: str, body: str) -> str:
@@ -275,11 +172,3 @@ def details(name: str, text: str) -> str:
         f"<details><summary>{escape(name)}</summary>"
         f'<pre tabindex="0">{escape(text)}</pre></details>'
     )
-
-
-def _rows(provenance: Mapping[str, str]) -> str:
-    rows = [
-        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
-        for name, value in provenance.items()
-    ]
-    return table("Versions, platform and command", [], rows)

@@ -18,10 +18,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from ase import Atoms
+from pydantic import BaseModel, ValidationError
 
 from blips.config import RunConfig, load_config
 from blips.data.labels import Labels
@@ -39,48 +40,45 @@ MODELS = ("calibrated.safetensors", "conditioned.safetensors", "best.safetensors
 
 @dataclass(frozen=True)
 class Sources:
-    """What there is to report on.
-
-    Attributes:
-        title: of the report.
-        model: file of the model; None where predictions are read.
-        structures: by the name of their set; may be empty.
-        labels: names and units of their labels.
-        predictions: by the name of the set, where there is no model.
-        config: text of the run's config.yaml, empty where there is none.
-        environment: versions, platform and command of the run.
-        history: one row per epoch.
-        notes: what is missing, for the reader.
-    """
+    """What there is to report on."""
 
     title: str
-    model: Path | None
-    structures: dict[str, list[Atoms]]
+    model: Path | None  # None where predictions are read
+    structures: dict[str, list[Atoms]]  # by the name of their set; may be empty
     labels: Labels = field(default_factory=Labels)
-    predictions: Mapping[str, Prediction] = field(default_factory=dict)
-    config: str = ""
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    history: Sequence[Mapping[str, float]] = ()
-    notes: tuple[str, ...] = ()
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)  # where there is no model
+    config: str = ""  # text of the run's config.yaml, empty where there is none
+    environment: Mapping[str, Any] = field(default_factory=dict)  # versions, platform, command
+    history: Sequence[Mapping[str, float]] = ()  # one row per epoch
+    notes: tuple[str, ...] = ()  # what is missing, for the reader
 
 
-def write_manifest(
-    folder: str | Path, title: str, model: str, run: str, labelled: Mapping[str, str]
-) -> Path:
-    """Write what a report on this folder covers; paths are relative to it."""
-    path = Path(folder) / MANIFEST
-    content = {"title": title, "model": model, "run": run, "labelled": dict(labelled)}
-    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
-    return path
+class Manifest(BaseModel):
+    """What a report on a folder covers; paths are relative to it."""
+
+    title: str
+    model: str
+    run: str
+    labelled: dict[str, str]  # file by name
+
+    def write(self, folder: Path) -> None:
+        """Write the file into the folder."""
+        write_atomically(folder / MANIFEST, self.model_dump_json(indent=1).encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote."""
+        try:
+            return cls.model_validate(_json(path))
+        except ValidationError:
+            raise InputError(
+                f'{path}: expected {{"title": ..., "model": ..., "run": ..., "labelled": '
+                "{name: file, ...}}"
+            ) from None
 
 
 def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> Sources:
-    """Find everything that a report needs.
-
-    Args:
-        target: folder of a run, file of a model, or file that `blips predict` wrote.
-        structures: files of structures, instead of those that the target names.
-    """
+    """Find everything that a report needs; `structures` are in place of the target's own."""
     target = Path(target)
     given = {Path(path).stem: _read(Path(path)) for path in structures}
     if is_released_name(str(target)):
@@ -93,9 +91,11 @@ def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> S
         )
     if target.is_file() and target.suffix != ".safetensors":
         return _of_predictions(target, given)
-    named = _manifest(target) if (target / MANIFEST).is_file() else None
-    if named is not None:
-        return _of_manifest(target, named, given)
+    if (target / MANIFEST).is_file():
+        named = Manifest.read(target / MANIFEST)
+        found = given or {name: _read(target / path) for name, path in named.labelled.items()}
+        recorded = _run(RunFolder(target / named.run))
+        return Sources(named.title, target / named.model, found, **recorded)
     run = RunFolder(target if target.is_dir() else target.parent)
     config = load_config(run.config_file) if run.config_file.is_file() else None
     notes: tuple[str, ...] = ()
@@ -130,12 +130,6 @@ def _run(run: RunFolder) -> dict[str, Any]:
         "environment": _json(run.path / "environment.json"),
         "history": _history(run.path / "metrics.csv"),
     }
-
-
-def _of_manifest(folder: Path, named: Mapping[str, Any], given: dict[str, list[Atoms]]) -> Sources:
-    labelled = {name: _read(folder / path) for name, path in named["labelled"].items()}
-    run = RunFolder(folder / named["run"])
-    return Sources(named["title"], folder / named["model"], given or labelled, **_run(run))
 
 
 def _of_predictions(file: Path, given: dict[str, list[Atoms]]) -> Sources:
@@ -188,20 +182,6 @@ def _labels_alone(atoms: Atoms) -> Atoms:
         if f"predicted_{name}" in place and name in results:
             (copy.info if name == "energy" else copy.arrays)[name] = results[name]
     return copy
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
-    content = _json(path)
-    labelled = content.get("labelled")
-    strings = [content.get(key) for key in ("title", "model", "run")]
-    strings += list(labelled.values()) if isinstance(labelled, dict) else [None]
-    if not all(isinstance(text, str) for text in strings):
-        raise InputError(
-            f'{path}: expected {{"title": ..., "model": ..., "run": ..., "labelled": '
-            "{name: file, ...}}"
-        )
-    return dict(content)
 
 
 def _validation(

@@ -72,10 +72,7 @@ def viewed_set(
 def picked_sets(folder: str | Path, summary: Mapping[str, Any], shown: int) -> list[dict[str, Any]]:
     """Return the labelled picks of every round, latest first: std when picked, later error.
 
-    Args:
-        folder: of the campaign, where its models are. Rounds whose model is gone are left out.
-        summary: what `blips.active.summary.campaign_summary` returns.
-        shown: structures of each round, the most uncertain ones.
+    The `shown` most uncertain structures of each round; those whose model is gone are left out.
     """
     rounds: dict[int, list[Mapping[str, Any]]] = {}
     for pick in summary["picks"]:

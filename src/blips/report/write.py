@@ -1,7 +1,8 @@
 """From a run, a model or predictions to a report."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,55 @@ from blips.files import write_atomically
 from blips.potential import BayesianPotential
 from blips.prediction import Model, Prediction
 from blips.report.campaign import CAMPAIGN, write_campaign
-from blips.report.document import TRAINING, render
+from blips.report.document import (
+    Html,
+    choice,
+    details,
+    document,
+    figure,
+    figures,
+    table,
+    viewer,
+)
 from blips.report.sources import Sources, find_sources
 from blips.report.structures import uncertain_structures, viewed_set
 from blips.train.checkpoint import Saveable, backbone_of, describe
 from blips.train.released import load
 from blips.train.run import environment
-from blips.uq.assess import References, assess
+from blips.uq.assess import References, assess, by_metric, verdict
 from blips.uq.evaluate import Evaluation
 from blips.uq.plots import prediction_plots, training_plot
+
+TRAINING = "training-plot"
+SMALL, ONE = "smaller is better", "up to 1"
+NONE, ADDS = "a baseline without error bars", "above 0: the std adds to the baseline"
+PER = "forces_per_structure"
+HEADLINES = (
+    ("Energy MAE (eV)", "energy", "mae", SMALL),
+    ("Energy MAE per atom (eV)", "energy_per_atom", "mae", SMALL),
+    ("Energies within the 90 % interval", "energy", "coverage_90", "0.90, if calibrated"),
+    ("Force MAE (eV/Å)", "forces", "mae", SMALL),
+    ("Force RMSE (eV/Å)", "forces", "rmse", SMALL),
+    ("RMS std of forces (eV/Å)", "forces", "rms_std", "the RMSE, if calibrated"),
+    ("Mean squared z of forces", "forces", "zms", "1, if calibrated"),
+    ("ECE of forces", "forces", "ece", "0, if calibrated"),
+    ("CRPS of forces (eV/Å)", "forces", "crps", SMALL),
+    ("Forces within the 68 % interval", "forces", "coverage_68", "0.68, if calibrated"),
+    ("Forces within the 90 % interval", "forces", "coverage_90", "0.90, if calibrated"),
+    ("Forces within the 95 % interval", "forces", "coverage_95", "0.95, if calibrated"),
+    ("Spearman, std and error of structures", PER, "spearman", ONE),
+    ("Spearman, predicted force and error of structures", PER, "spearman_force", NONE),
+    ("Partial Spearman, std and error given the force", PER, "spearman_given_force", ADDS),
+)
+
+PLOTS = {
+    "parity_energy": "Energies",
+    "parity_forces": "Forces",
+    "reliability": "Are error bars the right size?",
+    "std_error": "Do errors grow with std?",
+    "rejection": "Does std find the errors?",
+    "std_force": "How large are the error bars?",
+}
 
 
 def write_report(
@@ -77,15 +118,18 @@ def write_report(
         entries = uncertain_structures(atoms, predicted, references, shown)
         sets.append(viewed_set(name, entries, prediction_plots(predicted, references)))
     loss = training_plot(sources.history)
-    page = render(
-        title=sources.title,
-        lead="Predictions that were read." if model is None else _lead(model, samples),
-        evaluations=evaluations,
-        data={"sets": sets, "figures": {} if loss is None else {TRAINING: loss.to_dict()}},
-        notes=notes,
-        settings={} if model is None else _settings(model, sources),
-        provenance=_provenance(sources),
-    )
+    figured = {} if loss is None else {TRAINING: loss.to_dict()}
+    settings = {} if model is None else _settings(model, sources)
+    lead = "Predictions that were read." if model is None else _lead(model, samples)
+    sections = [
+        ("summary", "Summary", _summary(evaluations, notes)),
+        ("predictions", "Predictions", _predictions(sets)),
+        ("structures", "Most uncertain structures", viewer(sets)),
+        ("training", "Training", figures(figured, {TRAINING: "Loss"})),
+        ("settings", "Settings", "\n".join(details(*item) for item in settings.items())),
+        ("provenance", "Provenance", _provenance(sources)),
+    ]
+    page = document(sources.title, lead, sections, {"sets": sets, "figures": figured})
     output = Path(output)
     write_atomically(output, page.encode())
     return output
@@ -125,7 +169,7 @@ def _settings(model: Saveable, sources: Sources) -> dict[str, str]:
     return texts
 
 
-def _provenance(sources: Sources) -> dict[str, str]:
+def _provenance(sources: Sources) -> str:
     here = environment()
     rows = {} if sources.model is None else {"Model file": sources.model.name}
     for name, content in (("Run", sources.environment), ("Report", here)):
@@ -141,4 +185,49 @@ def _provenance(sources: Sources) -> dict[str, str]:
             rows[f"{name}: command"] = " ".join(map(str, command))
     for name, structures in sources.structures.items():
         rows[f"Structures: {name}"] = str(len(structures))
-    return rows
+    return table("Versions, platform and command", [], rows.items())
+
+
+def _summary(evaluations: Mapping[str, Evaluation], notes: Sequence[str]) -> str:
+    parts = [f'<p class="soft">{escape(note)}</p>' for note in notes]
+    if evaluations:
+        parts = [_said(name, evaluation) for name, evaluation in evaluations.items()] + parts
+        parts += [_headline_table(evaluations), _full_table(evaluations)]
+    return "\n".join(parts)
+
+
+def _said(name: str, evaluation: Evaluation) -> str:
+    """Return the verdict on one set, a line for each quantity."""
+    lines = "<br>".join(escape(line) for line in verdict(evaluation).splitlines())
+    return f"<p><strong>{escape(name)}</strong>: {lines}</p>"
+
+
+def _headline_table(evaluations: Mapping[str, Evaluation]) -> str:
+    rows = []
+    for label, level, metric, ideal in HEADLINES:
+        found = [getattr(evaluation, level).get(metric) for evaluation in evaluations.values()]
+        if any(interval is not None for interval in found):
+            rows.append([Html(f'{label} <span class="ideal">{ideal}</span>'), *found])
+    one = next(iter(evaluations.values()))
+    caption = f"With {100 * one.level:g} % bootstrap intervals over structures"
+    return table(caption, ["Metric, and what is good", *evaluations], rows)
+
+
+def _full_table(evaluations: Mapping[str, Evaluation]) -> str:
+    rows = [
+        [*names, *(found.get(name) for name in evaluations)]
+        for names, found in by_metric(evaluations).items()
+    ]
+    whole = table("Definitions are in blips.uq", ["Level", "Metric", "Unit", *evaluations], rows)
+    return f"<details><summary>All metrics</summary>{whole}</details>"
+
+
+def _predictions(sets: Sequence[Mapping[str, Any]]) -> str:
+    names = [name for name in PLOTS if any(name in one["plots"] for one in sets)]
+    if not names:
+        return ""
+    drawn = "".join(figure(f"plot-{name}", PLOTS[name], name) for name in names)
+    return (
+        '<p class="soft">Click a point, or move along the points with the arrow keys; Enter shows '
+        "its structure below.</p>" + choice(sets, "set") + f'<div class="grid">{drawn}</div>'
+    )
