@@ -190,7 +190,7 @@ def disk(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """
     importable()
     _forked(lambda: _inputs(folder), folder)
-    small, found, rng = folder / "small", Counter[str](), random.Random(0)
+    small, found, rng, tried = folder / "small", Counter[str](), random.Random(0), 0
     small.mkdir()
     mounted = ["mount", "-t", "tmpfs", "-o", f"size={DISK_KB}k", "soak", str(small)]
     check(subprocess.run(mounted).returncode == 0, "no small disk could be mounted; be root")
@@ -211,11 +211,12 @@ def disk(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
                     found[name] += 1
                     check(_is_clear(said), f"{where}: {said}")
                 (small / "ballast").unlink()
+                tried += 1
                 begun = (small / "predict.part").exists()
                 code, said = _blips([*arguments, *(["--resume"] if begun else [])], folder)
                 check(code == 0, f"{where}, then enough: {said}")
                 check(_content(small, name) == whole, f"{where}, then enough: other content")
-                yield {"fills": options.fills * len(found), "refused": dict(found)}
+                yield {"fills": tried, "refused": dict(found)}
             _empty(small)
     finally:
         subprocess.run(["umount", "--lazy", str(small)])
@@ -322,10 +323,10 @@ def check(good: bool, message: str) -> None:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path], Iterator[dict[str, Any]]]] = {
-    "memory": memory,
     "labels": labels,
-    "together": together,
     "disk": disk,
+    "together": together,
+    "memory": memory,
 }
 
 
@@ -342,11 +343,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     output: Path | None = options.output
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    command = " ".join(["python tests/soak.py", *sys.argv[1:]])
     for part in options.parts:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="blips-soak-") as folder:
             for found in PARTS[part](options, Path(folder)):
-                found["seconds"] = round(time.monotonic() - begun, 1)
+                seconds = round(time.monotonic() - begun, 1)
+                found |= {"seconds": seconds, "commit": commit, "command": command}
                 print(part, json.dumps(found), flush=True)
                 if output is not None:
                     known = json.loads(output.read_text()) if output.exists() else {}
