@@ -62,9 +62,8 @@ def test_the_moving_average_is_a_geometric_mean_of_the_past_and_swaps_back():
         nn.init.constant_(model.weight, value)
         average.update(model)
     expected = 0.9 * (0.1 * 1.0) + 0.1 * 2.0
-    average.swap(model)
-    assert float(model.weight.detach()) == pytest.approx(expected)
-    average.swap(model)
+    with average.applied(model):
+        assert float(model.weight.detach()) == pytest.approx(expected)
     assert torch.equal(model.weight.detach(), torch.tensor([[2.0]]))
 
 

@@ -40,18 +40,10 @@ def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backb
 def train_from_config(
     sources: Sequence[str], *, resume: bool = False, only_released: bool = False
 ) -> FitResult:
-    """Train what the configuration files and overrides describe.
-
-    Args:
-        sources: files and overrides, merged left to right.
-        resume: continue the run in the configuration's folder.
-        only_released: refuse models that do not start from released weights.
-    """
+    """Train what files and overrides describe; `only_released` refuses untrained backbones."""
     config = load_config(*sources)
     if only_released and not is_released(config.model):
-        asked = config.model.backbone + (
-            "" if config.model.pretrained else " with pretrained=false"
-        )
+        asked = config.model.backbone + " with pretrained=false" * (not config.model.pretrained)
         raise ConfigError(
             f"fine-tuning starts from released weights, and {asked} has none; set model.backbone "
             f"to one of {', '.join(sorted(RELEASED))}, or use blips train"
@@ -61,14 +53,7 @@ def train_from_config(
 
 
 def plain_or_saved(model: str, weights: Path | None, trust: bool, device: str) -> Saveable:
-    """Load a file that blips wrote, or the plain released model of that name.
-
-    Args:
-        model: the file or the name.
-        weights: of the released model.
-        trust: let them run code.
-        device: to compute on.
-    """
+    """Load a file that blips wrote, or the plain released model of that name, with `weights`."""
     place = usable_device(device)
     if not is_released_name(model):
         return load_saved(model, place)
@@ -77,21 +62,12 @@ def plain_or_saved(model: str, weights: Path | None, trust: bool, device: str) -
 
 
 def calibrated(
-    model: Saveable,
-    structures: Sequence[Atoms],
-    *,
-    epochs: int = 30,
-    align: bool = True,
-    **options: Any,
+    model: Saveable, structures: Sequence[Atoms], *, epochs: int, align: bool, **options: Any
 ) -> BayesianPotential:
-    """Calibrate a model's error bars on these structures.
+    """Calibrate a model's error bars on labelled structures.
 
-    Args:
-        model: what `plain_or_saved` gives.
-        structures: labelled.
-        epochs: of the inference network, where the model has none yet.
-        align: see `uncertainty_for`.
-        options: kind, labels, samples and seed of the calibration.
+    A plain model gets an inference network first, see `uncertainty_for` for `epochs` and `align`.
+    Options are those of `recalibrate`: kind, labels, samples and seed.
     """
     if isinstance(model, Wrapper):
         raise ConfigError(f"this is a {model.kind}, which calibrates itself as it is trained")
@@ -111,12 +87,12 @@ def conditioned(
     align: bool = True,
     **options: Any,
 ) -> BayesianPotential:
-    """Condition a model on these structures.
+    """Condition a model on geometries, with labelled ones for the scale of its error bars.
 
     Args:
         model: what `plain_or_saved` gives.
         structures: geometries.
-        valid: labelled, for the scale of the error bars.
+        valid: labelled.
         anew: forget what the model was conditioned on before.
         align: fit energies per element of a released model to `valid`, if it has energies.
         options: of `BayesianPotential.condition`.
@@ -129,33 +105,19 @@ def conditioned(
     warn_of_labels(valid or (), options.get("labels"))
     has = set() if valid is None else set(keys_of(valid, options.get("labels")))
     released = isinstance(model, Backbone) and model.pretrained
-    if not (align and released and keys.ENERGY in has):
+    if valid is None or not (align and released and keys.ENERGY in has):
         potential.condition(structures, valid=valid, **options)
-    else:
-        _condition_and_align(potential, structures, valid or (), has, **options)
-    return potential
-
-
-def _condition_and_align(
-    potential: BayesianPotential,
-    structures: Sequence[Atoms],
-    valid: Sequence[Atoms],
-    has: set[str],
-    **options: Any,
-) -> None:
-    """Scale the error bars by forces, then align the elements by energies.
-
-    Without forces the elements come first: else their energies would count as the model's errors.
-    """
+        return potential
     labels = options.pop("labels", None)
-    if keys.FORCES not in has:
+    if keys.FORCES not in has:  # elements first: else their energies would count as errors
         align_energies(potential, valid, labels)
         potential.condition(structures, valid=valid, labels=labels, **options)
-        return
+        return potential
     forces = moved(valid, {}, (keys.FORCES,), labels)
     potential.condition(structures, valid=forces, **options)
     std = potential.predict(valid, method="onepass", forces=False).array("energy_std")
     align_energies(potential, valid, labels, std**2)
+    return potential
 
 
 def export_model(path: Path, output: Path) -> Path:

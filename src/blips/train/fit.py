@@ -172,12 +172,16 @@ def _datasets(
         if not _is_data_set(valid):
             raise InputError("a training data set needs a validation data set, not a file")
         return train, valid
-    backbone = potential if isinstance(potential, Backbone) else potential.backbone
-    if not isinstance(backbone, AtomisticBackbone):
-        raise InputError(f"{type(backbone).__name__} trains on data sets, not on structures")
+    backbone = _atomistic(potential)
     backbone.labels = _labels(settings)
     if settings.data.stream:
-        return _streamed(backbone, train, valid, settings)
+        if not (isinstance(train, str | Path) and isinstance(valid, str | Path)):
+            raise ConfigError("data.stream needs files in data.train and data.valid")
+        options: dict[str, Any] = {"quantities": _quantities(settings), "labels": _labels(settings)}
+        return (
+            StreamedData(train, backbone.graph_of, **options),
+            StreamedData(valid, backbone.graph_of, **options),
+        )
     structures = _structures(train)
     if isinstance(valid, float):
         split = _split(structures, valid, settings)
@@ -206,9 +210,7 @@ def _replay(
     replay = settings.data.replay if replay is None else replay
     if replay is None or _is_data_set(replay):
         return replay
-    backbone = potential if isinstance(potential, Backbone) else potential.backbone
-    if not isinstance(backbone, AtomisticBackbone):
-        raise InputError(f"{type(backbone).__name__} trains on data sets, not on structures")
+    backbone = _atomistic(potential)
     structures, name = _structures(replay), _name(replay, "replay")
     fits = settings.data.reference_energies == "fit" and "energy" in _quantities(settings)
     if not (fits and isinstance(backbone, ForeignBackbone)):
@@ -221,10 +223,16 @@ def _replay(
         by_element = {chemical_symbols[number]: energy for number, energy in shift.items()}
         run.write_json(path.name, by_element)
     shift = {atomic_numbers[symbol]: energy for symbol, energy in by_element.items()}
-    structures = moved(structures, shift, _quantities(settings), _labels(settings))
-    return StructureData(
-        structures, backbone.graph_of, quantities=_quantities(settings), source=name
-    )
+    quantities = _quantities(settings)
+    structures = moved(structures, shift, quantities, _labels(settings))
+    return StructureData(structures, backbone.graph_of, quantities=quantities, source=name)
+
+
+def _atomistic(potential: Model) -> AtomisticBackbone:
+    backbone = potential if isinstance(potential, Backbone) else potential.backbone
+    if not isinstance(backbone, AtomisticBackbone):
+        raise InputError(f"{type(backbone).__name__} trains on data sets, not on structures")
+    return backbone
 
 
 def _is_data_set(data: object) -> TypeGuard[TrainingData]:
@@ -243,8 +251,7 @@ def _structures(data: Any) -> list[Atoms]:
 
 def _quantities(settings: RunConfig) -> tuple[str, ...]:
     weights = settings.training.weights
-    names = ("energy", "forces", "stress")
-    return tuple(name for name in names if getattr(weights, name) > 0)
+    return tuple(name for name in ("energy", "forces", "stress") if getattr(weights, name) > 0)
 
 
 def _labels(settings: RunConfig) -> Labels:
@@ -260,18 +267,6 @@ def _data(
         quantities=_quantities(settings),
         labels=_labels(settings),
         source=source,
-    )
-
-
-def _streamed(
-    backbone: AtomisticBackbone, train: object, valid: object, settings: RunConfig
-) -> tuple[StreamedData, StreamedData]:
-    if not (isinstance(train, str | Path) and isinstance(valid, str | Path)):
-        raise ConfigError("data.stream needs files in data.train and data.valid")
-    quantities, labels = _quantities(settings), _labels(settings)
-    return (
-        StreamedData(train, backbone.graph_of, quantities=quantities, labels=labels),
-        StreamedData(valid, backbone.graph_of, quantities=quantities, labels=labels),
     )
 
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
 
 import ase.io
 import torch
@@ -15,24 +16,13 @@ from blips.data.dataset import AtomData
 from blips.errors import BlipsError, ConfigError
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import describe, state_of, write_tensors
+from blips.train.display import TrainingDisplay
 from blips.train.loss import DISTRIBUTION_LOSSES, Anchor
 from blips.train.objective import Model, Objective
 from blips.train.optim import MovingAverage, Schedule, make_optimizer
-from blips.train.run import Progress, RunFolder, restore_state, save_state
+from blips.train.run import Progress, RunFolder, TrainingState
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-
-class Display(Protocol):
-    """Shows progress; see `blips.train.display`."""
-
-    def step(self, epoch: int, parts: dict[str, float]) -> None:
-        """Act after a training step."""
-        ...
-
-    def epoch(self, row: dict[str, float]) -> None:
-        """Act after an epoch."""
-        ...
 
 
 class NonFiniteLossError(BlipsError):
@@ -61,7 +51,7 @@ class Trainer:
         valid: TrainingData,
         config: RunConfig,
         folder: RunFolder,
-        display: Display | None = None,
+        display: TrainingDisplay | None = None,
         replay: TrainingData | None = None,
     ) -> None:
         settings = config.training
@@ -74,16 +64,20 @@ class Trainer:
         self.fabric.launch()
         self.model = model.to(self.dtype)
         self._frozen = _frozen_parameters(model, settings)
-        optimizer = make_optimizer(self.model, settings)
         objective = Objective(self.model, settings, num_data=len(train))
-        self.objective, self.optimizer = self.fabric.setup(objective, optimizer)
-        self.anchor = Anchor(self.model) if settings.anchor_weight > 0 else None
-        objective.anchor = self.anchor
-        total_steps = settings.epochs * self.steps_per_epoch
-        self.schedule = Schedule(self.optimizer, settings, total_steps)
+        self.objective, self.optimizer = self.fabric.setup(
+            objective, make_optimizer(self.model, settings)
+        )
+        anchor = objective.anchor = Anchor(self.model) if settings.anchor_weight > 0 else None
+        self.schedule = Schedule(self.optimizer, settings, settings.epochs * self.steps_per_epoch)
         decay = settings.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)
-        self.progress = Progress()
+        self.state = TrainingState(self.model, self.optimizer, self.schedule, self.average, anchor)
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run is."""
+        return self.state.progress
 
     @property
     def steps_per_epoch(self) -> int:
@@ -94,14 +88,7 @@ class Trainer:
     def resume(self) -> None:
         """Continue from the folder's last state, if there is one."""
         if self.folder.last.exists():
-            self.progress = restore_state(
-                self.folder.last,
-                self.model,
-                self.optimizer,
-                self.schedule,
-                self.average,
-                self.anchor,
-            )
+            self.state.restore(self.folder.last)
 
     def run(self) -> Progress:
         """Train until the last epoch or the early stop; return the history."""
@@ -160,14 +147,15 @@ class Trainer:
         """Compute the validation loss, of the averaged weights where there are any."""
         self.objective.eval()
         totals = Totals()
-        if self.average is not None:
-            self.average.swap(self.model)
-        for batch in self._batches(self.valid_data, None):
-            objective: Any = self.objective.module
-            totals.add(objective.evaluate(batch, self.config.seed), len(batch.indices))
-        if self.average is not None:
-            self.average.swap(self.model)
+        with self._averaged():
+            for batch in self._batches(self.valid_data, None):
+                objective: Any = self.objective.module
+                totals.add(objective.evaluate(batch, self.config.seed), len(batch.indices))
         return {f"valid_{k}": v for k, v in totals.means().items()}
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Use the moving average of the weights, where there is one, within the block."""
+        return nullcontext() if self.average is None else self.average.applied(self.model)
 
     def _finish_epoch(self, epoch: int, row: dict[str, float]) -> None:
         self.progress.epoch = epoch
@@ -177,30 +165,17 @@ class Trainer:
             self.progress.best_loss, self.progress.best_epoch = row["valid_loss"], epoch
         if self.fabric.is_global_zero:
             if improved:
-                self._save_best()
+                with self._averaged():
+                    header = {"model": describe(self.model)}
+                    write_tensors(self.folder.best, state_of(self.model), header)
             last_epoch = epoch == self.config.training.epochs or self._should_stop()
             if epoch % self.config.training.checkpoint_every == 0 or last_epoch:
-                save_state(
-                    self.folder.last,
-                    self.model,
-                    self.optimizer,
-                    self.schedule,
-                    self.average,
-                    self.progress,
-                    self.anchor,
-                )
+                self.state.save(self.folder.last)
                 self.folder.write_history(self.progress.history)
         self.fabric.log_dict({k: v for k, v in row.items() if k != "epoch"}, step=epoch)
         if self.display is not None:
             self.display.epoch(row)
         self.fabric.barrier()
-
-    def _save_best(self) -> None:
-        if self.average is not None:
-            self.average.swap(self.model)
-        write_tensors(self.folder.best, state_of(self.model), {"model": describe(self.model)})
-        if self.average is not None:
-            self.average.swap(self.model)
 
     def _should_stop(self) -> bool:
         patience = self.config.training.early_stop_patience
@@ -266,39 +241,38 @@ class Totals:
 
 def _frozen_parameters(model: Model, settings: TrainingConfig) -> list[torch.nn.Parameter]:
     """Switch off the training of what the loss does not use; the parameters that were on."""
-    if settings.freeze_backbone:
-        frozen = _backbone_parameters(model, settings)
-    elif isinstance(model, BayesianPotential) and not settings.noise:
-        frozen = [p for p in model.encoder.parameters() if p.requires_grad]
-    else:
-        frozen = []
+    unused: torch.nn.Module | None = None
+    if isinstance(model, BayesianPotential):
+        unused = model.backbone if settings.freeze_backbone else model.encoder
+    elif settings.freeze_backbone:
+        raise ConfigError("training.freeze_backbone needs a Bayesian potential; see bayesianize")
+    if settings.freeze_backbone and settings.loss not in DISTRIBUTION_LOSSES:
+        raise ConfigError(
+            f"training.freeze_backbone with loss {settings.loss!r} would only make the posterior "
+            f"vanish; use training.loss={' or '.join(DISTRIBUTION_LOSSES)}"
+        )
+    if unused is None or (settings.noise and not settings.freeze_backbone):
+        return []
+    frozen = [parameter for parameter in unused.parameters() if parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(False)
     return frozen
 
 
-def _backbone_parameters(model: Model, settings: TrainingConfig) -> list[torch.nn.Parameter]:
-    """Return the backbone's trained parameters, where they can be frozen."""
-    if not isinstance(model, BayesianPotential):
-        raise ConfigError("training.freeze_backbone needs a Bayesian potential; see bayesianize")
-    if settings.loss not in DISTRIBUTION_LOSSES:
-        raise ConfigError(
-            f"training.freeze_backbone with loss {settings.loss!r} would only make the posterior "
-            f"vanish; use training.loss={' or '.join(DISTRIBUTION_LOSSES)}"
-        )
-    return [p for p in model.backbone.parameters() if p.requires_grad]
-
-
 def _fabric(config: RunConfig, folder: RunFolder) -> Fabric:
     """Set up devices and processes as configured; raise an error where there are none such."""
-    settings = config.training
+    settings, loggers = config.training, list[Any]()
+    if settings.tensorboard:
+        from lightning_fabric.loggers.tensorboard import TensorBoardLogger
+
+        loggers.append(TensorBoardLogger(root_dir=folder.path, name="tensorboard", version=""))
     try:
         return Fabric(
             accelerator=settings.accelerator,
             devices=settings.devices,
             num_nodes=settings.nodes,
             strategy=settings.strategy,
-            loggers=_loggers(config, folder),
+            loggers=loggers,
         )
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
@@ -306,11 +280,3 @@ def _fabric(config: RunConfig, folder: RunFolder) -> Fabric:
             f"strategy={settings.strategy} cannot be used here: {error} "
             "accelerator=auto takes what there is"
         ) from None
-
-
-def _loggers(config: RunConfig, folder: RunFolder) -> list[Any]:
-    if not config.training.tensorboard:
-        return []
-    from lightning_fabric.loggers.tensorboard import TensorBoardLogger
-
-    return [TensorBoardLogger(root_dir=folder.path, name="tensorboard", version="")]

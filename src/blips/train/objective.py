@@ -14,7 +14,7 @@ the data loss of a batch from a second set.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple, TypeVar, Unpack, cast
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -140,20 +140,15 @@ class Objective(nn.Module):
         kl_scale: float,
     ) -> Penalties:
         config = self.config
-        penalties = {"kl": (config.kl_weight * kl_scale, self._kl(coefficients))}
+        options: dict[str, Any] = {"reduction": config.kl_reduction, "num_data": self.num_data}
+        penalties = {"kl": (config.kl_weight * kl_scale, model.kl(coefficients, **options))}
         if config.beyond_weight > 0:
             device = batch.graph.positions.device
             generator = seeded_generator(*noise_key, "beyond", device=device)
             beyond = displaced(batch.graph, config.beyond_displacement, generator)
-            penalties["kl_beyond"] = (
-                config.beyond_weight * kl_scale,
-                self._kl(model.coefficients(beyond)),
-            )
+            kl = model.kl(model.coefficients(beyond), **options)
+            penalties["kl_beyond"] = (config.beyond_weight * kl_scale, kl)
         return penalties
-
-    def _kl(self, coefficients: Mapping[str, Tensor]) -> Tensor:
-        model = cast(BayesianPotential, self.model)
-        return model.kl(coefficients, reduction=self.config.kl_reduction, num_data=self.num_data)
 
     def _derivatives(self, batch: Batch, *, create_graph: bool) -> Derivatives:
         weights = self.config.weights

@@ -1,9 +1,11 @@
 """Optimisers, learning-rate schedules and the moving average of weights."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
@@ -38,16 +40,10 @@ class Schedule:
         self.warmup_steps = int(schedule.warmup * total_steps)
         self.least_factor = schedule.min_lr / config.lr
         self._by_step = LambdaLR(optimizer, self.factor)
-        self._plateau = (
-            ReduceLROnPlateau(
-                optimizer,
-                factor=schedule.factor,
-                patience=schedule.patience,
-                min_lr=schedule.min_lr,
-            )
-            if schedule.kind == "plateau"
-            else None
-        )
+        self._plateau: ReduceLROnPlateau | None = None
+        if schedule.kind == "plateau":
+            options = schedule.model_dump(include={"factor", "patience", "min_lr"})
+            self._plateau = ReduceLROnPlateau(optimizer, **options)
 
     def factor(self, step: int) -> float:
         """Return the factor on the initial learning rate at a step."""
@@ -97,10 +93,16 @@ class MovingAverage:
         for name, parameter in model.named_parameters():
             self.values[name].lerp_(parameter, 1.0 - self.decay)
 
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Exchange the parameters with their averages within the block."""
+        self._swap(model)
+        yield
+        self._swap(model)
+
     @torch.no_grad()
-    def swap(self, model: nn.Module) -> None:
-        """Exchange the parameters with their averages; call again to undo."""
+    def _swap(self, model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
-            kept: Tensor = parameter.detach().clone()
+            kept = parameter.detach().clone()
             parameter.copy_(self.values[name])
             self.values[name] = kept

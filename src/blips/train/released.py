@@ -69,16 +69,9 @@ def load_released(name: str, **options: Any) -> BayesianPotential:
             ones come without error bars until the potential is conditioned.
     """
     potential = bayesianize(load_backbone(name, **options))
-    if not options:
-        attach_posterior(potential, name)
-    return potential
-
-
-def attach_posterior(potential: BayesianPotential, name: str) -> None:
-    """Give a released potential its shipped posterior; nothing happens where there is none."""
     with _shipped(name) as path:
-        if not path.is_file():
-            return
+        if options or not path.is_file():
+            return potential
         tensors, header = read_tensors(path)
         potential.posterior = posterior_from(header["posterior"], tensors, potential, path)
     if weights_digest(potential) != header["weights"]:
@@ -87,6 +80,7 @@ def attach_posterior(potential: BayesianPotential, name: str) -> None:
             "install the version of its package that blips names, or load it with "
             "blips.backbones.load and condition it"
         )
+    return potential
 
 
 def provenance(name: str) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from blips.config import RunConfig, different_settings, dump_config, load_config
@@ -130,80 +130,61 @@ class Progress:
     history: list[dict[str, float]] = field(default_factory=list)
 
 
-def save_state(
-    path: Path,
-    model: Any,
-    optimizer: Optimizer,
-    schedule: Schedule,
-    average: MovingAverage | None,
-    progress: Progress,
-    anchor: Anchor | None = None,
-) -> None:
-    """Write everything that `restore_state` needs, atomically."""
-    tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in model.state_dict().items()}
-    saved = optimizer.state_dict()
-    scalars: dict[str, Any] = {}
-    for index, entries in saved["state"].items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer.{index}.{key}"] = value
-            else:
-                scalars[f"{index}.{key}"] = value
-    if average is not None:
-        tensors |= {f"average.{k}": v for k, v in average.values.items()}
-    if anchor is not None:
-        tensors |= {f"anchor.{k}": v for k, v in anchor.start.items()}
-    header = {
-        "model": describe(model),
-        "optimizer": {"scalars": scalars, "lr": [group["lr"] for group in saved["param_groups"]]},
-        "schedule": schedule.state(),
-        "progress": {**vars(progress), "best_loss": _json_float(progress.best_loss)},
-    }
-    write_tensors(path, tensors, header)
+@dataclass
+class TrainingState:
+    """Everything that changes while a run trains, and that a resumed one continues with."""
 
+    model: Any
+    optimizer: Optimizer
+    schedule: Schedule
+    average: MovingAverage | None
+    anchor: Anchor | None
+    progress: Progress = field(default_factory=Progress)
 
-def restore_state(
-    path: Path,
-    model: nn.Module,
-    optimizer: Optimizer,
-    schedule: Schedule,
-    average: MovingAverage | None,
-    anchor: Anchor | None = None,
-) -> Progress:
-    """Restore a run to where `save_state` left it."""
-    tensors, header = read_tensors(path)
-    parts: dict[str, dict[str, Tensor]] = {
-        part: {} for part in ("model", "optimizer", "average", "anchor")
-    }
-    for name, tensor in tensors.items():
-        part, _, rest = name.partition(".")
-        if part not in parts:
-            raise CheckpointError(f"{path} is no training state; resume from a run's folder")
-        parts[part][rest] = tensor
-    restore(model, parts["model"], path)
-    _restore_optimizer(optimizer, parts["optimizer"], header["optimizer"])
-    schedule.restore(header["schedule"])
-    if average is not None:
-        average.values = parts["average"]
-    if anchor is not None:
-        anchor.restore(parts["anchor"])
-    saved = dict(header["progress"])
-    saved["best_loss"] = float(saved["best_loss"])
-    return Progress(**saved)
+    def save(self, path: Path) -> None:
+        """Write everything that `restore` needs, atomically."""
+        saved = self.optimizer.state_dict()
+        parts: dict[str, dict[str, Tensor]] = {
+            "model": self.model.state_dict(),
+            "optimizer": {
+                f"{i}.{k}": v for i, all in saved["state"].items() for k, v in all.items()
+            },
+            "average": {} if self.average is None else self.average.values,
+            "anchor": {} if self.anchor is None else self.anchor.start,
+        }
+        header = {
+            "model": describe(self.model),
+            "optimizer": {"lr": [group["lr"] for group in saved["param_groups"]]},
+            "schedule": self.schedule.state(),
+            "progress": vars(self.progress),
+        }
+        tensors = {f"{part}.{k}": v for part, group in parts.items() for k, v in group.items()}
+        write_tensors(path, tensors, header)
 
-
-def _restore_optimizer(
-    optimizer: Optimizer, tensors: dict[str, Tensor], header: dict[str, Any]
-) -> None:
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in [*tensors.items(), *header["scalars"].items()]:
-        index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = value
-    groups = optimizer.state_dict()["param_groups"]
-    for group, lr in zip(groups, header["lr"], strict=True):
-        group["lr"] = lr
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _json_float(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+    def restore(self, path: Path) -> None:
+        """Restore a run to where `save` left it."""
+        tensors, header = read_tensors(path)
+        parts: dict[str, dict[str, Tensor]] = {
+            part: {} for part in ("model", "optimizer", "average", "anchor")
+        }
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            if part not in parts:
+                raise CheckpointError(f"{path} is no training state; resume from a run's folder")
+            parts[part][rest] = tensor
+        restore(self.model, parts["model"], path)
+        state: dict[int, dict[str, Any]] = {}
+        for name, tensor in parts["optimizer"].items():
+            index, _, key = name.partition(".")
+            state.setdefault(int(index), {})[key] = tensor
+        groups = self.optimizer.state_dict()["param_groups"]
+        for group, lr in zip(groups, header["optimizer"]["lr"], strict=True):
+            group["lr"] = lr
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.schedule.restore(header["schedule"])
+        if self.average is not None:
+            self.average.values = parts["average"]
+        if self.anchor is not None:
+            self.anchor.restore(parts["anchor"])
+        saved = header["progress"]
+        self.progress = Progress(**{**saved, "best_loss": float(saved["best_loss"])})

@@ -6,8 +6,7 @@ as weights stay those of the model, to the bit; energies move by a constant for 
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from ase import Atoms
@@ -47,13 +46,10 @@ def uncertainty_for(
     epochs: int = 30,
     labels: Labels | None = None,
     align: bool = True,
-    kind: str = "scale",
     samples: int = 64,
     seed: int = 0,
-    folder: str | Path | None = None,
     display: bool = False,
-    say: Callable[[str], object] | None = None,
-    **training: Any,
+    **calibration: Any,
 ) -> BayesianPotential:
     """Give a trained model error bars, from a few labelled structures and without training it.
 
@@ -68,13 +64,10 @@ def uncertainty_for(
         labels: names and units of the labels.
         align: fit energies per element to the same 60 %, as levels of theory differ by them; the
             model keeps them, and its error bars of energies count how well they are known.
-        kind: of calibration: "scale", "isotonic" or "conformal".
         samples: of the posterior, for the calibration.
         seed: of the split, the inference network and its training.
-        folder: keep the run of the inference network here.
         display: show progress.
-        say: see `blips.uq.assess.recalibrate`.
-        training: settings of the configuration's `training` in place of these here.
+        calibration: kind and say of `recalibrate`.
     """
     if len(structures) < 3:
         raise InputError(f"{len(structures)} structures cannot be split; label at least three")
@@ -92,10 +85,9 @@ def uncertainty_for(
         align_energies(model, fitted, labels)
     weights = {name: w if name in quantities else 0.0 for name, w in TRAINING["weights"].items()}
     dtype = str(next(model.backbone.parameters()).dtype).removeprefix("torch.")
-    settings = {**TRAINING, "weights": weights, "dtype": dtype, "epochs": epochs, **training}
+    settings = {**TRAINING, "weights": weights, "dtype": dtype, "epochs": epochs}
     config = {"training": settings, "data": {"labels": vars(labels or Labels())}, "seed": seed}
-    with tempfile.TemporaryDirectory() as temporary:
-        where = folder or temporary
-        fit(model, fitted, valid=rest, config=config, folder=where, display=display)
-    recalibrate(model, rest, kind=kind, labels=labels, samples=samples, seed=seed, say=say)
+    with tempfile.TemporaryDirectory() as folder:
+        fit(model, fitted, valid=rest, config=config, folder=folder, display=display)
+    recalibrate(model, rest, labels=labels, samples=samples, seed=seed, **calibration)
     return model
