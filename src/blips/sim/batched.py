@@ -25,6 +25,7 @@ from torch import Tensor
 from blips import keys
 from blips.errors import InputError
 from blips.sim.calculator import annotate
+from blips.sim.dynamics import check_run
 from blips.sim.frames import FrameSaver
 from blips.sim.guard import Finding, Guard
 from blips.sim.torchsim import PER_ATOM, STATE_DTYPE, TorchSimModel, ts
@@ -141,15 +142,11 @@ def integrate(
             momenta = np.concatenate([atoms.get_momenta() for atoms in structures])
             state.momenta = torch.tensor(momenta, **here)  # [N, 3], TorchSim's unit is ASE's
         state = init(state, seed=seed)
-        return _advance(
-            state,
-            lambda state, alive: update(state, kT=kT[alive]),
-            model,
-            guard,
-            steps,
-            every,
-            saver,
-        )
+
+        def step(state: Any, alive: list[int]) -> Any:
+            return update(state, kT=kT[alive])
+
+        return _advance(state, step, model, guard, steps, every, saver)
 
 
 def halting(
@@ -157,10 +154,7 @@ def halting(
 ) -> Callable[..., Tensor]:
     """Make a convergence function for `torch_sim.optimize` that also ends what the guard stops.
 
-    Args:
-        model: whose std counts.
-        guard: limits.
-        convergence_fn: of TorchSim, such as `torch_sim.generate_force_convergence_fn(0.02)`.
+    `convergence_fn` is one of TorchSim, such as `torch_sim.generate_force_convergence_fn(0.02)`.
     """
 
     def ended(state: Any, last_energy: Tensor | None = None) -> Tensor:
@@ -175,11 +169,9 @@ def _state(structures: Sequence[Atoms], model: TorchSimModel) -> Any:
     structures = [structures] if isinstance(structures, Atoms) else list(structures)
     if not structures:
         raise InputError("nothing to simulate: the list of structures is empty")
-    periodic = {tuple(atoms.pbc.tolist()) for atoms in structures}
-    if not periodic <= {(True, True, True)} and not periodic <= {(False, False, False)}:
+    if len({flag for atoms in structures for flag in atoms.pbc.tolist()}) > 1:
         raise InputError(
-            "TorchSim takes structures that are all periodic in three directions, or all not; "
-            f"these have pbc {sorted(periodic)}"
+            "TorchSim takes structures that are all periodic in three directions, or all not"
         )
     return ts.initialize_state(structures, model.device, model.dtype)
 
@@ -195,8 +187,7 @@ def _advance(
     converged: Callable[..., Tensor] | None = None,
 ) -> list[Finished]:
     """Run the batch; structures leave it as they converge or are halted."""
-    if every < 1 or steps < 0:
-        raise InputError(f"steps is {steps} and every is {every}; expected >= 0 and >= 1")
+    check_run(every, steps)
     alive = list(range(state.n_systems))  # number of each structure that is still in the batch
     finished: dict[int, Finished] = {}
     done = 0

@@ -77,21 +77,13 @@ class Calculator(ASECalculator):
         skin: float = SKIN,
         **options: Any,
     ) -> None:
-        check_method(potential, method, type(self).__name__)
         if every < 0:
             raise InputError(f"every is {every}; expected 0 (only when asked for) or more")
         super().__init__()
-        self.potential = potential
-        self._always = method in ALWAYS_UNCERTAIN
-        self.samples: Samples = samples
-        self.method, self.every = method, every
-        self.member, self.seed, self.options = member, seed, options
+        self.evaluator = Evaluator(potential, method, samples, seed, member, options)
+        self.potential, self.every = potential, every
         self.structures_seen = 0
         self.neighbours = NeighbourCache(skin)
-        self._member = None
-        if method == "frozen" and isinstance(potential, BayesianPotential):
-            numbered = isinstance(member, int)
-            self._member = potential.member(member, seed) if numbered else member
 
     def calculate(
         self,
@@ -110,59 +102,69 @@ class Calculator(ASECalculator):
         wanted = set(properties or [keys.ENERGY])
         is_new = bool(system_changes) or not self.results
         self.structures_seen += int(is_new)
-        stress = bool(wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}) or self._keeps_stress()
+        stress = (
+            bool(wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}) or keys.STRESS in self.results
+        )
         due = is_new and self.every > 0 and (self.structures_seen - 1) % self.every == 0
         (graph,) = graph_batches(self.potential.backbone, structure, 1, [self.neighbours])
-        if not self._always:
-            self.results |= _results(self._without_sampling(graph, stress))
-        if self._always or due or wanted & set(UNCERTAINTIES):
-            sampled = _results(self._sampled(graph, stress))
+        always = self.evaluator.always
+        if not always:
+            self.results |= _results(self.evaluator.plain(graph, stress))
+        if always or due or wanted & set(UNCERTAINTIES):
+            sampled = _results(self.evaluator.sampled(graph, stress))
             names = (*UNCERTAINTIES, keys.IN_DOMAIN)
             uncertain = {name: sampled[name] for name in names if name in sampled}
-            self.results |= sampled if self._always else uncertain
+            self.results |= sampled if always else uncertain
         if atoms is not None:
             annotate(atoms, self.results)
 
-    def _keeps_stress(self) -> bool:
-        """Return whether the stress of this structure is known already, and is kept."""
-        return keys.STRESS in self.results
 
-    def _without_sampling(self, graph: Graph, stress: bool) -> Prediction:
+class Evaluator:
+    """Predictions of graphs by one method, see above; arguments as of `Calculator`.
+
+    Attributes:
+        always: whether a std comes with every energy.
+    """
+
+    def __init__(
+        self,
+        potential: Model,
+        method: str,
+        samples: Samples,
+        seed: int,
+        member: int | Member,
+        options: Mapping[str, Any],
+    ) -> None:
+        if not isinstance(potential, Model):
+            raise InputError(
+                f"simulations need a model with error bars, got {type(potential).__name__}; make "
+                "one with blips.bayesianize(model) or blips.load(file), or take one of "
+                "blips.baselines"
+            )
+        bayesian = isinstance(potential, BayesianPotential)
+        methods = METHODS if bayesian else BASELINE_METHODS
+        if method not in methods:
+            raise InputError(
+                f"unknown method {method!r} of {type(potential).__name__}; use one of "
+                f"{', '.join(methods)}"
+            )
+        self.potential, self.always = potential, method in ALWAYS_UNCERTAIN
+        self._method = "auto" if method == "map" else method
+        self._options = {"samples": samples, "seed": seed, **options}
+        self._member: Member | None = None
+        if bayesian and method == "frozen":
+            self._member = potential.member(member, seed) if isinstance(member, int) else member
+            self._method = "frozen" if potential.posterior is None else "conditioned"
+
+    def plain(self, graph: Graph, stress: bool) -> Prediction:
+        """Predict with the plain model, or the member, without error bars."""
         if self._member is not None:
             return self._member.predict(graph, stress=stress)
         return self.potential.predict(graph, method="map", stress=stress)
 
-    def _sampled(self, graph: Graph, stress: bool) -> Prediction:
-        return self.potential.predict(
-            graph,
-            method=uncertainty_method(self.method, self.potential),
-            samples=self.samples,
-            seed=self.seed,
-            stress=stress,
-            **self.options,
-        )
-
-
-def check_method(potential: object, method: str, owner: str) -> None:
-    """Refuse what has no error bars, and methods that a model does not have."""
-    if not isinstance(potential, Model):
-        raise InputError(
-            f"{owner} needs a model with error bars, got {type(potential).__name__}; make one with "
-            "blips.bayesianize(model) or blips.load(file), or take one of blips.baselines"
-        )
-    methods = METHODS if isinstance(potential, BayesianPotential) else BASELINE_METHODS
-    if method not in methods:
-        raise InputError(
-            f"unknown method {method!r} of {type(potential).__name__}; use one of "
-            f"{', '.join(methods)}"
-        )
-
-
-def uncertainty_method(method: str, potential: Model) -> str:
-    """Return the `predict` method of a name; a member's is that of its committee."""
-    if method == "frozen" and isinstance(potential, BayesianPotential):
-        return "frozen" if potential.posterior is None else "conditioned"
-    return "auto" if method == "map" else method
+    def sampled(self, graph: Graph, stress: bool) -> Prediction:
+        """Predict with error bars; those of a member are its committee's."""
+        return self.potential.predict(graph, method=self._method, stress=stress, **self._options)
 
 
 def _results(prediction: Prediction) -> dict[str, Any]:

@@ -63,8 +63,8 @@ def run_guarded(
     saver: FrameSaver | None = None,
     reference: Any = None,
     reference_limit: float = 0.5,
-    progress: Callable[[int], None] | None = None,
-    before_step: Callable[[int], bool] | None = None,
+    progress: Callable[[int], object] = lambda step: None,
+    before_step: Callable[[int], bool] = lambda step: True,
 ) -> Outcome:
     """Run until the steps are done or the guard stops it.
 
@@ -101,20 +101,17 @@ def run_guarded(
         return not stops
 
     going = look()
-    if progress is not None:
-        progress(0)
+    progress(0)
     while going and outcome.steps < steps and not outcome.interrupted:
         before = outcome.steps
         while outcome.steps < min(before + every, steps) and not outcome.interrupted:
-            if before_step is not None and not before_step(outcome.steps):
-                outcome.interrupted = True
-            else:
+            outcome.interrupted = not before_step(outcome.steps)
+            if not outcome.interrupted:
                 dynamics.run(1)
                 outcome.steps += 1
         if outcome.steps > before:
             going = look()
-            if progress is not None:
-                progress(outcome.steps)
+            progress(outcome.steps)
     outcome.stopped = not going
     return outcome
 

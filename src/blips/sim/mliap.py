@@ -52,7 +52,7 @@ class MLIAPModel(MLIAPUnified):
         if not (plain and isinstance(backbone, AtomisticBackbone)):
             raise InputError(
                 f"{type(backbone).__name__} needs more than LAMMPS's pairs (messages along angles, "
-                "neighbours of its own, or direct forces); use blips.sim.lammps.couple"
+                "neighbours of its own, or direct forces); use blips.sim.lammps.Coupling"
             )
         self.backbone = copy.deepcopy(backbone)
         revert(self.backbone).eval().requires_grad_(False)

@@ -22,7 +22,8 @@ from typing import Any
 
 from ase.calculators.calculator import BaseCalculator
 
-from blips.errors import BlipsError, ConfigError, MissingPackageError
+from blips.backbones.foreign import require
+from blips.errors import BlipsError, ConfigError
 
 ESPRESSO_SAFE = ("input_data", "kpts", "koffset", "kspacing", "pseudopotentials")
 ESPRESSO_PATHS = ("pseudo_dir", "outdir", "wfcdir", "prefix")  # in input_data
@@ -40,7 +41,8 @@ def make_calculator(
     """
     options = options or {}
     check_trust(name, options, trust)
-    make = CALCULATORS.get(name) or _imported(name)
+    chosen = CALCULATORS.get(name, name)
+    make = _imported(chosen) if isinstance(chosen, str) else chosen
     try:
         calculator = make(**options)
     except BlipsError:
@@ -57,7 +59,9 @@ def make_calculator(
 
 def check_trust(name: str, options: Mapping[str, Any], trust: bool) -> None:
     """Raise unless a calculator is trusted or cannot do harm."""
-    _check_name(name)
+    if name not in CALCULATORS and "." not in name and ":" not in name:
+        known = ", ".join(CALCULATORS)
+        raise ConfigError(f"unknown calculator {name!r}; use {known}, or package.module:Name")
     chosen = needs_trust(name, options)
     if chosen and not trust:
         raise ConfigError(
@@ -90,12 +94,6 @@ def _keys_within(settings: Any) -> list[str]:
     return [*(str(key).strip().lower() for key in settings), *inner]
 
 
-def _check_name(name: str) -> None:
-    if name not in CALCULATORS and "." not in name and ":" not in name:
-        known = ", ".join(CALCULATORS)
-        raise ConfigError(f"unknown calculator {name!r}; use {known}, or package.module:Name")
-
-
 def _imported(path: str) -> Callable[..., Any]:
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
@@ -112,22 +110,10 @@ def _imported(path: str) -> Callable[..., Any]:
 
 def _tight_binding(method: str) -> Callable[..., Any]:
     def make(**options: Any) -> Any:
-        try:
-            from tblite.ase import TBLite
-        except ImportError as error:
-            raise MissingPackageError(
-                "this calculator needs the package 'tblite'; install it with: "
-                "pip install 'blips-mlip[active]'"
-            ) from error
-        return TBLite(method=method, **{"verbosity": 0, **options})
+        tblite: Any = require("tblite.ase", "pip install 'blips-mlip[active]'")
+        return tblite.TBLite(method=method, **{"verbosity": 0, **options})
 
     return make
-
-
-def _pyscf(**options: Any) -> Any:
-    from blips.sim.pyscf import PySCF
-
-    return PySCF(**options)
 
 
 def _espresso(
@@ -163,16 +149,10 @@ def _espresso(
     return Espresso(profile=profile, directory=directory, input_data=settings, **options)
 
 
-def _emt(**options: Any) -> Any:
-    from ase.calculators.emt import EMT
-
-    return EMT(**options)
-
-
-CALCULATORS: dict[str, Callable[..., Any]] = {
+CALCULATORS: dict[str, str | Callable[..., Any]] = {
     "gfn2-xtb": _tight_binding("GFN2-xTB"),
     "gfn1-xtb": _tight_binding("GFN1-xTB"),
-    "pyscf": _pyscf,
+    "pyscf": "blips.sim.pyscf:PySCF",
     "espresso": _espresso,
-    "emt": _emt,
+    "emt": "ase.calculators.emt:EMT",
 }

@@ -80,14 +80,12 @@ class MDSettings:
         if self.ensemble not in ENSEMBLES:
             expected = ", ".join(ENSEMBLES)
             raise InputError(f"unknown ensemble {self.ensemble!r}; use one of {expected}")
-        for name in ("temperature", "timestep", "friction"):
+        for name in ("temperature", "timestep", "friction", "to"):
             value = getattr(self, name)
-            if not (np.isfinite(value) and value > 0):
+            if value is not None and not (np.isfinite(value) and value > 0):
                 raise InputError(f"{name} is {value}; expected a positive number")
         if not np.isfinite(self.pressure) or (self.pressure and self.ensemble != "npt"):
             raise InputError(f"pressure is {self.pressure} GPa; expected a number, with npt alone")
-        if self.to is not None and not (np.isfinite(self.to) and self.to > 0):
-            raise InputError(f"the last temperature is {self.to} K; expected a positive number")
         if self.to is not None and self.ensemble == "nve":
             raise InputError(
                 "a ramp needs a thermostat: use the ensemble langevin or npt, or no ramp"
@@ -110,7 +108,7 @@ def run_md(
     reference: Any = None,
     overwrite: bool = False,
     should_end: Callable[[], bool] = lambda: False,
-    progress: Callable[[int, Atoms], None] | None = None,
+    progress: Callable[[int, Atoms], object] = lambda step, atoms: None,
 ) -> Outcome:
     """Run from a structure, with its velocities or, where it has none, with drawn ones.
 
@@ -128,23 +126,24 @@ def run_md(
     check_run(settings.every, settings.steps)
     folder = Path(folder)
     atoms = atoms.copy()
-    calculator = Calculator(
-        potential,
-        settings.method,
-        samples=settings.samples,
-        seed=settings.seed,
-        member=settings.member,
-    )
-    atoms.calc = calculator
-    rng = np.random.default_rng(settings.seed)
+    samples, seed, member = settings.samples, settings.seed, settings.member
+    atoms.calc = Calculator(potential, settings.method, samples=samples, seed=seed, member=member)
+    rng = np.random.default_rng(seed)
     if not atoms.get_momenta().any():
         thermalize_momenta(atoms, settings.temperature, exact_temperature=False, rng=rng)
     dynamics = _dynamics(atoms, settings, rng)
     paths = {name: folder / name for name in FILES}
+    if (present := [name for name, path in paths.items() if path.exists()]) and not overwrite:
+        raise InputError(
+            f"{folder} holds {', '.join(present)} of an earlier run; choose another folder "
+            "(--folder), or overwrite it (--overwrite)"
+        )
     saver = FrameSaver(
         paths["uncertain.extxyz"], every=settings.save_every, distinct=settings.distinct
     )
-    _prepare(paths, folder, overwrite)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in paths.values():
+        path.unlink(missing_ok=True)
 
     def before(step: int) -> bool:
         if isinstance(dynamics, Langevin | LangevinBAOAB) and settings.to is not None:
@@ -155,8 +154,7 @@ def run_md(
         frame = snapshot(atoms)
         frame.info["step"] = step
         append_frame(paths["trajectory.extxyz"], frame)
-        if progress is not None:
-            progress(step, atoms)
+        progress(step, atoms)
 
     outcome = run_guarded(
         dynamics,
@@ -198,42 +196,26 @@ def outcome_dict(
 
 
 def _dynamics(atoms: Atoms, settings: MDSettings, rng: np.random.Generator) -> MolecularDynamics:
+    timestep, temperature = settings.timestep * fs, settings.temperature
     if settings.ensemble == "nve":
-        return VelocityVerlet(atoms, settings.timestep * fs)
-    if settings.ensemble == "npt":
-        if not atoms.pbc.all():
-            raise InputError("npt needs a cell that is periodic along all three directions")
-        relaxation = 1000.0 * fs / settings.friction
-        with warnings.catch_warnings():  # ASE tells the mass of the barostat that it chooses
-            warnings.simplefilter("ignore")
-            return LangevinBAOAB(
-                atoms,
-                settings.timestep * fs,
-                temperature_K=settings.temperature,
-                externalstress=-settings.pressure * GPa,
-                hydrostatic=True,
-                T_tau=relaxation,
-                P_tau=PRESSURE_TIME * relaxation,
-                rng=rng,
-            )
-    return Langevin(
-        atoms,
-        settings.timestep * fs,
-        temperature_K=settings.temperature,
-        friction=settings.friction / (1000.0 * fs),
-        fixcm=False,
-        rng=rng,
-    )
-
-
-def _prepare(paths: dict[str, Path], folder: Path, overwrite: bool) -> None:
-    """Make room for the files, or say that an earlier run has them."""
-    present = [name for name, path in paths.items() if path.exists()]
-    if present and not overwrite:
-        raise InputError(
-            f"{folder} holds {', '.join(present)} of an earlier run; choose another folder "
-            "(--folder), or overwrite it (--overwrite)"
+        return VelocityVerlet(atoms, timestep)
+    if settings.ensemble == "langevin":
+        rate = settings.friction / (1000.0 * fs)
+        return Langevin(
+            atoms, timestep, temperature_K=temperature, friction=rate, fixcm=False, rng=rng
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in paths.values():
-        path.unlink(missing_ok=True)
+    if not atoms.pbc.all():
+        raise InputError("npt needs a cell that is periodic along all three directions")
+    relaxation = 1000.0 * fs / settings.friction
+    with warnings.catch_warnings():  # ASE tells the mass of the barostat that it chooses
+        warnings.simplefilter("ignore")
+        return LangevinBAOAB(
+            atoms,
+            timestep,
+            temperature_K=temperature,
+            externalstress=-settings.pressure * GPa,
+            hydrostatic=True,
+            T_tau=relaxation,
+            P_tau=PRESSURE_TIME * relaxation,
+            rng=rng,
+        )

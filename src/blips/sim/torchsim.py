@@ -22,9 +22,8 @@ from blips.data.graph import Graph
 from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.potential import BayesianPotential
 from blips.prediction import Model, Prediction
-from blips.sim.calculator import ALWAYS_UNCERTAIN, UNCERTAINTIES, check_method, uncertainty_method
+from blips.sim.calculator import UNCERTAINTIES, Evaluator
 from blips.sim.guard import Finding, Guard, check_domain
 
 PIP_LINE = "pip install torch-sim-atomistic==0.3.0"
@@ -56,7 +55,7 @@ class TorchSimModel(ModelInterface):
         seed: of all noise.
         compute_stress: also give the stress, for cells that change.
         skin: A, of the neighbour lists that are kept between steps; 0 searches at every step.
-        options: of `BayesianPotential.predict`, such as `memory_gb` and `calibrated`.
+        options: of `BayesianPotential.predict`.
     """
 
     def __init__(
@@ -72,13 +71,8 @@ class TorchSimModel(ModelInterface):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_method(potential, method, type(self).__name__)
+        self.evaluator = Evaluator(potential, method, samples, seed, member, options)
         self.potential = potential
-        self.method, self.samples, self.seed = method, samples, seed
-        self.options = options
-        self._member = None
-        if method == "frozen" and isinstance(potential, BayesianPotential):
-            self._member = potential.member(member, seed)
         self._skin, self._caches = skin, list[NeighbourCache]()
         self._dtype, self._device = STATE_DTYPE, first_parameter(potential.backbone).device
         self._compute_forces, self._compute_stress = True, compute_stress
@@ -86,26 +80,12 @@ class TorchSimModel(ModelInterface):
     def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:
         """Compute energy, forces, stress of a `SimState` (or its dictionary)."""
         state = state if isinstance(state, ts.SimState) else ts.SimState(**state)
-        structures = state.to_atoms()
-        stress = self._compute_stress
-        if self.method in ALWAYS_UNCERTAIN:
-            return self._tensors(structures, lambda some: self._sampled(some, stress))
-        member = self._member
-        if member is not None:
-            return self._tensors(
-                structures,
-                lambda some: member.predict(self._graph(some), stress=stress),
-            )
-        return self._tensors(
-            structures,
-            lambda some: self.potential.predict(self._graph(some), method="map", stress=stress),
-        )
+        evaluator = self.evaluator
+        return self._tensors(state, evaluator.sampled if evaluator.always else evaluator.plain)
 
     def uncertainties(self, state: Any) -> dict[str, Tensor]:
         """Compute the std of energy [S], forces [N, 3] and stress [S, 3, 3] by samples."""
-        outputs = self._tensors(
-            state.to_atoms(), lambda some: self._sampled(some, self._compute_stress)
-        )
+        outputs = self._tensors(state, self.evaluator.sampled)
         return {name: value for name, value in outputs.items() if name in UNCERTAINTIES}
 
     def check(self, state: Any, guard: Guard) -> list[list[Finding]]:
@@ -114,7 +94,8 @@ class TorchSimModel(ModelInterface):
         findings = [guard.check_geometry(atoms) for atoms in structures]
         sound = [index for index, found in enumerate(findings) if not found]
         if sound and guard.needs_std:
-            prediction = self._sampled([structures[index] for index in sound], stress=False)
+            graph = self._graph([structures[index] for index in sound])
+            prediction = self.evaluator.sampled(graph, stress=False)
             for number, index in enumerate(sound):
                 atoms, results = structures[index], prediction[number].ase_results()
                 findings[index] = guard.check_std(atoms, results.__getitem__)
@@ -132,24 +113,16 @@ class TorchSimModel(ModelInterface):
         (graph,) = graph_batches(self.potential.backbone, structures, len(structures), caches)
         return graph
 
-    def _sampled(self, structures: list[Atoms], stress: bool) -> Prediction:
-        return self.potential.predict(
-            self._graph(structures),
-            method=uncertainty_method(self.method, self.potential),
-            samples=self.samples,
-            seed=self.seed,
-            stress=stress,
-            **self.options,
-        )
-
     def _tensors(
-        self, structures: list[Atoms], predict: Callable[[list[Atoms]], Prediction]
+        self, state: Any, predict: Callable[[Graph, bool], Prediction]
     ) -> dict[str, Tensor]:
         """Return outputs of all structures, NaN for those without finite positions."""
+        structures = state.to_atoms()
         whole = [bool(np.isfinite(atoms.positions).all()) for atoms in structures]
         if not any(whole):
             raise InputError("no structure of the batch has finite positions: all have exploded")
-        arrays = _arrays(predict([a for a, good in zip(structures, whole, strict=True) if good]))
+        graph = self._graph([a for a, good in zip(structures, whole, strict=True) if good])
+        arrays = _arrays(predict(graph, self._compute_stress))
         rows = np.repeat(whole, [len(atoms) for atoms in structures])  # [N]
         found: dict[str, Tensor] = {}
         for name, array in arrays.items():
