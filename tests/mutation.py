@@ -51,7 +51,7 @@ TESTS: dict[str, str] = {
     "tests/train/test_fit.py",
     "train/loss": "tests/train/test_loss.py",
     "sim/guard": "tests/sim/test_guard.py",
-    "active/select": "tests/active/test_rules.py",
+    "active/select": "tests/active/test_select.py",
     "active/rules": "tests/active/test_rules.py",
 }
 CHUNK = "_CHUNK_ELEMENTS = 2**21"

@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 METHODS = ("map", "conditioned", "mc", "onepass", "frozen")
 WARM = 1000  # predictions until caches and allocators have what they need
 FLAT = 0.05  # resident memory may differ by this much afterwards
-BETWEEN_KILLS = (2.0, 6.0)  # s
+BETWEEN_KILLS = (3.0, 8.0)  # s
 DISK_KB = 4096  # of the small disk
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
@@ -345,7 +345,8 @@ def main() -> None:
     output: Path | None = options.output
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    command = " ".join(["python tests/soak.py", *sys.argv[1:]])
+    counts = [f"--{name} {vars(options)[name]}" for name in ("predicts", "labels", "jobs", "fills")]
+    command = " ".join(["python tests/soak.py", *options.parts, *counts])
     for part in options.parts:
         begun = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="blips-soak-") as folder:

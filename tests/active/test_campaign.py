@@ -22,7 +22,7 @@ from blips.active.config import ExecutorConfig
 from blips.active.database import CampaignError
 from blips.active.display import CampaignDisplay
 from blips.active.executor import InlineExecutor, make_executor
-from blips.active.select import Model, Screening, choose, screen_candidates
+from blips.active.select import Model, screen_candidates
 from blips.active.store import CampaignStore
 from blips.active.training import force_mae_bound
 from blips.active.worker import file_digest
@@ -249,44 +249,6 @@ def test_a_campaign_is_judged_by_the_labels_that_it_asks_for(finished, tmp_path)
         Campaign(store, settings, InlineExecutor(), display).run()
         shown = store.stage(1, "surprise")
     assert f"{shown['force_mae']:.4g}" in console.export_text()
-
-
-def test_a_model_that_knows_little_asks_for_its_neighbourhood(tmp_path):
-    """Beyond the automatic limit the least uncertain come first; within it the most uncertain."""
-    config = load_campaign(
-        tiny_campaign(tmp_path, select={"rule": "force_std", "batch": 3, "keep": 1})
-    )
-    scores = [{"force_std": s, "mean_std": s, "atoms": 4.0} for s in (1.0, 9.0, 7.0, 2.0)]
-    excluded = [None, "force_std", "force_std", None]
-    found = Screening(config, 1)
-    found.add(found.summary([5, 6, 7, 8], {"scores": scores, "excluded": excluded}, 4))
-    assert [number for number, _ in found.rows] == [8, 5, 7]
-    assert found.excluded == {"force_std": 2}
-    assert found.largest["force_std"] == 9.0
-    assert found.mean_std == 19.0 / 4
-    strict = Screening(load_campaign(config.model_dump(), "limits.force_std=5"), 1)
-    content = strict.summary([5, 6, 7, 8], {"scores": scores, "excluded": excluded}, 4)
-    assert [number for number, _ in content["rows"]] == [8, 5]
-
-
-@pytest.mark.parametrize("rule", ["random", "force_std", "information"])
-def test_equal_candidates_go_by_number_and_none_goes_twice(tmp_path, rule, finished):
-    """A pool of one geometry many times, and of another: each is labelled once, the first of it."""
-    first, second = rattled(2, 3)
-    ase.io.write(tmp_path / "pool.extxyz", [first, first, second, first, second])
-    config = load_campaign(
-        {**finished[0], "explore": {"kind": "pool", "pool": str(tmp_path / "pool.extxyz")}},
-        f"select.rule={rule}",
-        "select.chunk=2",
-    )
-    path = f"{config.folder}/models/round-0001/model.safetensors"
-    model, pool = Model(path, file_digest(path)), Candidates.of_file(tmp_path / "pool.extxyz")
-    with CampaignStore(tmp_path / "campaign") as store:
-        found = screen_candidates(pool, model, config, store, InlineExecutor(), 1)
-        picks = choose(pool, found, model, config, 1, 5)
-    numbers = {pick.reason["candidate"] for pick in picks}
-    assert len(picks) == 2
-    assert rule == "random" or numbers == {0, 2}
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):

@@ -90,11 +90,15 @@ class DaskExecutor:
             except TimeoutError:
                 continue
             for future in found.done:
-                number = numbers.pop(future)
                 try:
-                    result = future.result()
+                    result = future.result(LOOK_SECONDS)
                 except KilledWorker as error:
                     result = JobLost(str(error))
+                except TimeoutError:
+                    if future.status == "error":
+                        raise  # of the job itself
+                    break  # the worker died with the result; look for lost workers, wait again
+                number = numbers.pop(future)
                 future.release()
                 submit(1)
                 yield number, result

@@ -1,0 +1,126 @@
+"""From scores to a batch, against the rules applied to all candidates at once."""
+
+import ase.io
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+from campaigns import tiny_campaign
+from numpy.testing import assert_allclose
+
+import blips
+from blips.active import load_campaign
+from blips.active.candidates import Candidates
+from blips.active.evidence import candidate_rows
+from blips.active.executor import InlineExecutor
+from blips.active.rules import ByForceStd, ByInformation, ByReduction, best, random_score
+from blips.active.select import Model, Screening, choose, screen_candidates
+from blips.active.store import CampaignStore
+from blips.active.worker import file_digest
+from blips.backbones import PaiNN
+from helpers import TINY, morse_ammonia
+
+
+@pytest.fixture(scope="module")
+def potential():
+    torch.manual_seed(0)
+    model = blips.bayesianize(PaiNN(**TINY), seed=0)
+    model.condition(morse_ammonia(6, seed=0), valid=morse_ammonia(4, seed=1))
+    return model
+
+
+@pytest.fixture(scope="module")
+def model(potential, tmp_path_factory):
+    path = blips.save(potential, tmp_path_factory.mktemp("model") / "model.safetensors")
+    return Model(str(path), file_digest(path))
+
+
+def displaced(count, seed=3):
+    rng, names = np.random.default_rng(seed), ["NH3", "NH", "NH3", "H2", "N2"]
+    found = [molecule(names[k % len(names)]) for k in range(count)]
+    for atoms in found:
+        atoms.positions += rng.normal(scale=0.1, size=atoms.positions.shape)
+    return found
+
+
+def batch_of(structures, model, folder, *settings):
+    """Picks of a pool and what was kept of its screening."""
+    ase.io.write(folder / "pool.extxyz", structures)
+    pool = Candidates.of_file(folder / "pool.extxyz")
+    config = load_campaign(tiny_campaign(folder), "limits.force_std=null", *settings)
+    with CampaignStore(folder / "campaign") as store:
+        found = screen_candidates(pool, model, config, store, InlineExecutor(), 1)
+    return choose(pool, found, model, config, 1, 4), found
+
+
+@pytest.mark.parametrize(
+    "rule", ["information", "expected_reduction", "force_std", "energy_std", "random"]
+)
+def test_the_batch_is_that_of_the_rule_on_all_candidates(potential, model, tmp_path, rule):
+    structures = displaced(10)
+    picks, screening = batch_of(
+        structures, model, tmp_path, f"select.rule={rule}", "select.cost=0.5", "select.rows=3"
+    )
+    structures = ase.io.read(tmp_path / "pool.extxyz", ":")
+    cost = np.array([len(atoms) for atoms in structures]) ** 0.5
+    scores = np.array([dict(screening.rows)[k][rule] for k in range(10)])
+    rows = candidate_rows(potential, structures, rows=3)
+    target = candidate_rows(potential, structures, rows=3, energies=False)
+    target = target.reshape(-1, target.shape[-1]) / np.sqrt(3 * sum(map(len, structures)))
+    expected = {
+        "information": lambda: ByInformation(rows, cost).choose(4),
+        "expected_reduction": lambda: ByReduction(rows, target, cost).choose(4),
+        "force_std": lambda: ByForceStd(rows, scores, cost).choose(4),
+        "energy_std": lambda: best(scores / cost, 4),
+        "random": lambda: best(scores / cost, 4),
+    }[rule]()
+    assert [pick.reason["candidate"] for pick in picks] == [choice.index for choice in expected]
+    assert_allclose([p.reason["gain"] for p in picks], [c.gain for c in expected], rtol=1e-4)
+    assert [pick.score for pick in picks] == [scores[c.index] for c in expected]
+    if rule == "random":
+        assert scores.tolist() == [random_score(0, 1, k) for k in range(10)]
+
+
+@pytest.mark.parametrize("rule", ["random", "force_std", "information"])
+def test_equal_candidates_go_by_number_and_none_goes_twice(model, tmp_path, rule):
+    """A pool of one geometry many times, and of another: each is labelled once, the first of it."""
+    first, _, second = displaced(3)
+    pool = [first, first, second, first, second]
+    picks, _ = batch_of(pool, model, tmp_path, f"select.rule={rule}", "select.chunk=2")
+    numbers = {pick.reason["candidate"] for pick in picks}
+    assert len(picks) == 2
+    assert rule == "random" or numbers == {0, 2}
+
+
+def screened(scores, excluded, folder, *settings):
+    config = tiny_campaign(folder, select={"rule": "force_std", "batch": 3, "keep": 1})
+    found = Screening(load_campaign(config, *settings), 1)
+    rows = [s and {"force_std": s, "mean_std": s, "atoms": 4.0} for s in scores]
+    numbers = list(range(5, 5 + len(rows)))
+    found.add(found.summary(numbers, {"scores": rows, "excluded": excluded}, len(rows)))
+    return found
+
+
+def test_a_model_that_knows_little_asks_for_its_neighbourhood(tmp_path):
+    """Beyond the automatic limit the least uncertain come first; within it the most uncertain."""
+    scores, excluded = (1.0, 9.0, 7.0, 2.0), [None, "force_std", "force_std", None]
+    found = screened(scores, excluded, tmp_path)
+    assert [number for number, _ in found.rows] == [8, 5, 7]
+    assert found.excluded == {"force_std": 2}
+    assert found.largest["force_std"] == 9.0
+    assert found.mean_std == 19.0 / 4
+    strict = screened(scores, excluded, tmp_path, "limits.force_std=5")
+    assert [number for number, _ in strict.rows] == [8, 5]
+
+
+def test_what_no_model_can_score_or_another_limit_excludes_is_not_kept(tmp_path):
+    excluded = [None, "energy_std", "failed", "closest", None]
+    found = screened((1.0, 9.0, None, 7.0, 2.0), excluded, tmp_path)
+    assert [number for number, _ in found.rows] == [9, 5]
+    assert found.excluded == {"energy_std": 1, "failed": 1, "closest": 1}
+
+
+def test_as_many_are_kept_as_the_configuration_says(tmp_path):
+    scores = [float(k) for k in range(1, 11)]
+    found = screened(scores, [None] * 10, tmp_path, "select.keep=2")
+    assert [number for number, _ in found.rows] == [14, 13, 12, 11, 10, 9]
