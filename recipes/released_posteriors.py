@@ -17,12 +17,14 @@ of their package; `blips.load("mace.safetensors")` is then the model with its er
 import argparse
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from blips.backbones import load
 from blips.conversion import bayesianize
+from blips.inference.domain import Domain
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import save, write_tensors
 from blips.train.references import moved
@@ -44,8 +46,14 @@ def condition(
     no_shift = dict.fromkeys(range(119), 0.0)
     labelled = moved(valid[:count], no_shift, ("forces",))
     potential.condition(geometries[:count], valid=labelled, rows=ROWS, dimension=DIMENSION)
-    potential.posterior = potential.conditioned().only_draws(DRAWS)
+    posterior = potential.conditioned().only_draws(DRAWS)
+    potential.posterior = replace(posterior, domain=_without_pairs(posterior.domain))
     return potential
+
+
+def _without_pairs(domain: Domain) -> Domain:
+    """Leave least distances to covalent radii: 100 structures show few pairs of elements."""
+    return Domain(domain.numbers, farthest=domain.farthest)
 
 
 def ship(name: str, potential: BayesianPotential, folder: Path, seconds: float) -> Path:

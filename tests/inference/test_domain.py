@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import blips
 from blips.backbones import PaiNN
 from blips.data.graph import AtomGraph
-from blips.inference.domain import BONDED, MARGIN, Domain
+from blips.inference.domain import BOND, BONDED, FARTHER, MARGIN, Domain
 from helpers import rattled_molecules
 from inference.models import labelled
 
@@ -73,12 +73,39 @@ def test_covalent_radii_stand_in_for_pairs_that_were_not_seen():
         assert Domain().contains(pair).tolist() == [expected] * 2
 
 
+def test_the_loneliest_atom_of_each_element():
+    far = Atoms("OHH", [[0, 0, 0], [1.5, 0, 0], [0, 1.6, 0]])
+    domain = Domain.of(graph([molecule("H2O"), far, Atoms("N")]))
+    assert float(domain.farthest[1]) == pytest.approx(1.6)
+    assert float(domain.farthest[8]) == pytest.approx(1.5)
+    assert domain.farthest[7].isinf()  # it had no neighbour, and may have none
+    assert domain.contains(graph(Atoms("N"))).all()
+
+
+@given(st.floats(0.4, 4.5))
+def test_an_atom_is_outside_if_its_nearest_neighbour_is_too_far(distance: float):
+    atoms = graph(Atoms("H2", [[0, 0, 0], [distance, 0, 0]]))
+    assert Domain.from_dict([1], {"1": 2.0}).contains(atoms).all() == (distance <= 2.0 * FARTHER)
+    near = Domain.from_dict([1], {"1": 0.1})  # a bond is not too far, whatever was seen
+    assert near.contains(atoms).all() == (distance <= BOND * 0.31)
+
+
+def test_lone_atoms_are_outside_unless_such_were_seen():
+    single = graph([Atoms("H"), molecule("H2")])
+    assert Domain.of(graph(molecule("H2"))).contains(single).tolist() == [False, True, True]
+    assert Domain.of(single).contains(single).all()
+
+
 def test_what_was_seen_later_widens_the_domain():
-    first, second = Domain.from_dict([1], {"1-1": 1.0}), Domain.from_dict([8], {"1-1": 0.5})
+    first = Domain.from_dict([1], {"1-1": 1.0, "1": 1.5})
+    second = Domain.from_dict([8], {"1-1": 0.5, "8": 2.0})
     both = Domain.joined([first, second])
     assert both.numbers == {1, 8}
     assert float(both.least[1, 1]) == 0.5
-    assert Domain.from_dict(both.numbers, both.to_dict()).to_dict() == {"1-1": 0.5}
+    assert both.to_dict() == {"1-1": 0.5, "1": 1.5, "8": 2.0}
+    assert Domain.from_dict(both.numbers, both.to_dict()).to_dict() == both.to_dict()
+    wider = Domain.joined([both, Domain.from_dict([1], {"1": 1.7})])
+    assert wider.to_dict()["1"] == pytest.approx(1.7)
 
 
 @pytest.mark.parametrize("method", ["auto", "onepass", "mc", "map"])

@@ -20,7 +20,7 @@ from blips.bayes.condition import GaussianPosterior
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 from blips.inference.linearise import Depth, Linearised, LinearModel
-from blips.inference.posterior import ConditionedPosterior, Scale
+from blips.inference.posterior import ConditionedPosterior
 from blips.prediction import Outputs, Prediction, point_prediction
 
 ATOM_DRAWS = 64  # of the energies of atoms, where no forces are asked for: they cost little
@@ -69,7 +69,7 @@ def predict_conditioned(
         found["energy_std"] = _exact_energy_std(linearised, posterior.gaussian, unknown)
     for name in found.keys() & {"energy_std", "energies_std"}:
         found[name] = posterior.scale.energy_factor * found[name]
-    found |= _misfits(posterior.scale, linearised, found)
+    found |= _misfits(posterior, linearised, found)
     if covariance and keys.FORCES in changes:
         change = changes[keys.FORCES].double()
         found["forces_cov"] = torch.einsum("kna,knb->nab", change, change) / count
@@ -77,8 +77,9 @@ def predict_conditioned(
     return point_prediction(linearised.outputs | found, graph, method=method, samples=samples)
 
 
-def _misfits(scale: Scale, linearised: Linearised, found: Outputs) -> Outputs:
+def _misfits(posterior: ConditionedPosterior, linearised: Linearised, found: Outputs) -> Outputs:
     """Return the aleatoric std of the quantities that have an epistemic one."""
+    scale = posterior.scale
     misfits = {
         name: torch.full_like(found[f"{name}_std"], floor)
         for name, floor in scale.floor.items()
@@ -89,6 +90,9 @@ def _misfits(scale: Scale, linearised: Linearised, found: Outputs) -> Outputs:
     if keys.FORCES in misfits:
         relative = scale.relative * linearised.outputs[keys.FORCES].double()
         misfits[keys.FORCES] = torch.hypot(misfits[keys.FORCES], relative)
+        if scale.typical > 0:
+            outside = ~posterior.domain.contains(linearised.graph)[:, None]
+            misfits[keys.FORCES] = torch.hypot(misfits[keys.FORCES], scale.typical * outside)
     return {f"{name}_aleatoric_std": misfit for name, misfit in misfits.items()}
 
 

@@ -1,8 +1,9 @@
-"""What a posterior can know something about: elements, and how close two atoms come.
+"""What a posterior can know something about: elements, and how close and how lonely atoms are.
 
 Error bars are first order in the noise of the weights. Where two atoms are much closer than any
 that the model has seen, the energy itself is meaningless, and so is its error bar: such atoms, and
-those of unknown elements, lie outside the domain.
+those of unknown elements, lie outside the domain. So do atoms whose nearest neighbour is much
+farther than that of any atom of the element: little is left of what the model was trained on.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,25 +19,37 @@ from blips.data.graph import AtomGraph
 
 MARGIN = 0.8  # of the least distance seen: closer is outside
 BONDED = 0.6  # of the sum of the covalent radii, for pairs of elements that were not seen together
+FARTHER = 1.25  # of the largest distance to a nearest neighbour seen: farther is outside
+BOND = 2.6  # covalent radii of an atom to its nearest neighbour that are never too far
 SIZE = MAX_ATOMIC_NUMBER + 1
+
+
+RADII = torch.tensor(covalent_radii[:SIZE], dtype=torch.float32)  # A
 
 
 def _never() -> Tensor:
     return torch.full((SIZE, SIZE), torch.inf)
 
 
+def _anywhere() -> Tensor:
+    return torch.full((SIZE,), torch.inf)
+
+
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Elements and least distances of some structures.
+    """Elements, least distances and loneliest atoms of some structures.
 
     Attributes:
         numbers: atomic numbers that were seen.
         least: smallest distance of each pair of elements, symmetric, infinite where the pair was
             not seen within the cutoff, [119, 119] A.
+        farthest: largest distance of an atom of each element to its nearest neighbour; infinite
+            where one had no neighbour within the cutoff, or where it is not known, [119] A.
     """
 
     numbers: frozenset[int] = frozenset(range(1, SIZE))
     least: Tensor = field(default_factory=_never, repr=False)
+    farthest: Tensor = field(default_factory=_anywhere, repr=False)
 
     @classmethod
     def of(cls, graph: AtomGraph) -> "Domain":
@@ -46,22 +59,29 @@ class Domain:
         least = _never().view(-1)
         least = least.scatter_reduce(0, (receiver * SIZE + sender).cpu(), distance, "amin")
         least = least.view(SIZE, SIZE)
-        return cls(frozenset(graph.numbers.tolist()), torch.minimum(least, least.T))
+        nearest = _nearest(graph, distance)
+        farthest = torch.zeros(SIZE).scatter_reduce(0, graph.numbers.cpu(), nearest, "amax")
+        return cls(frozenset(graph.numbers.tolist()), torch.minimum(least, least.T), farthest)
 
     @classmethod
     def joined(cls, parts: Iterable["Domain"]) -> "Domain":
         """Join the domains of the structures of all parts."""
-        numbers, least = frozenset[int](), _never()
+        numbers, least, farthest = frozenset[int](), _never(), torch.zeros(SIZE)
         for part in parts:
             numbers, least = numbers | part.numbers, torch.minimum(least, part.least)
-        return cls(numbers, least)
+            farthest = torch.maximum(farthest, part.farthest)
+        return cls(numbers, least, farthest)
 
     @cached_property
     def _limits(self) -> Tensor:
         """Square of the distance below which a pair is outside, [119, 119] A^2."""
-        radii = torch.tensor(covalent_radii[:SIZE], dtype=torch.float32)
-        bonded = BONDED * (radii[:, None] + radii)
+        bonded = BONDED * (RADII[:, None] + RADII)
         return torch.where(self.least.isfinite(), MARGIN * self.least, bonded).square()
+
+    @cached_property
+    def _far(self) -> Tensor:
+        """Distance of the nearest neighbour beyond which an atom is outside, [119] A."""
+        return torch.maximum(FARTHER * self.farthest, BOND * RADII)
 
     @cached_property
     def known(self) -> Tensor:
@@ -76,28 +96,44 @@ class Domain:
         return lacking if bool(lacking.any()) else None
 
     def contains(self, graph: AtomGraph) -> Tensor:
-        """Return whether each atom's element is known and no neighbour is too close, [N] bool."""
-        inside = self.known.to(graph.numbers.device)[graph.numbers]  # [N]
+        """Return whether each atom's element is known and its nearest atom is as near, [N] bool."""
+        device = graph.numbers.device
+        square = graph.vectors().detach().square().sum(dim=1)  # [E]
+        inside = self.known.to(device)[graph.numbers]  # [N]
+        inside &= _nearest(graph, square) <= self._far.to(device).square()[graph.numbers]
         receiver, sender = graph.numbers[graph.edge_index]  # [E]
-        limits = self._limits.to(graph.numbers.device)
-        close = graph.vectors().square().sum(dim=1) < limits[receiver, sender]  # [E]
+        close = square < self._limits.to(device)[receiver, sender]  # [E]
         if bool(close.any()):
             inside[graph.edge_index[:, close].flatten()] = False
         return inside
 
     def to_dict(self) -> dict[str, float]:
-        """Return the least distances of the pairs that were seen, "Z-Z'" -> A, JSON-able."""
+        """Return least distances, "Z-Z'" -> A, and finite farthest ones, "Z" -> A, JSON-able."""
         pairs = self.least.isfinite().triu().nonzero().tolist()
-        return {f"{a}-{b}": float(self.least[a, b]) for a, b in pairs}
+        alone = [z for z in sorted(self.numbers) if self.farthest[z].isfinite()]
+        return {f"{a}-{b}": float(self.least[a, b]) for a, b in pairs} | {
+            str(z): float(self.farthest[z]) for z in alone
+        }
 
     @classmethod
     def from_dict(cls, numbers: Iterable[int], distances: Mapping[str, float]) -> "Domain":
         """Restore what `to_dict` returned; without distances, covalent radii are used."""
-        least = _never()
-        for pair, distance in distances.items():
-            a, b = map(int, pair.split("-"))
-            least[a, b] = least[b, a] = float(distance)
-        return cls(frozenset(numbers), least)
+        least, farthest = _never(), torch.zeros(SIZE)
+        farthest[list(numbers)] = torch.inf
+        for atoms, distance in distances.items():
+            a, _, b = atoms.partition("-")
+            if b:
+                least[int(a), int(b)] = least[int(b), int(a)] = float(distance)
+            else:
+                farthest[int(a)] = float(distance)
+        return cls(frozenset(numbers), least, farthest)
+
+
+def _nearest(graph: AtomGraph, distance: Tensor) -> Tensor:
+    """Return the least of the edges' distances [E] for each atom, infinite without any, [N]."""
+    nearest = torch.full((graph.num_nodes,), torch.inf, dtype=distance.dtype)
+    receiver = graph.edge_index[0].to(distance.device)
+    return nearest.to(distance.device).scatter_reduce(0, receiver, distance, "amin")
 
 
 EVERY_ELEMENT = Domain()

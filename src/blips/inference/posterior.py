@@ -5,7 +5,9 @@ r"""The posterior that has seen the data: what it is made of, and how it is kept
 The first term is epistemic: what the data leave open. The others are the misfit that remains where
 the data leave nothing open (labels that no weights of this model would fit; forces that are too
 soft everywhere), and are reported as the aleatoric part. The relative part has the covariance
-relative^2 F F^T of an atom's force F, so that it turns with the structure.
+relative^2 F F^T of an atom's force F, so that it turns with the structure. Outside of the domain
+(atoms torn apart, say) a small predicted force is no reason for a small error: atoms there have
+typical^2 on top, the mean square of a force component near the data.
 """
 
 import zlib
@@ -39,6 +41,8 @@ class Scale:
         floor: standard deviation of the misfit, by quantity (eV/atom, eV/A, eV/A^3).
         energy_factor: what deviations of energies are multiplied with.
         relative: standard deviation of the misfit of forces over the force itself.
+        typical: root mean square of predicted force components near the data where there is a
+            relative misfit, the least misfit of forces outside of the domain (eV/A).
     """
 
     ratio: float
@@ -46,6 +50,7 @@ class Scale:
     floor: Mapping[str, float]
     energy_factor: float = 1.0
     relative: float = 0.0
+    typical: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what makes no error bar."""
@@ -53,8 +58,8 @@ class Scale:
         numbers |= self.floor
         unknown = set(self.floor) - {keys.ENERGY, keys.FORCES, keys.STRESS}
         bad = {name: value for name, value in numbers.items() if not 0 < value < float("inf")}
-        if not 0 <= self.relative < float("inf"):
-            bad["relative"] = self.relative
+        optional = {"relative": self.relative, "typical": self.typical}
+        bad |= {k: value for k, value in optional.items() if not 0 <= value < float("inf")}
         if unknown or bad:
             raise InputError(f"no scale of a posterior: {bad or sorted(unknown)}")
 
@@ -68,7 +73,7 @@ class ConditionedPosterior:
         scale: ratio, scale and floor.
         coefficients: "constant", or "network": rows have the inference network's coefficients.
         structures: number of structures that it has seen.
-        domain: elements and least distances in them.
+        domain: elements and distances in them.
         evidence: what they say about the weights; None where only draws were kept.
         kept_draws: draws of v, [K, d], where there is no evidence.
     """

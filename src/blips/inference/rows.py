@@ -169,8 +169,9 @@ def _added_over_processes(evidence: Evidence, domain: Domain) -> tuple[Evidence,
     gram, count = evidence.gram().clone(), torch.tensor([evidence.count])
     dist.all_reduce(gram)
     dist.all_reduce(count)
-    known, least = domain.known.int(), domain.least.clone()
+    known, least, farthest = domain.known.int(), domain.least.clone(), domain.farthest.clone()
     dist.all_reduce(known, dist.ReduceOp.MAX)
     dist.all_reduce(least, dist.ReduceOp.MIN)
-    everywhere = Domain(frozenset(known.nonzero().flatten().tolist()), least)
+    dist.all_reduce(farthest, dist.ReduceOp.MAX)
+    everywhere = Domain(frozenset(known.nonzero().flatten().tolist()), least, farthest)
     return Evidence.of_gram(gram, int(count)), everywhere

@@ -5,7 +5,9 @@ Given phi = (floor / tau)^2 and kappa = (relative / tau)^2, the likelihood of th
 largest at tau^2 = mean( e_i^2 / (q_i + phi + kappa F_i^2) ); phi and kappa are found on grids. The
 part in proportion to the predicted force F_i is for models whose forces are too soft or too hard
 everywhere, as released ones are; it is taken only where it makes the likelihood, counted once for
-each structure, larger by a factor e.
+each structure, larger by a factor e. It says nothing of atoms outside of the posterior's domain,
+where small forces are predicted for want of knowledge: these have the root mean square of all force
+components that are predicted near the data on top.
 
 The errors of one structure hang together, so their mean log-likelihood counts once for each
 structure: the weight of a ratio is exp(-S NLL(r)), and the ratio that is taken is the mean of log r
@@ -159,7 +161,8 @@ def fit_scale(
         floor[keys.ENERGY] = fit_floor(factor**2 * var, error, sizes)
     if keys.FORCES not in has:  # no force label: the energy's misfit of an atom over 1 A
         floor[keys.FORCES] = floor[keys.ENERGY]
-    return Scale(ratio, best.scale, floor, factor, best.relative)
+    typical = float(np.sqrt(np.mean(found[keys.FORCES].mean ** 2))) if best.relative > 0 else 0.0
+    return Scale(ratio, best.scale, floor, factor, best.relative, typical)
 
 
 def keys_of(valid: Sequence[Atoms], labels: Labels | None) -> list[str]:
