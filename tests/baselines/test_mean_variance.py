@@ -17,7 +17,7 @@ from blips.data.dataset import StructureData
 def test_the_loss_is_the_negative_log_likelihood(std, error, factor):
     gaussian = Gaussian(torch.tensor(std, dtype=torch.float64) ** 2)
     error = torch.tensor(error, dtype=torch.float64)
-    expected = -torch.distributions.Normal(0.0, gaussian.var.sqrt()).log_prob(error)
+    expected = -torch.distributions.Normal(0.0, gaussian.aleatoric_var.sqrt()).log_prob(error)
     assert_close(gaussian.loss(error), expected)
     rescaled = gaussian.rescaled(factor).loss(error * factor)
     assert_close(rescaled, expected + math.log(factor))
@@ -27,8 +27,8 @@ def test_variances_of_atoms_add_up_to_that_of_the_energy(painn, graph):
     numbers = torch.randn(16, 2, dtype=torch.float64)
     found = MeanVariance(painn).distributions(numbers, graph)
     by_atom = 4.0 * numbers.exp() + VAR_FLOOR  # energy scale 2 eV
-    assert_close(found["energy"].var, by_atom[:, 0].reshape(4, 4).sum(1))
-    assert_close(found["forces"].var, by_atom[:, 1:])
+    assert_close(found["energy"].aleatoric_var, by_atom[:, 0].reshape(4, 4).sum(1))
+    assert_close(found["forces"].aleatoric_var, by_atom[:, 1:])
 
 
 def test_the_deviation_is_aleatoric_and_equal_for_all_components(painn, structures):

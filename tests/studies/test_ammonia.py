@@ -17,8 +17,8 @@ from blips.errors import ConfigError, InputError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 from blips.units import KCAL_PER_MOL
-from blips.uq import spearman
 from blips.uq.assess import References
+from blips.uq.metrics import spearman
 from studies.ammonia import data as ammonia_data
 from studies.ammonia import run as ammonia_run
 from studies.ammonia import study as ammonia

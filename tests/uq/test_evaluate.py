@@ -10,8 +10,10 @@ from scipy.special import ndtri
 
 from blips.errors import InputError
 from blips.prediction import Prediction
-from blips.uq import Bootstrap, auroc, force_items, metrics, rejection_curve, spearman
+from blips.uq import metrics
 from blips.uq.assess import References, assess
+from blips.uq.bootstrap import Bootstrap
+from blips.uq.metrics import auroc, force_items, rejection_curve, spearman
 
 LEVELS = ("energy", "energy_per_atom", "forces", "forces_per_atom", "forces_per_structure")
 

@@ -8,7 +8,8 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import norm
 
 from blips.errors import InputError
-from blips.uq import IsotonicCalibrator, ScaleCalibrator, metrics, spearman
+from blips.uq import IsotonicCalibrator, ScaleCalibrator, metrics
+from blips.uq.metrics import spearman
 
 
 @given(st.integers(1, 12), st.integers(0, 2**31))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from blips.errors import InputError
 from blips.prediction import Prediction
-from blips.uq import metrics, plots, rejection_curve
+from blips.uq import metrics, plots
 from blips.uq.assess import References
 
 
@@ -56,9 +56,10 @@ def test_plots_go_through_json_and_render_and_leave_settings_alone(name):
     assert names >= {series["name"] for series in plot.series}
 
 
-def test_parity_thins_points_but_not_numbers():
+def test_parity_thins_points_but_not_numbers(monkeypatch):
+    monkeypatch.setattr(plots, "MAX_POINTS", 50)
     mean, std, target = data()
-    plot = plots.parity(mean, std, target, quantity="energies at 300 K", unit="meV", max_points=50)
+    plot = plots.parity(mean, std, target, quantity="energies at 300 K", unit="meV")
     (points,) = plot.series
     assert len(points["x"]) == len(points["y"]) == len(points["std"]) == 50
     assert points["x"][-1] == pytest.approx(target[-1], rel=1e-4)
@@ -81,9 +82,9 @@ def test_reliability_has_the_curve_and_its_ece():
 
 def test_std_plot_has_bins_on_logarithmic_axes():
     arrays = data()
-    plot = plots.std_error(*arrays, n_bins=7)
+    plot = plots.std_error(*arrays)
     np.testing.assert_allclose(
-        curve(plot.series[0]), metrics.binned_errors(*arrays, n_bins=7), rtol=1e-4
+        curve(plot.series[0]), metrics.binned_errors(*arrays, n_bins=12), rtol=1e-4
     )
     (axes,) = plot.figure().axes
     assert axes.get_xscale() == axes.get_yscale() == "log"
@@ -99,7 +100,7 @@ def test_std_plot_has_bins_on_logarithmic_axes():
 
 def test_rejection_has_model_oracle_and_random():
     std, error = ranked()
-    expected = rejection_curve(std, error)
+    expected = metrics.rejection_curve(std, error)
     model, oracle, random = plots.rejection({"model": (std, error)}).series
     assert max(model["x"]) <= 99.0
     for series, values in ((model, expected.error), (oracle, expected.oracle)):
@@ -141,7 +142,7 @@ def test_points_know_their_structure_where_labels_are_missing():
     [
         lambda: plots.parity([1.0], [1.0], [1.0]),
         lambda: plots.reliability({"a": ([1.0], [1.0], [2.0])}),
-        lambda: plots.std_error([1.0], [1.0], [2.0], n_bins=1),
+        lambda: plots.std_error([1.0], [1.0], [2.0]),
         lambda: plots.rejection({"a": ([1.0], [1.0])}),
     ],
 )
@@ -164,4 +165,4 @@ def test_bad_input_is_refused():
     with pytest.raises(InputError, match="shapes differ"):
         plots.parity([1.0, 2.0], [1.0], [1.0, 2.0])
     with pytest.raises(InputError, match="all errors are zero"):
-        plots.std_error([1.0], [1.0], [1.0], n_bins=1)
+        plots.std_error([1.0], [1.0], [1.0])

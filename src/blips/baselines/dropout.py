@@ -10,8 +10,7 @@ is equivariant. The masks of a sample are drawn once for an energy, which its fo
 Without masks it is the plain model.
 """
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -53,15 +52,6 @@ class Masks:
 
 
 _active: ContextVar[Masks | None] = ContextVar("blips_active_masks", default=None)
-
-
-@contextmanager
-def _use(masks: Masks) -> Generator[None]:
-    token = _active.set(masks)
-    try:
-        yield
-    finally:
-        _active.reset(token)
 
 
 def _drop(_layer: nn.Module, _args: tuple[Any, ...], z: Tensor) -> Tensor:
@@ -108,8 +98,11 @@ class MCDropout(Stochastic, Baseline):
         **derivatives: Unpack[Derivatives],
     ) -> Sample:
         """Draw K = len(generators) samples, each with masks of its own, as one replicated batch."""
-        with _use(Masks(self.rate, generators)):
+        token = _active.set(Masks(self.rate, generators))
+        try:
             return Sample(self(graph.replicate(len(generators)), **derivatives), {})
+        finally:
+            _active.reset(token)
 
     def predict_graph(
         self,
@@ -119,13 +112,12 @@ class MCDropout(Stochastic, Baseline):
         samples: int = 32,
         forces: bool = True,
         stress: bool = False,
-        covariance: bool = False,
         memory_gb: float | None = None,
     ) -> Prediction:
         """Predict mean and std of K samples; sample k is a function of (seed, k).
 
-        `covariance` adds the 3x3 covariance of each atom's force. Samples run in chunks that fit
-        `memory_gb`, by default 2 GB, but for a single sample as much as the machine has.
+        Samples run in chunks that fit `memory_gb`, by default 2 GB, but for a single sample as much
+        as the machine has.
         """
         device = graph.positions.device
 
@@ -141,9 +133,7 @@ class MCDropout(Stochastic, Baseline):
             memory_gb,
             lambda part: sampler(part, range(1)),
         )
-        return monte_carlo(
-            sampler, graph, samples, method=self.kind, chunk=chunk, covariance=covariance
-        )
+        return monte_carlo(sampler, graph, samples, method=self.kind, chunk=chunk)
 
 
 def _maps(backbone: Backbone, exclude: Sequence[str]) -> tuple[str, ...]:

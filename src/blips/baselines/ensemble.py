@@ -131,24 +131,16 @@ class DeepEnsemble(Wrapper, Baseline):
         return replace(results[0], folder=root)
 
     def predict_graph(
-        self,
-        graph: Graph,
-        *,
-        seed: int = 0,
-        forces: bool = True,
-        stress: bool = False,
-        covariance: bool = False,
+        self, graph: Graph, *, seed: int = 0, forces: bool = True, stress: bool = False
     ) -> Prediction:
-        """Predict mean and (M-1)-normalised std over the members; `covariance` also of forces."""
+        """Predict mean and (M-1)-normalised std over the members."""
         members = self._members()
 
         def member(graph: Graph, numbers: range) -> Outputs:
             with torch.no_grad():
                 return plain_outputs(members[numbers.start], graph, forces=forces, stress=stress)
 
-        return monte_carlo(
-            member, graph, len(members), method=self.kind, chunk=1, covariance=covariance
-        )
+        return monte_carlo(member, graph, len(members), method=self.kind, chunk=1)
 
     def predict_mean(self, graph: Graph, *, forces: bool, stress: bool) -> Prediction:
         """Predict the mean of the members; it costs what the error bars cost."""

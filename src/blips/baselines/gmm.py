@@ -135,11 +135,8 @@ def fit_variance(count: Tensor, strangeness: Tensor, error: Tensor) -> tuple[flo
 class EmbeddingMixture(Learned):
     """Error bars for a trained potential from the density of its embeddings.
 
-    Args:
-        backbone: the plain potential; `fit` trains it, `condition` takes it as it is.
-        components: of the mixture.
-        regularisation: of its covariances, in units of the embeddings' mean variance.
-        seed: of the mixture's initial centres.
+    `fit` trains the backbone, `condition` takes it as it is; the other arguments are those of
+    `GaussianMixture.fit`.
     """
 
     kind: ClassVar = "gmm"

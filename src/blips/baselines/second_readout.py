@@ -34,27 +34,19 @@ VAR_FLOOR = 1e-8  # eV^2, (eV/A)^2: keeps the likelihood of a perfect fit finite
 
 @dataclass(frozen=True)
 class Gaussian:
-    """N(0, var)."""
+    """N(0, var); there is no distribution over the model's parameters."""
 
-    var: Tensor
-
-    @property
-    def aleatoric_var(self) -> Tensor:
-        """The variance."""
-        return self.var
-
-    @property
-    def epistemic_var(self) -> None:
-        """None: the model has no distribution over its parameters."""
-        return None
+    aleatoric_var: Tensor
+    epistemic_var: ClassVar[None] = None
 
     def rescaled(self, factor: float | Tensor) -> Self:
         """Return N(0, factor^2 var)."""
-        return type(self)(self.var * factor**2)
+        return type(self)(self.aleatoric_var * factor**2)
 
     def loss(self, error: Tensor) -> Tensor:
         """Compute the negative log-likelihood, nats."""
-        return 0.5 * (math.log(2.0 * math.pi) + self.var.log() + error.square() / self.var)
+        var = self.aleatoric_var
+        return 0.5 * (math.log(2.0 * math.pi) + var.log() + error.square() / var)
 
 
 @dataclass(frozen=True)
@@ -100,13 +92,7 @@ Distribution = Gaussian | NormalInverseGamma  # of label - prediction, with mean
 
 
 class SecondReadout(Likelihood, Baseline):
-    """A potential whose second readout predicts distributions.
-
-    Args:
-        backbone: the plain potential.
-        settings: of the subclass, for checkpoints.
-        seed: of the second readout's initial weights.
-    """
+    """A potential whose second readout, its initial weights seeded, predicts distributions."""
 
     numbers_per_atom: ClassVar[int]
 
@@ -182,10 +168,6 @@ class MeanVariance(SecondReadout):
     Tan et al. take the norm of an atom's force error for its error; here each component has the
     likelihood, so that std is that of a component. The variance is aleatoric: it describes the
     noise of labels like those of the training set, and says nothing about structures unlike them.
-
-    Args:
-        backbone: the plain potential.
-        seed: of the second readout's initial weights.
     """
 
     kind: ClassVar = "mean_variance"
@@ -226,11 +208,6 @@ class Evidential(SecondReadout):
     the norm of an atom's force error for its error; here each component has the likelihood.
 
     The penalty has a unit, that of 1 / error: its weight refers to `training.loss_unit`.
-
-    Args:
-        backbone: the plain potential.
-        penalty: weight of misplaced evidence.
-        seed: of the second readout's initial weights.
     """
 
     kind: ClassVar = "evidential"

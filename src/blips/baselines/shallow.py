@@ -96,13 +96,7 @@ class ShallowEnsemble(Likelihood, Baseline):
         return data_loss(outputs, batch.targets, atom_counts(batch.graph), config)
 
     def predict_graph(
-        self,
-        graph: Graph,
-        *,
-        seed: int = 0,
-        forces: bool = True,
-        stress: bool = False,
-        covariance: bool = False,
+        self, graph: Graph, *, seed: int = 0, forces: bool = True, stress: bool = False
     ) -> Prediction:
         """Predict mean and (M-1)-normalised std of the members; the stress is their mean alone."""
 
@@ -111,11 +105,8 @@ class ShallowEnsemble(Likelihood, Baseline):
             return {name: value.flatten(end_dim=1) for name, value in outputs.items()}
 
         count = self.heads.out_features
-        prediction = monte_carlo(
-            sampler, graph, count, method=self.kind, chunk=count, covariance=covariance
-        )
+        prediction = monte_carlo(sampler, graph, count, method=self.kind, chunk=count)
         if not stress:
             return prediction
-        return replace(
-            prediction, stress=self.predict_mean(graph, forces=False, stress=True).stress
-        )
+        mean = self.predict_mean(graph, forces=False, stress=True)
+        return replace(prediction, stress=mean.stress)

@@ -6,19 +6,11 @@ from typing import Any
 
 import typer
 
-from blips.cli import configuration, prediction, properties, simulation, training
+from blips.cli import configuration, prediction, properties, simulation, training  # noqa: F401
 from blips.cli.app import app
 from blips.errors import BlipsError
 
-__all__ = [
-    "app",
-    "configuration",
-    "main",
-    "prediction",
-    "properties",
-    "simulation",
-    "training",
-]
+__all__ = ["app", "main"]
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """The application that commands join, and the arguments that they share."""
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from blips.backbones.base import Backbone
     from blips.data.labels import Labels
     from blips.prediction import Model as Potential
+    from blips.train.checkpoint import Saveable
 
 app = typer.Typer(
     name="blips",
@@ -69,16 +71,15 @@ EnergyKey = Annotated[
     str | None, typer.Option(help="name of the energy in the file", rich_help_panel="Labels")
 ]
 ForcesKey = Annotated[str | None, typer.Option(help="of the forces", rich_help_panel="Labels")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue what was interrupted")]
+Bootstrap = Annotated[int, typer.Option(help="resamples for the intervals")]
+Weights = Annotated[Path | None, typer.Option(help="file of a released model's weights")]
+Trust = Annotated[bool, typer.Option("--trust", help="let that file run code as it is read")]
 
 
-@contextmanager
-def messages_aside(aside: bool) -> Iterator[None]:
+def messages_aside(aside: bool) -> AbstractContextManager[Any]:
     """Send messages for people to stderr within the block, if `aside`."""
-    import sys
-    from contextlib import nullcontext, redirect_stdout
-
-    with redirect_stdout(sys.stderr) if aside else nullcontext():
-        yield
+    return redirect_stdout(sys.stderr) if aside else nullcontext()
 
 
 def print_json(content: Any) -> None:
@@ -141,6 +142,17 @@ def labels_of(
     typed = {name: key for name, key in given.items() if key is not None}
     trained_with = None if backbone is None else backbone.labels
     return replace(trained_with or Labels(), **typed) if typed else trained_with
+
+
+def model_and_structures(
+    found: "Saveable", path: Path, energy_key: str | None, forces_key: str | None
+) -> tuple["Backbone", "Labels | None", list["Atoms"]]:
+    """Return the backbone of a model, the names of labels, and the structures of a file."""
+    from blips.train.checkpoint import backbone_of
+
+    backbone = backbone_of(found)
+    labels = labels_of(backbone, energy_key, forces_key)
+    return backbone, labels, read_known(path, backbone, labels)
 
 
 def read_known(path: Path, backbone: "Backbone", labels: "Labels | None" = None) -> list["Atoms"]:

@@ -49,13 +49,8 @@ def predict_file(
 ) -> Done:
     """Predict the structures of one file into another (extxyz); memory does not grow with them.
 
-    Args:
-        potential: with error bars.
-        source: any file that ASE reads.
-        output: file to write; labels of the structures stay in it.
-        resume: keep the whole batches of a run that was interrupted.
-        labels: names of the labels.
-        options: of `potential.predict`.
+    Labels of the structures stay in it. To resume is to keep the whole batches of a run that was
+    interrupted. The other options are those of `potential.predict`.
     """
     part = _part_of(output, resume)
     elements = known_elements(potential.backbone)

@@ -6,19 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from blips.cli.app import (
+    Bootstrap,
     Device,
     EnergyKey,
     ForcesKey,
     Json,
     Model,
     Output,
+    Resume,
     Samples,
     Seed,
     Structures,
+    Trust,
+    Weights,
     app,
     labels_of,
     load_model,
     messages_aside,
+    model_and_structures,
     print_json,
     read_known,
 )
@@ -27,9 +32,6 @@ from blips.errors import ConfigError
 
 if TYPE_CHECKING:
     from blips.prediction import Prediction
-
-Weights = Annotated[Path | None, typer.Option(help="file of a released model's weights")]
-Trust = Annotated[bool, typer.Option("--trust", help="let that file run code as it is read")]
 
 
 @app.command()
@@ -48,9 +50,7 @@ def predict(
     tolerance: Annotated[
         float, typer.Option(help="of --samples auto: relative error of the deviations")
     ] = 0.1,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="continue a prediction that was interrupted")
-    ] = False,
+    resume: Resume = False,
     device: Device = "cpu",
     energy_key: EnergyKey = None,
     forces_key: ForcesKey = None,
@@ -143,16 +143,14 @@ def condition(
     """
     from blips.files import writing
     from blips.progress import progress_shown
-    from blips.train.checkpoint import backbone_of, save
+    from blips.train.checkpoint import save
     from blips.train.command import conditioned, plain_or_saved
 
     given = {"dimension": dimension, "rows": rows, "maps": maps and (maps if maps[1:] else maps[0])}
     options = {name: value for name, value in given.items() if value is not None}
     found = plain_or_saved(model, weights, trust, device)
-    backbone = backbone_of(found)
-    labels = labels_of(backbone, energy_key, forces_key)
+    backbone, labels, atoms = model_and_structures(found, structures, energy_key, forces_key)
     known = None if valid is None else read_known(valid, backbone, labels)
-    atoms = read_known(structures, backbone, labels)
     options |= {"anew": anew, "align": align, "seed": seed, "labels": labels}
     with writing(output), messages_aside(json), progress_shown():
         potential = conditioned(found, atoms, known, **options)
@@ -175,7 +173,7 @@ def evaluate(
     folder: Annotated[Path, typer.Option(help="for metrics.json and figures")] = Path("evaluation"),
     samples: Samples = SAMPLES,
     seed: Seed = 0,
-    bootstrap: Annotated[int, typer.Option(help="resamples for the intervals")] = 1000,
+    bootstrap: Bootstrap = 1000,
     everything: Annotated[bool, typer.Option("--all", help="print every metric")] = False,
     device: Device = "cpu",
     energy_key: EnergyKey = None,
@@ -191,7 +189,6 @@ def evaluate(
     from blips.baselines import predict_plain
     from blips.prediction import Model as ErrorBars
     from blips.progress import progress_shown
-    from blips.train.checkpoint import backbone_of
     from blips.train.released import load
     from blips.uq.assess import (
         References,
@@ -204,9 +201,7 @@ def evaluate(
     )
 
     potential = load(model, device)
-    backbone = backbone_of(potential)
-    labels = labels_of(backbone, energy_key, forces_key)
-    atoms = read_known(structures, backbone, labels)
+    backbone, labels, atoms = model_and_structures(potential, structures, energy_key, forces_key)
     references = References.of(atoms, labels)
     stress = bool(stress_too(atoms, references))
     with progress_shown():
@@ -256,25 +251,15 @@ def calibrate(
     """
     from blips.files import writing
     from blips.progress import progress_shown
-    from blips.train.checkpoint import backbone_of, save
+    from blips.train.checkpoint import save
     from blips.train.command import calibrated, plain_or_saved
 
     found = plain_or_saved(model, weights, trust, device)
-    backbone = backbone_of(found)
-    labels = labels_of(backbone, energy_key, forces_key)
-    atoms = read_known(structures, backbone, labels)
+    _, labels, atoms = model_and_structures(found, structures, energy_key, forces_key)
     with writing(output), messages_aside(json), progress_shown():
-        potential = calibrated(
-            found,
-            atoms,
-            kind=kind,
-            samples=samples,
-            seed=seed,
-            epochs=epochs,
-            align=align,
-            labels=labels,
-            say=None if json else typer.echo,
-        )
+        options = {"kind": kind, "samples": samples, "seed": seed, "epochs": epochs}
+        options |= {"align": align, "labels": labels, "say": None if json else typer.echo}
+        potential = calibrated(found, atoms, **options)
         save(potential, output)
     if json:
         found = {name: one.to_dict() for name, one in potential.calibration.items()}
@@ -300,7 +285,7 @@ def report(
     ] = None,
     samples: Samples = SAMPLES,
     seed: Seed = 0,
-    bootstrap: Annotated[int, typer.Option(help="resamples for the intervals")] = 1000,
+    bootstrap: Bootstrap = 1000,
     shown: Annotated[int, typer.Option(help="structures of each set in the 3D view")] = 12,
     baseline: Annotated[
         Path | None, typer.Option(help="of a campaign: folder of a random one to compare with")
@@ -316,15 +301,8 @@ def report(
     from blips.report import write_report
 
     with progress_shown():
-        path = write_report(
-            target,
-            output,
-            structures=structures or (),
-            samples=samples,
-            seed=seed,
-            bootstrap=bootstrap,
-            shown=shown,
-            baseline=baseline,
-            labels=labels_of(None, energy_key, forces_key),
-        )
+        labels = labels_of(None, energy_key, forces_key)
+        options = {"samples": samples, "seed": seed, "bootstrap": bootstrap, "labels": labels}
+        options |= {"structures": structures or (), "shown": shown, "baseline": baseline}
+        path = write_report(target, output, **options)
     typer.echo(f"report in {path}, {path.stat().st_size / 1e6:.1f} MB")

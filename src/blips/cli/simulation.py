@@ -116,41 +116,22 @@ def md(
 
     Example: blips md model.safetensors start.extxyz --temperature 300 --to 2000 --low 0.3 --high 1
     """
+    from dataclasses import fields
+
     from blips.data.structures import check_structures, read_structures
     from blips.sim.reference import make_calculator
     from blips.sim.run import MDSettings, outcome_dict
 
-    settings = MDSettings(
-        temperature=temperature,
-        to=to,
-        steps=steps,
-        timestep=timestep,
-        ensemble=ensemble,
-        friction=friction,
-        pressure=pressure,
-        method=method,
-        member=member,
-        samples=samples,
-        every=every,
-        save_every=save_every,
-        distinct=distinct,
-        reference_limit=reference_limit,
-        seed=seed,
-    )
+    given = locals()
+    settings = MDSettings(**{field.name: given[field.name] for field in fields(MDSettings)})
     asked = None if reference is None else make_calculator(reference, trust=True)
     potential = load_model(model, device)
     frames = read_structures(structure, frame)
     atoms = check_structures(frames, structure, elements=known_elements(potential.backbone))[0]
-    guard = make_guard(
-        potential,
-        low,
-        high,
-        error,
-        energy_std_per_atom=max_energy_std,
-        closest=closest,
-        farthest=farthest,
-    )
-    outcome = _run(potential, atoms, settings, guard, folder, asked, overwrite)
+    geometry = {"closest": closest, "farthest": farthest}
+    guard = make_guard(potential, low, high, error, energy_std_per_atom=max_energy_std, **geometry)
+    options = {"reference": asked, "overwrite": overwrite}
+    outcome = _run(potential, atoms, settings, guard, folder, **options)
     if json:
         print_json(outcome_dict(outcome, settings, guard, folder))
     else:
@@ -165,29 +146,22 @@ def _run(
     settings: "MDSettings",
     guard: "Guard",
     folder: Path,
-    reference: object,
-    overwrite: bool,
+    **options: Any,
 ) -> "Outcome":
     """Run with a bar on the terminal; Ctrl-C ends it after the current step."""
-    from contextlib import nullcontext
-
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
 
     from blips.sim.run import run_md
 
-    console = Console(stderr=True)
     if not guard.needs_std:
-        console.print(
-            "no limit on the std, only the geometry is guarded; give --low and --high",
-            highlight=False,
-            soft_wrap=True,
-        )
+        text = "no limit on the std, only the geometry is guarded; give --low and --high"
+        typer.echo(text, err=True)
+    console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeLeft())
-    bar = Progress(*columns, console=console)
-    shown = bar if console.is_terminal else nullcontext()  # elsewhere it prints an empty line
-    with shown, ctrl_c_asks() as pressed:
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    with bar, ctrl_c_asks() as pressed:
         task = bar.add_task("", total=settings.steps)
 
         def show(step: int, atoms: "Atoms") -> None:
@@ -197,17 +171,8 @@ def _run(
                 text += f"  std {std:.3g} eV/A"
             bar.update(task, completed=step, description=text)
 
-        return run_md(
-            potential,
-            atoms,
-            settings,
-            guard,
-            folder,
-            reference=reference,
-            overwrite=overwrite,
-            should_end=pressed,
-            progress=show,
-        )
+        options |= {"should_end": pressed, "progress": show}
+        return run_md(potential, atoms, settings, guard, folder, **options)
 
 
 def _tell(outcome: "Outcome", folder: Path) -> None:

@@ -1,21 +1,20 @@
 """Commands that make models: train, finetune, active, export, demo."""
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from blips.cli.app import Files, Model, Seed, app
+from blips.cli.app import Files, Model, Resume, Seed, app
 
 
-@contextmanager
-def _resumable(command: str) -> Iterator[None]:
-    """Say how to go on after Ctrl-C."""
+def _train(command: str, sources: list[str], resume: bool, **options: Any) -> None:
+    """Train; after Ctrl-C, say how to go on."""
+    from blips.train.command import train_from_config
+
     try:
-        yield
+        typer.echo(str(train_from_config(sources, resume=resume, **options)))
     except KeyboardInterrupt:
         typer.echo(
             f"interrupted; blips {command} --resume with the same arguments continues from the "
@@ -26,37 +25,23 @@ def _resumable(command: str) -> Iterator[None]:
 
 
 @app.command()
-def train(
-    sources: Files,
-    resume: Annotated[bool, typer.Option("--resume", help="continue the run")] = False,
-) -> None:
+def train(sources: Files, resume: Resume = False) -> None:
     """Train a potential, into the folder that the configuration names.
 
     Ctrl-C leaves a run that --resume continues.
 
     Example: blips train config.yaml training.epochs=50
     """
-    from blips.train.command import train_from_config
-
-    with _resumable("train"):
-        result = train_from_config(sources, resume=resume)
-    typer.echo(str(result))
+    _train("train", sources, resume)
 
 
 @app.command()
-def finetune(
-    sources: Files,
-    resume: Annotated[bool, typer.Option("--resume", help="continue the run")] = False,
-) -> None:
+def finetune(sources: Files, resume: Resume = False) -> None:
     """Train a released potential further.
 
     Example: blips finetune finetune.yaml data.train=my.extxyz
     """
-    from blips.train.command import train_from_config
-
-    with _resumable("finetune"):
-        result = train_from_config(sources, resume=resume, only_released=True)
-    typer.echo(str(result))
+    _train("finetune", sources, resume, only_released=True)
 
 
 @app.command()

@@ -24,10 +24,9 @@ NEAR = 10.0  # A, from the origin
 class Graph:
     """What every graph has: positions, edges, and the structure that each node belongs to.
 
-    Attributes:
-        memo: what models have worked out from the edges (triplets of atoms, say) and want to keep.
-            Copies with other positions, strained cells among them, share it; batches and copies on
-            another device start with none.
+    The memo has what models have worked out from the edges (triplets of atoms, say) and want to
+    keep. Copies with other positions, strained cells among them, share it; batches and copies on
+    another device start with none.
     """
 
     positions: Tensor  # [N, 3] A
@@ -188,11 +187,7 @@ class AtomGraph(Graph):
     ) -> Self:
         """Build the graph of one structure or a batch of many, all pairs closer than `cutoff` (A).
 
-        Args:
-            atoms: the structures.
-            cutoff: A.
-            dtype: of positions and cells, torch's default if not given.
-            cache: neighbours kept between calls, for one moving structure.
+        A cache keeps neighbours between calls, for one moving structure.
         """
         dtype = dtype or torch.get_default_dtype()
         if not isinstance(atoms, Atoms):
@@ -224,10 +219,8 @@ def near_origin(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
 
     Along periodic directions, unless all atoms are in or beside the cell, every atom goes to its
     image next to the origin. Along others, all move by the same whole number of Angstroms unless
-    their centre is near.
-
-    Returns:
-        Positions, [N, 3] A, and by how many lattice vectors each atom was moved, [N, 3] int.
+    their centre is near. Returns positions, [N, 3] A, and by how many lattice vectors each atom was
+    moved, [N, 3] int.
     """
     lattice = np.where(atoms.pbc[:, None], atoms.cell.array, 0.0)
     moved = np.round(atoms.positions @ np.linalg.pinv(lattice)).astype(np.int64)

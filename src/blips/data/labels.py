@@ -31,20 +31,15 @@ LARGEST = 1e9  # eV, eV/A, eV/A^3: no label of a structure that anybody computes
 class Labels:
     """Names and units of the labels in a file.
 
-    Attributes:
-        energy_key: name in the calculator's results, `atoms.info` or `atoms.arrays`.
-        forces_key: as for the energy.
-        stress_key: as for the energy.
-        energy_unit: unit of the energy, and of the energy in forces and stress.
-        length_unit: unit of the length in forces and stress. Positions and cells are always in A,
-            as ASE reads them.
+    Names are those in the calculator's results, `atoms.info` or `atoms.arrays`. Positions and cells
+    are always in A, as ASE reads them.
     """
 
     energy_key: str = "energy"
     forces_key: str = "forces"
     stress_key: str = "stress"
-    energy_unit: str = "eV"
-    length_unit: str = "A"
+    energy_unit: str = "eV"  # of the energy, and of the energy in forces and stress
+    length_unit: str = "A"  # of the length in forces and stress
 
     def __post_init__(self) -> None:
         energy_factor(self.energy_unit)
@@ -67,15 +62,9 @@ def extract(
     quantities: Sequence[str] = (keys.ENERGY, keys.FORCES),
     labels: Labels | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return the labels of one structure; each must be there and finite.
+    """Return labels of one structure, each of which must be there and finite, in float64.
 
-    Args:
-        atoms: a structure as ASE read it.
-        quantities: of "energy", "forces", "stress".
-        labels: their names and units.
-
-    Returns:
-        energy [] eV, forces [N, 3] eV/A, stress [3, 3] eV/A^3; float64.
+    Energy [] eV, forces [N, 3] eV/A, stress [3, 3] eV/A^3.
     """
     labels = labels or Labels()
     found = {}

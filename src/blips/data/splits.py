@@ -55,16 +55,13 @@ class Split:
             ) from error
 
 
-def random_split(count: int, sizes: Sequence[float], seed: int) -> Split:
+def random_split(count: int, fractions: Sequence[float], seed: int) -> Split:
     """Split 0 to count - 1 at random; the same seed gives the same parts.
 
-    Args:
-        count: size of the data set.
-        sizes: of train, valid and test, as whole numbers (counts) or floats (fractions of the
-            data set). Missing ones are empty; what is left over is in no part.
-        seed: of the permutation.
+    Fractions are those of train, valid and test. Missing ones are empty; what is left over is in
+    no part.
     """
-    parts = _part_sizes(count, sizes)
+    parts = _part_sizes(count, fractions)
     order = np.random.default_rng(seed).permutation(count)
     ends = np.cumsum([0, *parts])
     indices = [sorted(order[a:b].tolist()) for a, b in pairwise(ends)]
@@ -75,15 +72,11 @@ def group_split(groups: Sequence[Hashable], fractions: Sequence[float], seed: in
     """Split whole groups (topologies, trajectories, compositions); none is ever divided.
 
     Groups come in random order. Each part gets one first (the smaller of them go to the smaller
-    parts), then every group goes to the part that lacks the most of its share.
-
-    Args:
-        groups: the group of each structure.
-        fractions: of train, valid and test; their sum is 1.
-        seed: of the order of the groups.
+    parts), then every group goes to the part that lacks the most of its share. Fractions are those
+    of train, valid and test; their sum is 1.
     """
     count = len(groups)
-    wanted = np.array(_part_sizes(count, [float(f) for f in fractions]), dtype=float)
+    wanted = np.array(_part_sizes(count, fractions), dtype=float)
     used = np.flatnonzero(wanted)
     if abs(sum(fractions) - 1) > 1e-9:
         raise InputError(f"fractions {tuple(fractions)} of a split by groups must add up to 1")
@@ -107,21 +100,13 @@ def group_split(groups: Sequence[Hashable], fractions: Sequence[float], seed: in
     return Split(count, *(tuple(sorted(part)) for part in chosen))
 
 
-def _part_sizes(count: int, sizes: Sequence[float]) -> list[int]:
-    """Return whole numbers of structures; fractions that sum to 1 use every structure."""
-    if not 1 <= len(sizes) <= len(PARTS) or min(sizes) < 0:
-        raise InputError(f"sizes {tuple(sizes)} must be one to three numbers that are >= 0")
-    if all(isinstance(size, int | np.integer) for size in sizes):
-        parts = [int(size) for size in sizes]
-    else:
-        if sum(sizes) > 1 + 1e-9:
-            raise InputError(
-                f"fractions {tuple(sizes)} add up to more than 1; give whole numbers for counts"
-            )
-        ends = np.rint(np.cumsum([0, *sizes]) * count).astype(int)
-        parts = np.diff(ends).tolist()
-    if sum(parts) > count:
-        raise InputError(f"{sum(parts)} structures asked for, but there are only {count}")
+def _part_sizes(count: int, fractions: Sequence[float]) -> list[int]:
+    """Return numbers of structures; fractions that sum to 1 use every structure."""
+    given = tuple(fractions)
+    if not 1 <= len(given) <= len(PARTS) or min(given) < 0 or sum(given) > 1 + 1e-9:
+        raise InputError(f"fractions {given} must be one to three that are >= 0, at most 1 in all")
+    ends = np.rint(np.cumsum([0, *given]) * count).astype(int)
+    parts = np.diff(ends).tolist()
     if parts[0] == 0:
-        raise InputError(f"sizes {tuple(sizes)} of {count} structures leave nothing to train on")
+        raise InputError(f"fractions {given} of {count} structures leave nothing to train on")
     return parts

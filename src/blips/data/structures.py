@@ -37,9 +37,7 @@ MOST_NAMED = 20  # elements
 def read_structures(path: str | Path, index: str | int | slice = ":") -> list[Atoms]:
     """Read the structures of any file that ASE reads (extxyz, traj, db, OUTCAR, ...).
 
-    Args:
-        path: the file.
-        index: which frames, as in ASE: ":" (all), "::10", -1, ...
+    `index` says which frames, as in ASE: ":" (all), "::10", -1, ...
     """
     structures = list(iter_structures(path, index))
     if not structures:

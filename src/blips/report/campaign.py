@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from blips.files import write_atomically
 from blips.report.document import details, document, figures, table, viewer
 from blips.uq.plots import Plot, line
 
@@ -16,38 +15,30 @@ CAMPAIGN = "campaign.db"
 CURVE, RANKS = "curve-plot", "scores-plot"
 MAX_PICKS = 1000
 
+Entry = Mapping[str, Any]
+Entries = Sequence[Entry]
 
-def write_campaign(
-    folder: str | Path,
-    output: str | Path,
-    *,
-    baseline: str | Path | None = None,
-    shown: int = 12,
-) -> Path:
-    """Write the campaign in a folder as one HTML file, with `shown` structures of each round.
+
+def campaign_page(folder: str | Path, baseline: str | Path | None, shown: int) -> str:
+    """Make the page of the campaign in a folder, with `shown` structures of each round.
 
     The baseline is a campaign to compare with, such as one with `select.rule: random`.
     """
     from blips.active.summary import campaign_summary
     from blips.report.structures import picked_sets
 
-    output, summary = Path(output), campaign_summary(folder)
-    page = render_campaign(
-        Path(folder).resolve().name,
-        summary,
-        sets=picked_sets(folder, summary, shown),
-        baseline=None if baseline is None else campaign_summary(baseline),
-    )
-    write_atomically(output, page.encode())
-    return output
+    summary = campaign_summary(folder)
+    other = None if baseline is None else campaign_summary(baseline)
+    sets = picked_sets(folder, summary, shown)
+    return render_campaign(Path(folder).resolve().name, summary, sets=sets, baseline=other)
 
 
 def render_campaign(
     name: str,
-    summary: Mapping[str, Any],
+    summary: Entry,
     *,
-    sets: Sequence[Mapping[str, Any]] = (),
-    baseline: Mapping[str, Any] | None = None,
+    sets: Entries = (),
+    baseline: Entry | None = None,
 ) -> str:
     """Render the page of a campaign from its summary (`blips.active.summary`).
 
@@ -74,7 +65,7 @@ def render_campaign(
     return document(f"Campaign {name}", lead, sections, {"sets": list(sets), "figures": drawn})
 
 
-def _errors(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _errors(summary: Entry) -> list[dict[str, Any]]:
     """Return the errors of every model: on the test set, else on the labels it asked for."""
     curve = [dict(entry) for entry in summary["curve"]]
     surprises = [entry.pop("surprise", None) or {} for entry in curve]
@@ -84,7 +75,7 @@ def _errors(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**entry, **found, "asked_for": True} for entry, found in both if found]
 
 
-def _in_3d(sets: Sequence[Mapping[str, Any]]) -> str:
+def _in_3d(sets: Entries) -> str:
     view = viewer(sets)
     note = (
         "Coloured by the std of the model that picked the structure; errors are that model's, "
@@ -93,7 +84,7 @@ def _in_3d(sets: Sequence[Mapping[str, Any]]) -> str:
     return f'<p class="soft">{note}</p>{view}' if view else ""
 
 
-def _compared(curve: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any] | None) -> str:
+def _compared(curve: Entries, baseline: Entry | None) -> str:
     """Say how many of the baseline's labels this campaign needed for its last error."""
     from blips.active.summary import labels_to_reach
 
@@ -111,15 +102,15 @@ def _compared(curve: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any] | 
     return text + f"this campaign got there with {needed:.0f}, {100 * needed / all_labels:.0f} %."
 
 
-def _judged(curve: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _judged(curve: Entries) -> list[Entry]:
     return [point for point in curve if point.get("force_mae") is not None]
 
 
-def _score(summary: Mapping[str, Any] | None) -> str:
+def _score(summary: Entry | None) -> str:
     return str((summary or {}).get("config", {}).get("select", {}).get("rule", "another campaign"))
 
 
-def _sentence(summary: Mapping[str, Any], curve: Sequence[Mapping[str, Any]]) -> str:
+def _sentence(summary: Entry, curve: Entries) -> str:
     counts = f"{summary['labels']} labels, {summary['quarantined']} set aside, "
     text = counts + f"{summary['open']} open."
     if curve and "force_mae" in curve[-1]:
@@ -140,9 +131,7 @@ ERRORS = {
 }
 
 
-def _curve(
-    curve: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any] | None = None
-) -> Plot | None:
+def _curve(curve: Entries, baseline: Entry | None = None) -> Plot | None:
     names = [n for n in ("force_mae", "force_rmse", "force_std") if any(n in e for e in curve)]
     series = [_line(ERRORS[name], curve, name) for name in names]
     if len(curve) < 2 or not series:
@@ -164,12 +153,12 @@ def _curve(
     )
 
 
-def _line(title: str, curve: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+def _line(title: str, curve: Entries, name: str) -> dict[str, Any]:
     values = [entry.get(name, np.nan) for entry in curve]
     return line(title, [entry["labels"] for entry in curve], values)
 
 
-def _scores(picks: Sequence[Mapping[str, Any]]) -> Plot | None:
+def _scores(picks: Entries) -> Plot | None:
     scores = [pick["score"] for pick in picks if pick["score"] is not None]
     if not scores:
         return None
@@ -183,7 +172,7 @@ def _scores(picks: Sequence[Mapping[str, Any]]) -> Plot | None:
     )
 
 
-def _curve_table(curve: Sequence[Mapping[str, Any]]) -> str:
+def _curve_table(curve: Entries) -> str:
     shown = [name for name in ERRORS if any(name in entry for entry in curve)]
     rows = [
         [entry["round"], entry["labels"], *(entry.get(name) for name in shown)] for entry in curve
@@ -191,13 +180,13 @@ def _curve_table(curve: Sequence[Mapping[str, Any]]) -> str:
     return table("Models", ["Round", "Labels", *(ERRORS[name] for name in shown)], rows)
 
 
-def _rounds(rounds: Sequence[Mapping[str, Any]]) -> str:
+def _rounds(rounds: Entries) -> str:
     columns = list(dict.fromkeys(key for entry in rounds for key in entry))
     rows = [[entry.get(column) for column in columns] for entry in rounds]
     return table("What was chosen in each round", columns, rows) if rows else ""
 
 
-def _picks(picks: Sequence[Mapping[str, Any]]) -> str:
+def _picks(picks: Entries) -> str:
     if not picks:
         return ""
     shown = picks[:MAX_PICKS]

@@ -16,7 +16,7 @@ from blips.errors import InputError
 from blips.files import write_atomically
 from blips.potential import BayesianPotential
 from blips.prediction import Model, Prediction
-from blips.report.campaign import CAMPAIGN, write_campaign
+from blips.report.campaign import CAMPAIGN, campaign_page
 from blips.report.document import (
     Html,
     choice,
@@ -95,8 +95,10 @@ def write_report(
         baseline: of a campaign: folder of another one to compare with.
         labels: names and units of the labels; default: those that the model was trained with.
     """
+    output = Path(output)
     if (Path(target) / CAMPAIGN).is_file():
-        return write_campaign(target, output, baseline=baseline, shown=shown)
+        write_atomically(output, campaign_page(target, baseline, shown).encode())
+        return output
     if baseline is not None:
         raise InputError(f"{target} is no campaign; a baseline is for campaigns of active learning")
     sources = find_sources(target, structures)
@@ -130,7 +132,6 @@ def write_report(
         ("provenance", "Provenance", _provenance(sources)),
     ]
     page = document(sources.title, lead, sections, {"sets": sets, "figures": figured})
-    output = Path(output)
     write_atomically(output, page.encode())
     return output
 

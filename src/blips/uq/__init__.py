@@ -1,49 +1,9 @@
-"""Judge and recalibrate standard deviations: metrics, intervals, calibrators, evaluation.
+"""Judge and recalibrate standard deviations: metrics, intervals, calibrators, evaluation, plots.
 
-Plots are in ``blips.uq.plots``; what reads labelled structures is in ``blips.uq.assess``.
+`assess` compares predictions with labels and recalibrates them; `metrics` takes arrays.
 """
 
-from blips.uq.bootstrap import Bootstrap, Interval
-from blips.uq.calibrate import (
-    Calibrator,
-    ConformalCalibrator,
-    IsotonicCalibrator,
-    ScaleCalibrator,
-    calibrator_from_dict,
-)
+from blips.uq.calibrate import ConformalCalibrator, IsotonicCalibrator, ScaleCalibrator
 from blips.uq.evaluate import Evaluation
-from blips.uq.metrics import (
-    ForceItems,
-    RejectionCurve,
-    auroc,
-    binned_errors,
-    coverage,
-    ece,
-    ence,
-    force_items,
-    rejection_curve,
-    reliability_curve,
-    spearman,
-)
 
-__all__ = [
-    "Bootstrap",
-    "Calibrator",
-    "ConformalCalibrator",
-    "Evaluation",
-    "ForceItems",
-    "Interval",
-    "IsotonicCalibrator",
-    "RejectionCurve",
-    "ScaleCalibrator",
-    "auroc",
-    "binned_errors",
-    "calibrator_from_dict",
-    "coverage",
-    "ece",
-    "ence",
-    "force_items",
-    "rejection_curve",
-    "reliability_curve",
-    "spearman",
-]
+__all__ = ["ConformalCalibrator", "Evaluation", "IsotonicCalibrator", "ScaleCalibrator"]

@@ -62,16 +62,15 @@ class References:
         if not structures:
             raise InputError("no structures to evaluate on; the list is empty")
         warn_of_labels(structures, labels)
-        found: dict[str, list[np.ndarray]] = {name: [] for name in QUANTITIES}
-        missing = {"energy": lambda n: (), "forces": lambda n: (n, 3), "stress": lambda n: (3, 3)}
-        for atoms in structures:
-            values = extract(atoms, available(atoms, labels), labels)
-            for name, shape in missing.items():
-                found[name].append(values.get(name, np.full(shape(len(atoms)), np.nan)))
+        found = [extract(atoms, available(atoms, labels), labels) for atoms in structures]
+        no_forces = [np.full((len(atoms), 3), np.nan) for atoms in structures]
+        stress = [values.get("stress", np.full((3, 3), np.nan)) for values in found]
         arrays = {
-            "energy": np.array(found["energy"]),
-            "forces": np.concatenate(found["forces"]),
-            "stress": full_3x3_to_voigt_6_stress(np.array(found["stress"])),
+            "energy": np.array([values.get("energy", np.nan) for values in found]),
+            "forces": np.concatenate(
+                [values.get("forces", nan) for values, nan in zip(found, no_forces, strict=True)]
+            ),
+            "stress": full_3x3_to_voigt_6_stress(np.array(stress)),
         }
         known = {name: None if np.isnan(a).all() else a for name, a in arrays.items()}
         if required and known["energy"] is None and known["forces"] is None:

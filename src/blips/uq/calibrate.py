@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -58,11 +58,8 @@ class Calibrator:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able description."""
-        saved = asdict(self)  # pyright: ignore[reportArgumentType]  (subclasses are dataclasses)
-        return {"kind": self.kind} | {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in saved.items()
-        }
+        items = vars(self).items()
+        return {"kind": self.kind} | {k: list(v) if isinstance(v, tuple) else v for k, v in items}
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,10 @@ class ScaleCalibrator(Calibrator):
     The Gaussian NLL of N(mean, s^2 std^2) has its only minimum at s^2 = mean(z^2), the ZMS. After
     ``apply`` the ZMS of the fitting data is exactly 1 and its NLL never larger than before.
     Ranking does not change.
-
-    Attributes:
-        factor: s, without unit.
     """
 
     kind: ClassVar[str] = "scale"
-    factor: float
+    factor: float  # s
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.factor) and self.factor > 0.0):
@@ -114,16 +108,12 @@ class IsotonicCalibrator(Calibrator):
     and consistent under a change of units. The variance of a knot is the mean squared error of the
     points pooled in it, an estimate whose relative error is sqrt(2 / count) for independent
     Gaussian errors. There is no finite-sample guarantee of coverage.
-
-    Attributes:
-        std_in: the model's std at the knots, ascending, [knots].
-        std_out: recalibrated std at the knots, ascending, [knots].
     """
 
     kind: ClassVar[str] = "isotonic"
     max_bins: ClassVar[int] = 100
-    std_in: tuple[float, ...]
-    std_out: tuple[float, ...]
+    std_in: tuple[float, ...]  # the model's std at the knots, ascending
+    std_out: tuple[float, ...]  # recalibrated, ascending
 
     def __post_init__(self) -> None:
         std_in = positive_array("std_in", self.std_in)
@@ -212,13 +202,10 @@ class ConformalCalibrator(Calibrator):
     and new points; it does not hold at each std or for each element separately. Components of one
     structure are correlated, so that coverage of force components is approximate, as good as the
     number of STRUCTURES allows.
-
-    Attributes:
-        scores: held-out scores in ascending order, [n], without unit.
     """
 
     kind: ClassVar[str] = "conformal"
-    scores: tuple[float, ...]
+    scores: tuple[float, ...]  # of held-out data in ascending order, [n]
 
     def __post_init__(self) -> None:
         scores = finite_array("scores", self.scores)

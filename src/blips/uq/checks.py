@@ -111,11 +111,10 @@ def checked_ranking(score: npt.ArrayLike, error: npt.ArrayLike) -> tuple[FloatAr
 def checked_counts(n_atoms: npt.ArrayLike, n_rows: int) -> IntArray:
     """Validate numbers of atoms per structure [S], which must add up to ``n_rows``."""
     counts = finite_array("n_atoms", n_atoms)
-    if counts.ndim != 1 or np.any(counts < 1) or np.any(counts != np.round(counts)):
-        raise InputError("n_atoms must hold one positive whole number per structure, [S].")
-    if int(counts.sum()) != n_rows:
+    whole = np.all(counts >= 1) and np.all(counts == np.round(counts))
+    if counts.ndim != 1 or not whole or counts.sum() != n_rows:
         raise InputError(
-            f"n_atoms adds up to {int(counts.sum())} atoms but the forces have {n_rows} rows; "
-            "expected one row per atom, structures one after the other. Check their order."
+            f"n_atoms must hold one positive whole number per structure, [S], and add up to the "
+            f"{n_rows} rows of the forces."
         )
     return counts.astype(np.int64)

@@ -86,15 +86,14 @@ def parity(
     unit: str = "eV/Å",
     about: Mapping[str, IntArray] | None = None,
     note: str = "",
-    max_points: int = MAX_POINTS,
 ) -> Plot:
     """Plot predictions against references of any shape, with error bars of one std.
 
     `about` has the structure, atom and component of each value, for the page; `note` is added to
-    the plot's own. At most `max_points` are drawn, evenly spaced; the MAE is that of all.
+    the plot's own. At most MAX_POINTS are drawn, evenly spaced; the MAE is that of all.
     """
     mean, target = checked_pair(mean, target)
-    chosen = _thinned(mean.size, max_points)
+    chosen = _thinned(mean.size, MAX_POINTS)
     points = line(quantity, target.ravel()[chosen], mean.ravel()[chosen], "points")
     if std is not None:
         std = positive_array("std", std)
@@ -142,13 +141,12 @@ def std_error(
     *,
     quantity: str = "force components",
     unit: str = "eV/Å",
-    n_bins: int | None = None,
 ) -> Plot:
     """Plot binned RMSE against RMS std on logarithmic axes; calibrated bins are on the diagonal.
 
-    By default there are 2 to 12 bins of equal count (`metrics.binned_errors`).
+    There are 2 to 12 bins of equal count (`metrics.binned_errors`).
     """
-    count = n_bins or int(np.clip(np.size(mean) // 20, min(2, np.size(mean)), 12))
+    count = int(np.clip(np.size(mean) // 20, min(2, np.size(mean)), 12))
     rms_std, rmse = binned_errors(mean, std, target, count)
     if not np.any(rmse > 0.0):
         raise InputError("all errors are zero; expected errors for a logarithmic axis.")
@@ -166,13 +164,8 @@ def std_error(
     )
 
 
-def rejection(
-    models: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]],
-    *,
-    quantity: str = "force error",
-    unit: str = "eV/Å",
-) -> Plot:
-    """Plot the mean error that remains when the items of largest std are dropped.
+def rejection(models: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Plot:
+    """Plot the mean force error that remains when the items of largest std are dropped.
 
     Curves end at 99 %, where one in a hundred is left; areas are normalised as in
     `metrics.RejectionCurve`. One model is shown with random dropping and an oracle. `models` has
@@ -194,9 +187,9 @@ def rejection(
     return Plot(
         "rejection",
         note,
-        f"Mean {quantity} of what remains when the most uncertain is dropped. {note}",
+        f"Mean force error of what remains when the most uncertain is dropped. {note}",
         {"label": "dropped, largest std first (%)", "range": [0, 100]},
-        {"label": f"mean remaining {quantity} ({unit})"},
+        {"label": "mean remaining force error (eV/Å)"},
         series,
     )
 
