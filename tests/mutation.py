@@ -34,13 +34,16 @@ PATIENCE = 8  # a mutant whose tests take so many times longer than usual hangs
 CONDITIONED = "tests/inference/test_conditioned.py"
 OWN = "not chgnet and not sevennet and not orb and not mattersim"  # other packages import slowly
 TESTS: dict[str, str] = {
-    "bayes/estimators": "tests/bayes",
-    "bayes/linear": "tests/bayes",
-    "bayes/kl": "tests/bayes",
-    "bayes/noise": "tests/bayes",
-    "bayes/irreps": "tests/bayes",
-    "bayes/encoder": "tests/bayes",
-    "bayes/sketch": "tests/bayes",
+    "bayes/estimators": "tests/bayes/test_estimators.py tests/bayes/test_moments.py "
+    "tests/bayes/test_random.py",
+    "bayes/linear": "tests/bayes/test_linear.py tests/bayes/test_convert.py "
+    "tests/bayes/test_estimators.py tests/bayes/test_random.py",
+    "bayes/kl": "tests/bayes/test_kl.py",
+    "bayes/noise": "tests/bayes/test_noise.py tests/bayes/test_random.py "
+    "tests/bayes/test_estimators.py",
+    "bayes/irreps": "tests/bayes/test_irreps.py",
+    "bayes/encoder": "tests/bayes/test_encoder.py",
+    "bayes/sketch": "tests/bayes/test_sketch.py",
     "bayes/condition": f"tests/bayes/test_condition.py {CONDITIONED}",
     "inference/scale": f"tests/inference/test_scale.py {CONDITIONED}",
     "inference/posterior": f"{CONDITIONED} tests/inference/test_staleness.py",

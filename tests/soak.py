@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 METHODS = ("map", "conditioned", "mc", "onepass", "frozen")
 WARM = 1000  # predictions until caches and allocators have what they need
 FLAT = 0.05  # resident memory may differ by this much afterwards
-BETWEEN_KILLS = (2.0, 6.0)  # s
+BETWEEN_KILLS = (30, 130)  # labels, a few seconds of a machine that does nothing else
 DISK_KB = 4096  # of the small disk
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
@@ -78,8 +78,8 @@ def memory(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
 
 
 def labels(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    """Kill workers and labellers of a campaign every few seconds, as soon as they have computed
-    something: labels are neither lost nor computed again, but for those that a kill interrupted.
+    """Kill workers and labellers of a campaign every few seconds: labels are neither lost nor
+    computed again, but for those that a kill interrupted.
     """
     importable()
     calls, rng, kills = folder / "calls.txt", random.Random(0), Counter[str]()
@@ -106,16 +106,14 @@ def labels(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
             stdout=log,
             stderr=log,
         )
-        before = computed = 0
+        due = rng.randrange(*BETWEEN_KILLS)
         while campaign.poll() is None:
-            time.sleep(rng.uniform(*BETWEEN_KILLS))
-            before, computed = (
-                computed,
-                len(calls.read_text().splitlines()) if calls.exists() else 0,
-            )
-            if before < computed < options.labels and (victim := _victim(campaign.pid, rng)):
+            time.sleep(0.5)
+            computed = len(calls.read_text().splitlines()) if calls.exists() else 0
+            if due <= computed < options.labels and (victim := _victim(campaign.pid, rng)):
                 victim[1].kill()
                 kills[victim[0]] += 1
+                due = computed + rng.randrange(*BETWEEN_KILLS)
             yield {"labels": options.labels, "computed": computed, "kills": dict(kills)}
     check(campaign.returncode == 0, (folder / "log.txt").read_text())
     yield {"labels": options.labels, "kills": dict(kills), **_account(config, calls)}

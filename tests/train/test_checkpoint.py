@@ -155,6 +155,12 @@ def test_five_thousand_flipped_bits_are_refused_or_change_no_number(tmp_path, st
         (lambda model: model["posterior"].update(Scale=2.0), "unknown keys: Scale"),
         (lambda model: model["hyperparameters"].update(features=10**15), "features=10"),
         (lambda model: model["hyperparameters"].update(blocks=10**9), "blocks=10"),
+        (lambda model: model["hyperparameters"].update(cutoff=1e5), "cutoff is 100000.0 A"),
+        (lambda model: model["posterior"].update(dimension=-1), "positive dimension"),
+        (lambda model: model["posterior"].update(numbers=[1, 10**20]), "no atomic number"),
+        (lambda model: model["posterior"].update(numbers=[1, 119]), "119 is no atomic number"),
+        (lambda model: model["posterior"]["shapes"].update({"readout.0": [2**40, 8]}), "posterior"),
+        (lambda model: model["posterior"]["distances"].update({"1-7000": 1.0}), "posterior"),
     ],
 )
 def test_a_header_of_unknown_keys_or_absurd_sizes_is_refused(tmp_path, structures, change, message):

@@ -22,6 +22,8 @@ from blips.data.neighbours import NeighbourCache
 from blips.errors import InputError
 from blips.progress import track
 
+LARGEST_CUTOFF = 100.0  # A; searches for neighbours take for ever far beyond
+
 
 class Backbone(nn.Module):
     """A message-passing model whose linear maps act on rows (edges, nodes, ...).
@@ -75,6 +77,8 @@ class AtomisticBackbone(Backbone):
     def __init__(self, cutoff: float, num_row_basis: int = 16) -> None:
         super().__init__()
         require_positive(cutoff=cutoff, num_row_basis=num_row_basis)
+        if cutoff > LARGEST_CUTOFF:
+            raise InputError(f"cutoff is {cutoff} A; expected at most {LARGEST_CUTOFF:g}, mostly 5")
         self.cutoff = cutoff
         self.reference = ReferenceEnergies()
         self._row_basis = GaussianBasis(num_row_basis, cutoff)

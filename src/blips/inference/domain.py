@@ -16,6 +16,7 @@ from torch import Tensor
 
 from blips.backbones.base import MAX_ATOMIC_NUMBER
 from blips.data.graph import AtomGraph
+from blips.errors import InputError
 
 MARGIN = 0.8  # of the least distance seen: closer is outside
 BONDED = 0.6  # of the sum of the covalent radii, for pairs of elements that were not seen together
@@ -118,6 +119,8 @@ class Domain:
     @classmethod
     def from_dict(cls, numbers: Iterable[int], distances: Mapping[str, float]) -> "Domain":
         """Restore what `to_dict` returned; without distances, covalent radii are used."""
+        if strange := [z for z in numbers if z not in range(SIZE)]:
+            raise InputError(f"{strange[0]} is no atomic number; expected 1 to {SIZE - 1}")
         least, farthest = _never(), torch.zeros(SIZE)
         farthest[list(numbers)] = torch.inf
         for atoms, distance in distances.items():

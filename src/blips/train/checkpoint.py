@@ -205,7 +205,7 @@ def posterior_from(
         fresh = ChosenMaps.of(
             model.backbone, posterior.maps.roles, sketch.dimension, sketch.seed, last=True
         )
-    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"the posterior in {path} cannot be read ({type(error).__name__}: {error})"
         ) from None
