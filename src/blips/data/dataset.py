@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from ase import Atoms
@@ -96,12 +97,11 @@ class StructureData(AtomData):
         self,
         structures: Sequence[Atoms],
         cutoff: float | GraphOf,
-        quantities: Sequence[str] = ENERGY_AND_FORCES,
-        labels: Labels | None = None,
-        dtype: torch.dtype | None = None,
+        *arguments: Any,
         source: str | Path = "structures",
+        **options: Any,
     ) -> None:
-        super().__init__(source, cutoff, quantities, labels, dtype)
+        super().__init__(source, cutoff, *arguments, **options)
         if len(structures) == 0:
             raise InputError(f"{source}: no structures; expected at least one")
         self.structures = tuple(structures)
@@ -135,12 +135,11 @@ class StreamedData(AtomData):
         self,
         path: str | Path,
         cutoff: float | GraphOf,
-        quantities: Sequence[str] = ENERGY_AND_FORCES,
-        labels: Labels | None = None,
-        dtype: torch.dtype | None = None,
+        *arguments: Any,
         cache_gb: float = 1.0,
+        **options: Any,
     ) -> None:
-        super().__init__(path, cutoff, quantities, labels, dtype)
+        super().__init__(path, cutoff, *arguments, **options)
         self.path = Path(path)
         self.cache_bytes = cache_gb * 1e9
         self._offsets = xyz_frame_offsets(self.path)  # [F + 1]
@@ -155,7 +154,9 @@ class StreamedData(AtomData):
         if index in self._samples:
             self._samples.move_to_end(index)
             return self._samples[index]
-        sample = self._samples[index] = self._read(index)
+        atoms = self.atoms(index)
+        sample = Batch(self._graph(atoms, index), self._targets(atoms, index), (index,))
+        self._samples[index] = sample
         self._bytes += _num_bytes(sample)
         while self._bytes > self.cache_bytes:
             _, oldest = self._samples.popitem(last=False)
@@ -168,10 +169,6 @@ class StreamedData(AtomData):
             raise InputError(f"{self.path}: changed while it was in use; start again")
         with self.path.open("rb") as file:
             return read_xyz_frame(file, self.path, index, self._offsets)
-
-    def _read(self, index: int) -> Batch:
-        atoms = self.atoms(index)
-        return Batch(self._graph(atoms, index), self._targets(atoms, index), (index,))
 
     def _file_stamp(self) -> tuple[int, int]:
         status = self.path.stat()

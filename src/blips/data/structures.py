@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import ase.io
 import numpy as np
 from ase import Atoms
-from ase.data import atomic_numbers, chemical_symbols
+from ase.data import chemical_symbols
 from ase.utils import string2index
 from vesin import NeighborList
 
@@ -112,8 +112,7 @@ def iter_checked(
     structures: Iterable[Atoms],
     source: str | Path = "structures",
     *,
-    elements: Collection[int | str] | None = None,
-    quantities: Sequence[str] = (),
+    elements: Collection[int] | None = None,
     labels: Labels | None = None,
 ) -> Iterator[Atoms]:
     """Check structures one at a time; raise problems after the last good structure.
@@ -121,15 +120,14 @@ def iter_checked(
     Args:
         structures: in the order of the file.
         source: the file, for messages.
-        elements: atomic numbers or symbols that a model knows; None allows all.
-        quantities: labels that must be there. Others are checked where they are.
-        labels: names and units of the labels.
+        elements: atomic numbers that a model knows; None allows all.
+        labels: names and units of the labels, which are checked where they are.
     """
-    allowed = None if elements is None else {_atomic_number(one) for one in elements}
+    allowed = None if elements is None else set(elements)
     problems: list[str] = []
     frame = -1
     for frame, atoms in enumerate(structures):
-        for problem in _problems(atoms, allowed, quantities, labels or Labels()):
+        for problem in _problems(atoms, allowed, labels or Labels()):
             problems.append(f"{source}, frame {frame}: {problem}")
         if len(problems) >= MAX_PROBLEMS:
             problems = [*problems[:MAX_PROBLEMS], "... and perhaps more; not checked further"]
@@ -144,9 +142,7 @@ def iter_checked(
         raise InputError(f"{source}: no structures; expected at least one")
 
 
-def _problems(
-    atoms: Atoms, allowed: set[int] | None, quantities: Sequence[str], labels: Labels
-) -> Iterator[str]:
+def _problems(atoms: Atoms, allowed: set[int] | None, labels: Labels) -> Iterator[str]:
     if len(atoms) == 0:
         yield "no atoms"
         return
@@ -157,7 +153,7 @@ def _problems(
             "" if allowed is None else f"; the model was trained on {_symbols(allowed)}"
         )
     try:
-        extract(atoms, list(dict.fromkeys((*quantities, *available(atoms, labels)))), labels)
+        extract(atoms, available(atoms, labels), labels)
     except InputError as error:
         yield str(error)
     try:
@@ -184,12 +180,6 @@ def _refuse_too_close(atoms: Atoms) -> None:
             f"atoms {first[pair]} and {second[pair]} are {distance[pair]:.3g} A apart "
             f"(periodic images included), less than {MINIMUM_DISTANCE} A"
         )
-
-
-def _atomic_number(element: int | str) -> int:
-    if isinstance(element, str) and element not in atomic_numbers:
-        raise InputError(f"{element!r} is not the symbol of an element")
-    return atomic_numbers[element] if isinstance(element, str) else int(element)
 
 
 def whole_xyz_frames(path: Path) -> np.ndarray:

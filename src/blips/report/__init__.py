@@ -2,9 +2,9 @@
 
     blips.report.write_report("runs/demo", "report.html")
 
-`sources` finds what there is to report on, `plots` and `structures` turn predictions into data,
-`document` makes the page of it. Nothing in a page is loaded from elsewhere: its content security
-policy allows the embedded scripts by their hashes, and nothing else.
+`sources` finds what there is to report on, `structures` what the 3D view shows, `write` and
+`campaign` make pages of it with the parts of `document`. Nothing in a page is loaded from
+elsewhere: its content security policy allows the embedded scripts by their hashes, nothing else.
 """
 
 from blips.report.write import write_report

@@ -242,23 +242,16 @@ def partial_correlation(rho_xy: float, rho_xz: float, rho_yz: float) -> float:
     return float(np.clip((rho_xy - rho_xz * rho_yz) / np.sqrt(rest), -1.0, 1.0))
 
 
-def spearman(std: npt.ArrayLike, error: npt.ArrayLike, given: npt.ArrayLike | None = None) -> float:
+def spearman(std: npt.ArrayLike, error: npt.ArrayLike) -> float:
     """Compute Spearman's rank correlation of std and error, [n] each, ties sharing ranks.
 
-    Ranks do not change under the square, so variances and squared errors give the same number. With
-    ``given`` [n] it is the partial rank correlation, which says what ``std`` adds to ranking by
-    ``given``, for example the predicted force norm. 0 where it is undefined because an array is
-    constant.
+    Ranks do not change under the square, so variances and squared errors give the same number. 0
+    where it is undefined because an array is constant.
     """
     std, error = checked_ranking(std, error)
     if len(std) < 2:
         raise InputError("a rank correlation got one item; expected at least two. Add data.")
-    ranks = dense_ranks(std), dense_ranks(error)
-    rho = rank_correlation(*ranks)
-    if given is None:
-        return rho
-    third = dense_ranks(checked_ranking(given, error)[0])
-    return partial_correlation(rho, *(rank_correlation(rank, third) for rank in ranks))
+    return rank_correlation(dense_ranks(std), dense_ranks(error))
 
 
 def auroc(std: npt.ArrayLike, error: npt.ArrayLike, threshold: float) -> float:
