@@ -170,11 +170,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 
 def load_config(*sources: Source) -> RunConfig:
-    """Merge files, mappings and `a.b=value` overrides, left to right, and validate.
-
-    Args:
-        sources: paths of YAML or JSON files, mappings, or strings such as "training.epochs=50".
-    """
+    """Merge files (YAML or JSON), mappings and overrides such as "training.epochs=50"; validate."""
     return load_as(RunConfig, *sources)
 
 

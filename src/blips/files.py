@@ -36,11 +36,7 @@ RUN_LOCK = "run.lock"  # in the folder of a training run, while it runs
 
 
 class Locked(BlipsError):
-    """Another process holds the lock.
-
-    Attributes:
-        holder: its id, as far as known.
-    """
+    """Another process holds the lock; `holder` is its id, as far as known."""
 
     def __init__(self, path: Path, holder: str) -> None:
         super().__init__(
@@ -50,11 +46,7 @@ class Locked(BlipsError):
 
 
 def lock(path: Path) -> TextIO:
-    """Open and lock a file; the lock ends with the file, at the latest with the process.
-
-    Raises:
-        Locked: another process holds it.
-    """
+    """Open and lock a file, or raise `Locked`; the lock ends with the file or the process."""
     while True:
         file = path.open("a+", encoding="utf-8")
         try:
@@ -76,11 +68,7 @@ def lock(path: Path) -> TextIO:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock within the block, and leave no file behind.
-
-    Raises:
-        Locked: another process holds it.
-    """
+    """Hold a lock within the block, or raise `Locked`; leave no file behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = lock(path)
     try:

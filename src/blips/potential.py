@@ -90,9 +90,6 @@ class BayesianPotential(StochasticModel):
                 network's coefficients.
             labels: names and units of the labels of `valid`.
             seed: of the sketch and of random sums.
-
-        Returns:
-            What is kept as `posterior`.
         """
         self.posterior = condition(
             self,

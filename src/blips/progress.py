@@ -83,14 +83,7 @@ def track(
     total: int | None = None,
     count: Callable[[Item], int] = lambda item: 1,
 ) -> Iterator[Item]:
-    """Pass on the items, and show how many are done.
-
-    Args:
-        items: to work on.
-        title: of the work, e.g. "predicting".
-        total: of what `count` counts, where it is known.
-        count: what one item counts.
-    """
+    """Pass on the items, and show how many are done; each counts `count`, all of them `total`."""
     bars = _bars.get()
     if bars is None:
         yield from items

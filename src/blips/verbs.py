@@ -62,9 +62,6 @@ def calibrate(
         kind: "scale" (one factor, NLL-optimal), "isotonic" or "conformal".
         labels: names and units of the labels; those that the model was trained with if not given.
         options: of `potential.predict` (samples, method, seed, ...).
-
-    Returns:
-        The calibrators by quantity.
     """
     labels = labels or potential.backbone.labels
     with progress_shown():

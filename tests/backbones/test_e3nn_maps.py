@@ -194,3 +194,22 @@ def test_nothing_of_an_import_stays_in_the_process(monkeypatch, capsys, before):
         raise KeyError
     assert os.environ.get(name) == before
     assert capsys.readouterr().out == ""
+
+
+def test_nequips_scalar_layer(float64):
+    pytest.importorskip("nequip", reason="nequip is not installed")
+    e3nn_maps.register_nequip()
+    from nequip.nn.mlp import ScalarLinearLayer
+
+    layer = ScalarLinearLayer(4, 3, alpha=0.5, bias=True)
+    layer.bias.data.normal_()
+    h, coef = torch.randn(ROWS, 4), torch.rand(ROWS)
+    before = layer(h)
+    make_stochastic(layer, "map")
+    assert torch.equal(layer(h), before)
+    with noise.use(frozen(coef, "map")):
+        sample = layer(h)
+    eps = FrozenDraw(0).normal_like("map", layer.weight.T).T
+    for row in range(ROWS):
+        weight = layer.weight * layer.alpha * (1 + coef[row].sqrt() * eps)
+        torch.testing.assert_close(sample[row], h[row] @ weight + layer.bias)

@@ -18,7 +18,7 @@ def test_means_are_the_default_and_contexts_nest():
     with noise.use(outer):
         with noise.use(inner):
             assert noise.active() is inner
-            with noise.mean():
+            with noise.use(None):
                 assert noise.active() is None
         assert noise.active() is outer
     assert noise.active() is None

@@ -6,7 +6,6 @@ invariant observer (`row_features`), and how large those descriptions are (`feat
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import torch
@@ -28,26 +27,18 @@ LARGEST_CUTOFF = 100.0  # A; searches for neighbours take for ever far beyond
 class Backbone(nn.Module):
     """A message-passing model whose linear maps act on rows (edges, nodes, ...).
 
-    Attributes:
-        roles: glob pattern of a map's name -> the row type it acts on. The first match counts.
-        deterministic: glob pattern -> why such maps have no posterior unless they are asked for.
-        conservative: True where forces are -dE/dr of the "energies" that `forward` returns.
-        readout_maps: glob pattern of a map's name -> row type, of the maps after the last exchange
-            between atoms, which are conditioned by default; found by trial where it is empty.
-        pretrained: True where the weights are those that a model was released with; `bayesianize`
-            then begins with a narrow posterior.
-        labels: names and units of the labels in the files that the model was trained on, where
-            they are not the standard ones.
-        hyperparameters: constructor arguments, so that a checkpoint can rebuild the model.
+    Maps are named by glob patterns; the first that matches counts. `readout_maps` are those after
+    the last exchange between atoms, which are conditioned by default; they are found by trial where
+    none are declared. `pretrained` weights, as a model was released with, get a narrow posterior.
     """
 
-    roles: ClassVar[Mapping[str, str]] = {}
-    deterministic: Mapping[str, str] = {}
-    conservative: bool = False
-    readout_maps: Mapping[str, str] = {}
+    roles: ClassVar[Mapping[str, str]] = {}  # pattern -> the row type that a map acts on
+    readout_maps: Mapping[str, str] = {}  # pattern -> row type
+    deterministic: Mapping[str, str] = {}  # pattern -> why there is no posterior unless asked for
+    conservative: bool = False  # forces are -dE/dr of the "energies" that `forward` returns
     pretrained: bool = False
-    labels: Labels | None = None
-    hyperparameters: dict[str, Any]
+    labels: Labels | None = None  # of the files that it was trained on, if not the standard ones
+    hyperparameters: dict[str, Any]  # constructor arguments, for checkpoints
 
     @property
     def feature_sizes(self) -> dict[str, int]:
@@ -98,10 +89,7 @@ class AtomisticBackbone(Backbone):
     ) -> AtomGraph:
         """Build the graph of one or many structures with this model's neighbours and device.
 
-        Args:
-            atoms: the structures.
-            dtype: that of the model if not given.
-            caches: neighbours kept between calls, one cache for each structure.
+        Caches, one for each structure, keep neighbours between calls.
         """
         here = first_parameter(self)
         structures = [atoms] if isinstance(atoms, Atoms) else atoms
@@ -186,11 +174,7 @@ def graph_batches(
 ) -> Iterator[Graph]:
     """Yield graphs of at most `batch_size` structures with the dtype and device of the backbone.
 
-    Args:
-        backbone: whose graphs they are.
-        atoms: one structure, many, or a graph, which is yielded as it is.
-        batch_size: structures at once.
-        caches: neighbours kept between calls, one cache for each structure.
+    A graph is yielded as it is. Caches, one for each structure, keep neighbours between calls.
     """
     here = first_parameter(backbone)
     if isinstance(atoms, Graph):
@@ -283,14 +267,6 @@ def equal_shares(energy: Tensor, graph: Graph) -> Tensor:
     For models whose energy is not a sum over atoms.
     """
     return (energy.double() / graph.node_counts()).index_select(0, graph.structure)
-
-
-def mlp(*widths: int, last_activation: bool = False) -> nn.Sequential:
-    """Make linear maps of these widths with SiLU between them (and after the last, if asked)."""
-    layers: list[nn.Module] = []
-    for size_in, size_out in pairwise(widths):
-        layers += [nn.Linear(size_in, size_out), nn.SiLU()]
-    return nn.Sequential(*(layers if last_activation else layers[:-1]))
 
 
 def require_positive(**values: float) -> None:

@@ -85,13 +85,7 @@ class CHGNet(ForeignBackbone):
     def released(
         cls, *, version: str = "0.3.0", weights: str | Path | None = None, trust: bool = False
     ) -> Self:
-        """Load a released model, or one that was trained from it.
-
-        Args:
-            version: "0.3.0" (PBE), "r2scan" or "0.2.0".
-            weights: a checkpoint of the package, in place of the released weights.
-            trust: let the checkpoint run code, where it cannot be read without.
-        """
+        """Load version "0.3.0" (PBE), "r2scan" or "0.2.0", or a checkpoint of the package."""
         if weights is None:
             package = require("chgnet.model", cls.pip_line)
             with redirect_stdout(io.StringIO()):
@@ -106,8 +100,8 @@ class CHGNet(ForeignBackbone):
         backbone.model.load_state_dict(saved["state_dict"])
         return backbone
 
-    def export(self, path: str | Path) -> Path:
-        """Write what `CHGNet.from_file` and `CHGNetCalculator.from_file` of the package read."""
+    def package_checkpoint(self) -> dict[str, Any]:
+        """Return what `CHGNet.from_file` and `CHGNetCalculator.from_file` of the package read."""
         saved = self.model.as_dict()
         state = {name: value.detach().clone() for name, value in saved["state_dict"].items()}
         scale = self.reference.scale
@@ -116,8 +110,7 @@ class CHGNet(ForeignBackbone):
             state[name] *= scale.to(state[name])
         elements = state["composition_model.fc.weight"]  # [1, 94] eV
         elements += self.reference.shift[NUMBERS.start : NUMBERS.stop].to(elements)
-        torch.save({"model": {**saved, "state_dict": state}}, path)
-        return Path(path)
+        return {"model": {**saved, "state_dict": state}}
 
     def graph_of(
         self, atoms: Atoms, dtype: torch.dtype, cache: NeighbourCache | None = None

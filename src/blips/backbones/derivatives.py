@@ -40,12 +40,8 @@ def energy_and_derivatives(
 ) -> dict[str, Tensor]:
     """Compute energy [S], energies [N], forces [N, 3] and stress [S, 3, 3] of `energies_of`.
 
-    Args:
-        energies_of: function of the graph that returns atomic energies (eV).
-        graph: a batch of structures.
-        forces: also return forces (eV/A).
-        stress: also return the stress (eV/A^3, symmetric; positive = under tension).
-        create_graph: keep what is needed to differentiate the derivatives (training).
+    In eV, eV/A and eV/A^3; the stress is symmetric, positive under tension. `create_graph` keeps
+    what is needed to differentiate the derivatives (training).
     """
     if not (forces or stress):
         energies = energies_of(graph)

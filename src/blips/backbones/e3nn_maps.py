@@ -5,6 +5,7 @@
                             irrep), normalised by its path weight
 `e3nn.nn._fc._Layer`        a layer of `FullyConnectedNet`: weight [in, out] over the square root
                             of its fan-in, activation inside
+`nequip` ScalarLinearLayer  weight [in, out] times a constant
 ==========================  ====================================================================
 
 `register` teaches them to `bayesianize`; adapters are `E3nnBackbone`s, which call it when a model
@@ -29,6 +30,7 @@ from blips.bayes.irreps import Block, BlockKind
 from blips.bayes.linear import MapKind, WeightAndBias, register_kind
 
 E3NN_PIP_LINE = "pip install e3nn"
+NEQUIP_PIP_LINE = "pip install nequip"
 UNPICKLE_ANYTHING = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 COUPLING = re.compile(r"_w3j_(\d+)_(\d+)_(\d+)")  # how e3nn's generated code names a 3j symbol
 
@@ -62,6 +64,14 @@ def contained() -> Iterator[None]:
             del os.environ[UNPICKLE_ANYTHING]
         else:
             os.environ[UNPICKLE_ANYTHING] = before
+
+
+@cache
+def register_nequip() -> None:
+    """Register the scalar layers of NequIP and Allegro; their other maps are e3nn's."""
+    register()
+    mlp = require("nequip.nn.mlp", NEQUIP_PIP_LINE)
+    register_kind(MapKind(mlp.ScalarLinearLayer, scalar_layer_weight))
 
 
 class E3nnBackbone(ForeignBackbone):
@@ -138,6 +148,12 @@ def layer_finish(layer: nn.Module, z: Tensor) -> Tensor:
     """Apply what a `_Layer` does after the product: its activation, scaled."""
     dense = _any(layer)
     return z if dense.act is None else dense.act(z) * dense.var_out**0.5
+
+
+def scalar_layer_weight(layer: nn.Module) -> WeightAndBias:
+    """Return weight [out, in] and bias of a NequIP `ScalarLinearLayer`."""
+    dense = _any(layer)
+    return dense.weight.T * dense.alpha, dense.bias
 
 
 def refine_couplings(model: nn.Module) -> None:

@@ -53,11 +53,20 @@ class ForeignBackbone(AtomisticBackbone):
 
     @classmethod
     def released(cls, *args: Any, **options: Any) -> Self:
-        """Load the model with the weights that its authors released."""
+        """Load the model with the weights that its authors released, or that were trained on.
+
+        Most take `weights`, a checkpoint of the package in place of the released one, and `trust`:
+        let that file run code, which pickles do as they are read.
+        """
         raise TypeError(f"{cls.__name__} has no released weights of its own")
 
     def export(self, path: str | Path) -> Path:
         """Write the weights (of a Bayesian model: the means) as the package's own checkpoint."""
+        torch.save(self.package_checkpoint(), path)
+        return Path(path)
+
+    def package_checkpoint(self) -> Any:
+        """Return what the package itself saves, with `reference` in the energies."""
         raise TypeError(f"{type(self).__name__} cannot write its package's format")
 
     @property
@@ -113,11 +122,9 @@ def require(module: str, pip_line: str) -> ModuleType:
 
 
 def read_checkpoint(path: str | Path, *, trust: bool = False) -> Any:
-    """Read a file that a package wrote with `torch.save`.
+    """Read a file that a package wrote with `torch.save`: data only, or, with `trust`, any pickle.
 
-    Args:
-        path: of the file.
-        trust: unpickle whatever it holds, which can run code; without, only data are read.
+    The latter can run code.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=not trust)

@@ -46,6 +46,7 @@ def _activate(layer: Any, z: Tensor) -> Tensor:
 # Packages with linear layers of their own -> what teaches them to the converter.
 KNOWN_PACKAGES: dict[str, Callable[[], None]] = {
     "e3nn": e3nn_maps.register,
+    "nequip": e3nn_maps.register_nequip,
     "schnetpack": register_schnetpack,
 }
 

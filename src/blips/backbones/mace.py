@@ -84,12 +84,9 @@ class MACE(E3nnBackbone):
     def released(
         cls, *, weights: str | Path | None = None, trust: bool = False, head: str | None = None
     ) -> Self:
-        """Load a model that the package saved, in the precision of its file.
+        """Load a file `*.model` that the package saved, in its precision.
 
-        Args:
-            weights: the file, `*.model`.
-            trust: needed, as such a file is a pickled module, which can run code.
-            head: which level of theory to predict, for models of several.
+        It needs `trust`: such a file is a pickled module, which can run code.
         """
         if weights is None:
             raise InputError('MACE has no weights in its package; give weights="....model"')
@@ -109,8 +106,8 @@ class MACE(E3nnBackbone):
         """Compute the package's own energies of the atoms, [N] eV."""
         return self.model(self._data(graph), compute_force=False)["node_energy"]
 
-    def export(self, path: str | Path) -> Path:
-        """Write a `*.model` that `MACECalculator` and the package's commands read."""
+    def package_checkpoint(self) -> nn.Module:
+        """Return the module that `MACECalculator` and the package's commands read."""
         model: Any = revert(copy.deepcopy(self.model))
         scale = self.reference.scale
         elements = model.atomic_energies_fn.atomic_energies  # [elements] or [heads, elements]
@@ -118,8 +115,7 @@ class MACE(E3nnBackbone):
             value.mul_(scale.to(value))
         shift = self.reference.shift[model.atomic_numbers].to(elements)
         (elements if elements.ndim == 1 else elements[self.head]).add_(shift)
-        torch.save(model, path)
-        return Path(path)
+        return model
 
     def _data(self, graph: AtomGraph) -> dict[str, Tensor]:
         """Make the package's input. Its edges go from the first to the second index."""

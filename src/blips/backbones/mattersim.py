@@ -65,10 +65,7 @@ class MatterSim(ForeignBackbone):
     def released(cls, *, weights: str | Path | None = None, trust: bool = False) -> Self:
         """Load MatterSim-v1.0.0-1M, or another checkpoint of the package.
 
-        Args:
-            weights: a checkpoint of the package; None for the one in blips' cache, or else where
-                the package keeps its downloads.
-            trust: let the checkpoint run code, where it cannot be read without.
+        Without a file, from blips' cache, or else from where the package keeps its downloads.
         """
         path = _released_weights() if weights is None else weights
         saved = read_checkpoint(path, trust=trust)
@@ -79,17 +76,15 @@ class MatterSim(ForeignBackbone):
         backbone.model.load_state_dict({**fixed, **saved["model"]})
         return backbone
 
-    def export(self, path: str | Path) -> Path:
-        """Write what `from_checkpoint` of the package's potential and calculator reads."""
-        model = self.model
+    def package_checkpoint(self) -> dict[str, Any]:
+        """Return what `from_checkpoint` of the package's potential and calculator reads."""
         state = self.state_copy()
         scale, shift = (state[f"normalizer.{name}"] for name in ("scale", "shift"))  # [95] eV
         for values in (scale, shift):
             values *= self.reference.scale.to(values)
         shift += self.reference.shift[: len(shift)].to(shift)
-        checkpoint = {"model_name": MODEL_NAME, "model": state, "model_args": model.model_args}
-        torch.save(checkpoint, path)
-        return Path(path)
+        arguments = self.model.model_args
+        return {"model_name": MODEL_NAME, "model": state, "model_args": arguments}
 
     def package_energies(self, graph: AtomGraph) -> Tensor:
         """Compute the package's own energies of the atoms, [N] eV."""

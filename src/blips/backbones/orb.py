@@ -40,15 +40,9 @@ OF_STRUCTURES = f"{OUTSIDE}, and its rows are structures, which have no coeffici
 class Orb(ForeignBackbone):
     """ORB v3 whose forces and stress are derivatives of its energy.
 
-    Args:
-        max_num_neighbors: an atom sees at most so many neighbours.
-        latent_dim: width of node and edge features.
-        base_mlp_hidden_dim: width inside the networks of encoder and stacks.
-        base_mlp_depth: number of their hidden layers.
-        head_mlp_hidden_dim: width inside the heads.
-        head_mlp_depth: number of their hidden layers.
-        num_message_passing_steps: number of stacks.
-        activation: "silu", "gelu" or "ssp".
+    An atom sees at most `max_num_neighbors` neighbours. The other arguments are those of the
+    package: width of node and edge features; widths and hidden layers of the networks of encoder
+    and stacks, and of the heads; number of stacks; "silu", "gelu" or "ssp".
     """
 
     family = "orb"
@@ -112,11 +106,7 @@ class Orb(ForeignBackbone):
     ) -> Self:
         """Load a released model by the end of its name, e.g. "direct-20-omat".
 
-        Args:
-            variant: kind, neighbours and training data.
-            weights: a checkpoint of the package; None for the one that the package downloads.
-            trust: let the checkpoint run code; the package's own never need it.
-            random: leave the weights random, for tests.
+        Without a file, the package downloads it; `random` leaves the weights random, for tests.
         """
         backbone = cls(NEIGHBOURS[variant.split("-")[1]])
         if not random:
@@ -157,8 +147,8 @@ class Orb(ForeignBackbone):
         """Return equal shares of the energy, [N] eV."""
         return self._run(graph)[0]
 
-    def export(self, path: str | Path) -> Path:
-        """Write a state dict, as the `weights_path` of the package's `pretrained` functions."""
+    def package_checkpoint(self) -> dict[str, Tensor]:
+        """Return a state dict, as the `weights_path` of the package's `pretrained` functions."""
         if self.reference.scale != 1:
             raise CheckpointError(
                 f"ORB's checkpoint has no place for the energy scale {float(self.reference.scale)}"
@@ -166,8 +156,7 @@ class Orb(ForeignBackbone):
         state = self.state_copy()
         elements = state["heads.energy.reference.linear.weight"]  # [118] eV
         elements += self.reference.shift[: elements.shape[-1]].to(elements)
-        torch.save(state, path)
-        return Path(path)
+        return state
 
     def _run(self, graph: AtomGraph) -> tuple[Tensor, Any, Tensor, dict[str, Tensor]]:
         """Return shares of the energy [N], the package's batch, node features, pair repulsion."""

@@ -34,11 +34,11 @@ from blips.backbones.base import (
     AtomisticBackbone,
     edge_lengths,
     gather_rows,
-    mlp,
     require_positive,
     scatter_sum,
 )
 from blips.backbones.radial import BesselBasis, CosineCutoff
+from blips.bayes.encoder import mlp
 from blips.data.graph import Graph
 
 NORM_SMOOTHING = 1e-6  # |v| = sqrt(v^2 + this): curvature at most 1e3, offset 1e-3

@@ -29,12 +29,8 @@ def undirected_bonds(graph: AtomGraph) -> tuple[Tensor, Tensor]:
 def edge_pairs(graph: AtomGraph, length: Tensor, cutoff: float) -> Tensor:
     """Return all ordered pairs of different edges of one receiver below `cutoff` (A), [2, P].
 
-    Sorted by receiver, first edge and second edge. Atoms that moved have new pairs.
-
-    Args:
-        graph: the structures.
-        length: of their edges, [E] A.
-        cutoff: A; edges that exceed it by less than `MARGIN` are in.
+    Sorted by receiver, first edge and second edge. Atoms that moved, so that the edges have other
+    lengths [E], have new pairs; edges that exceed the cutoff by less than `MARGIN` are in.
     """
     name = f"edge-pairs-{cutoff}"
     short = length.detach() < cutoff + MARGIN  # [E]

@@ -29,11 +29,11 @@ from blips.backbones.base import (
     AtomisticBackbone,
     edge_lengths,
     gather_rows,
-    mlp,
     require_positive,
     scatter_sum,
 )
 from blips.backbones.radial import CosineCutoff, GaussianBasis
+from blips.bayes.encoder import mlp
 from blips.data.graph import Graph
 
 

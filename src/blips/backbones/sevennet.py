@@ -98,15 +98,10 @@ class SevenNet(E3nnBackbone):
         weights: str | Path | None = None,
         trust: bool = False,
     ) -> Self:
-        """Load a released model, or one that was trained from it.
+        """Load a released model by the package's name of it, or one that was trained from it.
 
-        Args:
-            checkpoint: the package's name of it; those inside the package are "7net-0",
-                "7net-l3i5" and "7net-mf-0".
-            modal: which fidelity to predict, for models of several.
-            weights: a checkpoint of the package, in place of the released weights.
-            trust: needed for every file that did not come with the package: checkpoints of
-                SevenNet are pickles, which can run code.
+        Inside the package are "7net-0", "7net-l3i5" and "7net-mf-0". Other files need `trust`:
+        checkpoints of SevenNet are pickles, which can run code.
         """
         home = Path(_package("util").__file__).resolve().parent
         path = Path(weights or _package("util").pretrained_name_to_path(checkpoint)).resolve()
@@ -135,8 +130,8 @@ class SevenNet(E3nnBackbone):
                 data |= {key: data[key].to(data["edge_vec"]) for key in ("x", "node_attr")}
         return data["atomic_energy"].squeeze(1)
 
-    def export(self, path: str | Path) -> Path:
-        """Write a checkpoint that `SevenNetCalculator` and the package's commands read."""
+    def package_checkpoint(self) -> dict[str, Any]:
+        """Return a checkpoint that `SevenNetCalculator` and the package's commands read."""
         settings, numbers = self.hyperparameters["settings"], self.hyperparameters["numbers"]
         state = self.state_copy()
         state = {n: v.float() if v.is_floating_point() else v for n, v in state.items()}
@@ -145,8 +140,7 @@ class SevenNet(E3nnBackbone):
         statistics = {"shift": shift.tolist(), "scale": scale.tolist()}
         version = _package().__version__  # the package converts what older versions wrote
         config = {**_config(settings, numbers), **statistics, "version": version}
-        torch.save({"config": config, "model_state_dict": state, "epoch": 0}, path)
-        return Path(path)
+        return {"config": config, "model_state_dict": state, "epoch": 0}
 
     def _data(self, graph: AtomGraph) -> dict[str, Tensor]:
         """Make the package's input; it and blips agree on the direction and order of edges."""

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from blips import keys
-from blips.backbones.base import Backbone, mlp
+from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives
 from blips.baselines.base import Baseline
 from blips.baselines.last_layer import energy_scale, inputs_of, readout_of
+from blips.bayes.encoder import mlp
 from blips.config import TrainingConfig
 from blips.data.batch import Batch
 from blips.data.graph import Graph

@@ -4,7 +4,7 @@ from blips.bayes.convert import ConversionReport, convert, probe_roles, revert
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import kl_divergence, prior_coefficient
 from blips.bayes.linear import MapKind, StochasticMap, register_kind
-from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise, generators, mean, use
+from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise, generators, use
 
 __all__ = [
     "ConversionReport",
@@ -17,7 +17,6 @@ __all__ = [
     "convert",
     "generators",
     "kl_divergence",
-    "mean",
     "prior_coefficient",
     "probe_roles",
     "register_kind",

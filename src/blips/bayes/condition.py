@@ -40,9 +40,6 @@ class Evidence:
 
     Fewer rows than dimensions are kept as they are (the kernel form), more as their sum. Sums of
     two are the evidence of both sets of rows, so it streams, and runs in parallel by adding.
-
-    Args:
-        dimension: d.
     """
 
     def __init__(self, dimension: int) -> None:

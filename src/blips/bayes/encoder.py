@@ -91,7 +91,7 @@ class InferenceNetwork(nn.Module):
                     f"no features are declared for {role!r} rows, but {len(columns)} maps act on "
                     f"them; the backbone declares {sorted(sizes)}"
                 )
-            head = mlp([*widths[role], 1 + max(columns.values())])
+            head = mlp(*widths[role], 1 + max(columns.values()))
             self._initialise(head[-1], initial)
             self.heads[role] = head
 
@@ -164,12 +164,12 @@ class InferenceNetwork(nn.Module):
         return torch.cat(parts, dim=-1)
 
 
-def mlp(sizes: list[int]) -> nn.Sequential:
-    """Make linear maps of the given widths with SiLU between them."""
+def mlp(*widths: int, last_activation: bool = False) -> nn.Sequential:
+    """Make linear maps of these widths with SiLU between them (and after the last, if asked)."""
     layers: list[nn.Module] = []
-    for size_in, size_out in pairwise(sizes):
+    for size_in, size_out in pairwise(widths):
         layers += [nn.Linear(size_in, size_out), nn.SiLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*(layers if last_activation else layers[:-1]))
 
 
 def _columns(roles: Mapping[str, str], share: str) -> dict[str, dict[str, int]]:

@@ -28,19 +28,14 @@ from blips.errors import InputError
 class Block(NamedTuple):
     """One matrix of an equivariant map.
 
-    Attributes:
-        weight: [out, in], with all normalisation, differentiable.
-        source: columns of the input, in * dim of them.
-        target: columns of the output, out * dim of them.
-        dim: components of the irrep, 2l + 1.
-        scalar: whether the irrep is invariant under rotation and reflection, so that noise may
-            be drawn for its outputs (the local estimator). A pseudoscalar is not.
+    The irrep is `scalar` where it is invariant under rotation and reflection (a pseudoscalar is
+    not), so that noise may be drawn for its outputs (the local estimator).
     """
 
-    weight: Tensor
-    source: slice
-    target: slice
-    dim: int
+    weight: Tensor  # [out, in], with all normalisation, differentiable
+    source: slice  # columns of the input, in * dim of them
+    target: slice  # columns of the output, out * dim of them
+    dim: int  # components of the irrep, 2l + 1
     scalar: bool
 
 
@@ -52,16 +47,13 @@ def _no_bias(_layer: nn.Module) -> None:
 class BlockKind(Kind):
     """A class of layers that are a set of blocks.
 
-    Attributes:
-        blocks: layer -> its blocks; those with the same target add up, and two sources are
-            either the same columns or have none in common (so do targets).
-        width: layer -> number of columns of its output; those that no block reaches are zero.
-        bias: layer -> what is added to the output, [width], or None.
+    Blocks with the same target add up; columns that no block reaches are zero. Two sources are
+    either the same columns or have none in common, and so are two targets.
     """
 
     blocks: Callable[[nn.Module], Sequence[Block]]
-    width: Callable[[nn.Module], int]
-    bias: Callable[[nn.Module], Tensor | None] = _no_bias
+    width: Callable[[nn.Module], int]  # number of columns of the output
+    bias: Callable[[nn.Module], Tensor | None] = _no_bias  # added to the output, [width]
 
     def sample(self, layer: nn.Module, name: str, h: Tensor, noise: Noise) -> Tensor:
         """Compute the output for weights drawn by `noise`, [rows, columns] -> [rows, width]."""

@@ -39,12 +39,9 @@ class Kind:
 
     The functions that a kind is made of are those of a module (no lambdas, no closures) wherever
     converted models are pickled.
-
-    Attributes:
-        layer: the class; subclasses count unless they override `forward`.
     """
 
-    layer: type[nn.Module]
+    layer: type[nn.Module]  # subclasses count unless they override `forward`
 
     def matches(self, layer: nn.Module) -> bool:
         """Return whether this kind describes what `layer` computes."""
@@ -57,11 +54,7 @@ class Kind:
     def products(self, layer: nn.Module, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
         """Return the layer's matrices with their inputs, and the gradients by their outputs.
 
-        Args:
-            layer: what was applied.
-            name: of the layer.
-            h: what it was applied to.
-            gradient: of a scalar by the layer's output.
+        `h` is what the layer was applied to, `gradient` that of a scalar by its output.
         """
         raise TypeError(f"{type(self).__name__} must name the products of {self.layer.__name__}")
 
@@ -82,9 +75,8 @@ def _identity(_layer: nn.Module, z: Tensor) -> Tensor:
 class MapKind(Kind):
     """A class of layers that are a linear map z = finish(h W^T + b).
 
-    Attributes:
-        canonical: layer -> (weight [out, in], bias [out] or None), differentiable.
-        finish: (layer, z) -> output; what `forward` does after the product and the bias.
+    `canonical` returns weight [out, in] and bias [out] or None, differentiable; `finish` is what
+    `forward` does after the product and the bias.
     """
 
     canonical: Callable[[nn.Module], WeightAndBias] = _own_weight_and_bias

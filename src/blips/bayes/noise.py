@@ -2,7 +2,7 @@
 
 Three ways to evaluate a converted model:
 
-    with mean(): ...                   # posterior means, the plain model (also the default)
+    with use(None): ...                # posterior means, the plain model (also the default)
     with use(SampledNoise(...)): ...   # fresh weights for every row (local or flipout estimator)
     with use(FrozenNoise(...)): ...    # the same draw for every row and every call
 
@@ -12,7 +12,7 @@ the outer one, and so do contexts left by an exception.
 
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -29,11 +29,9 @@ ESTIMATORS: tuple[str, ...] = get_args(Estimator)
 
 @dataclass(frozen=True)
 class Noise:
-    """Coefficients of every Bayesian map, by NAME: [R] per map, R rows of one replica.
+    """Coefficients (alpha, beta) of every Bayesian map's rows, by NAME.
 
-    Attributes:
-        coefficients: alpha or beta of each map's rows; for K replicas either [R] (shared) or
-            [K * R] (replica-major).
+    For K replicas of R rows they are [R], shared, or [K * R], replica-major.
     """
 
     coefficients: Mapping[str, Tensor]
@@ -46,17 +44,9 @@ class Noise:
     def linear(
         self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
     ) -> Tensor:
-        """Apply one matrix with weights drawn from N(weight, coef weight^2).
+        """Apply one matrix with weights drawn from N(weight, coef weight^2), coef [rows].
 
-        Args:
-            name: of the matrix, different for every matrix of a model.
-            h: [rows, *irrep, in].
-            weight: means, [out, in].
-            bias: [out] or None.
-            coef: relative variances, [rows].
-
-        Returns:
-            [rows, *irrep, out].
+        [rows, *irrep, in] -> [rows, *irrep, out]; every matrix of a model has a name of its own.
         """
         raise TypeError("use SampledNoise or FrozenNoise")
 
@@ -188,11 +178,6 @@ def use(noise: Noise | None) -> Generator[None]:
         yield
     finally:
         _active.reset(token)
-
-
-def mean() -> AbstractContextManager[None]:
-    """Evaluate Bayesian maps at their posterior means (MAP): the plain model."""
-    return use(None)
 
 
 def seeded_generator(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:

@@ -24,17 +24,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Sketch:
-    """P of some weight matrices.
+    """P of some weight matrices."""
 
-    Args:
-        shapes: shape of each matrix, by name, in the order of their coordinates.
-        dimension: largest d.
-        seed: of the hash.
-    """
-
-    shapes: Mapping[str, Shape]
-    dimension: int
-    seed: int = 0
+    shapes: Mapping[str, Shape]  # of each matrix, by name, in the order of their coordinates
+    dimension: int  # largest d
+    seed: int = 0  # of the hash
     _buckets: dict[str, tuple[Tensor, Tensor]] = field(
         default_factory=dict[str, tuple[Tensor, Tensor]], repr=False, compare=False
     )

@@ -38,28 +38,18 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Alignment:
-    """Shifts of the elements' energies, and their covariance.
+    """Shifts of the elements' energies, and their covariance."""
 
-    Attributes:
-        shift: mean of delta, [119] eV; zero for elements without labels.
-        cov: S, [119, 119] eV^2.
-        misfit: sigma, eV/atom.
-        structures: number of labelled structures.
-        numbers: atomic numbers of their elements.
-    """
-
-    shift: Array
-    cov: Array
-    misfit: float
-    structures: int
-    numbers: tuple[int, ...]
+    shift: Array  # mean of delta, [119] eV; zero for elements without labels
+    cov: Array  # S, [119, 119] eV^2
+    misfit: float  # sigma, eV/atom
+    structures: int  # that are labelled
+    numbers: tuple[int, ...]  # atomic numbers of their elements
 
     def widened(self, prediction: Prediction, counts: Array) -> Prediction:
         """Add what is unsure about the shifts, and the misfit, to deviations of energies.
 
-        Args:
-            prediction: of S structures, with a std of energies or without.
-            counts: atoms of each element in them, [S, 119].
+        `counts` are the atoms of each element in the structures, [S, 119].
         """
         if prediction.energy_std is None:
             return prediction

@@ -39,15 +39,9 @@ def predict_conditioned(
 ) -> Prediction:
     """Predict means and standard deviations of one batch.
 
-    Args:
-        model: linear in the noise of the posterior's weights.
-        posterior: of these weights.
-        graph: the structures.
-        samples: K, draws for forces and stress; 0 gives deviations of energies alone.
-        seed: of the draws.
-        forces: also predict forces.
-        stress: also predict the stress.
-        covariance: also the 3x3 covariance of each atom's force.
+    The model is linear in the noise of the posterior's weights. K = `samples` draws give deviations
+    of forces and stress; 0 those of energies alone. The other arguments are those of
+    `BayesianPotential.predict`.
     """
     if samples < 2 and samples != 0:
         raise InputError(

@@ -40,16 +40,13 @@ def _anywhere() -> Tensor:
 class Domain:
     """Elements, least distances and loneliest atoms of some structures.
 
-    Attributes:
-        numbers: atomic numbers that were seen.
-        least: smallest distance of each pair of elements, symmetric, infinite where the pair was
-            not seen within the cutoff, [119, 119] A.
-        farthest: largest distance of an atom of each element to its nearest neighbour; infinite
-            where one had no neighbour within the cutoff, or where it is not known, [119] A.
+    Distances of pairs that were not seen within the cutoff are infinite, as is `farthest` where an
+    atom had no neighbour, or where it is not known.
     """
 
     numbers: frozenset[int] = frozenset(range(1, SIZE))
-    least: Tensor = field(default_factory=_never, repr=False)
+    least: Tensor = field(default_factory=_never, repr=False)  # of pairs, symmetric, [119, 119] A
+    # largest distance of an atom of each element to its nearest neighbour, [119] A
     farthest: Tensor = field(default_factory=_anywhere, repr=False)
 
     @classmethod

@@ -49,11 +49,8 @@ CoefficientFunction = Callable[[Graph], Mapping[str, Tensor]]
 class LinearModel:
     """A model to first order in the noise of chosen weights.
 
-    Attributes:
-        backbone: the model, at its trained weights.
-        maps: whose weights have noise.
-        coefficients: graph -> [rows] by map name, where noise depends on the rows (and so on the
-            positions); None where it is 1.
+    The variance of the noise is that of `coefficients` where these are given, [rows] by map name,
+    functions of the graph and so of the positions; else it is 1.
     """
 
     backbone: Backbone
@@ -80,8 +77,7 @@ class Linearised:
     Args:
         model: the backbone, and which of its weights have noise.
         graph: S structures.
-        forces: whether forces will be asked for.
-        stress: whether the stress will be asked for.
+        forces, stress: whether they will be asked for.
         depth: what will be asked for: changes of "energies" alone, which take no backward pass of
             their own; "members" with their forces; or "rows" of forces and stress.
 
@@ -178,12 +174,9 @@ class Linearised:
         return self._rows(self.products).detach()
 
     def rows_along(self, quantity: str, directions: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield rows b of u . y for one quantity and each direction u, [S, d].
+        """Yield rows b of u . y for "forces" or "stress" y and each direction u, [S, d].
 
-        Args:
-            quantity: "forces" or "stress".
-            directions: u in the shape of the quantity, [N, 3] or [S, 3, 3]; u . y is summed over
-                each structure.
+        Directions have the shape of y, [N, 3] or [S, 3, 3]; u . y is summed over each structure.
         """
         source = next(one for one in self._sources if quantity in one.leaves)
         leaf, divisor = source.leaves[quantity]
@@ -217,10 +210,9 @@ class Linearised:
 
     @torch.no_grad()
     def energy_changes(self, v: Noise) -> Outputs:
-        """Compute first-order changes of the energies (of atoms if possible) for noise v [K, d].
+        """Compute first-order changes of the energies for noise v [K, d], without backward passes.
 
-        Returns:
-            Energy [K, S]; energies [K, N] where the rows of the maps are those of atoms.
+        Energy [K, S]; and energies [K, N] where the rows of the maps are those of atoms.
         """
         of_rows = self._tangents(self.products, self._weight_noise(v))  # [N or S, K]
         if not self._by_atom:

@@ -31,15 +31,12 @@ _registering = threading.Lock()  # torch counts its hooks without one
 class ChosenMaps:
     """The maps whose weights are conditioned.
 
-    Attributes:
-        roles: row type of each map, by name.
-        sketch: coordinates v of their weights.
-        last: whether the energy of an atom (of a structure) depends on its own rows alone, so that
-            the rest of the network is differentiated once where these maps are twice.
+    They are `last` where the energy of an atom (of a structure) depends on its own rows alone, so
+    that the rest of the network is differentiated once where these maps are twice.
     """
 
-    roles: Mapping[str, str]
-    sketch: Sketch
+    roles: Mapping[str, str]  # row type of each map, by name
+    sketch: Sketch  # coordinates v of their weights
     last: bool
 
     @classmethod
@@ -61,15 +58,7 @@ def choose_maps(
     dimension: int,
     seed: int,
 ) -> ChosenMaps:
-    """Choose maps, and coordinates for their weights.
-
-    Args:
-        backbone: the model.
-        roles: row types of its Bayesian maps.
-        maps: "readout", "all", or patterns of names.
-        dimension: more weights than this are sketched.
-        seed: of the sketch.
-    """
+    """Choose maps ("readout", "all", or patterns of names), and coordinates for their weights."""
     chosen, last = chosen_roles(backbone, roles, maps)
     return ChosenMaps.of(backbone, chosen, dimension, seed, last=last)
 

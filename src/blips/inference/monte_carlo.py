@@ -41,14 +41,9 @@ NORMAL_KURTOSIS = 3.0
 
 @dataclass(frozen=True)
 class Tolerance:
-    """When to stop drawing.
+    """When to stop drawing."""
 
-    Attributes:
-        relative_error: largest relative standard error of a typical std.
-        max_samples: stop here in any case.
-    """
-
-    relative_error: float = 0.1
+    relative_error: float = 0.1  # largest relative standard error of a typical std
     max_samples: int = 512
 
     def __post_init__(self) -> None:
@@ -79,14 +74,11 @@ def monte_carlo(
     Args:
         sampler: evaluates the samples of a range of numbers as one replicated batch.
         graph: the structures.
-        samples: K >= 2, or when to stop.
+        samples: K >= 2, or when to stop; `details` then has the "std_relative_error" of each
+            quantity, and "tolerance_reached".
         method: name for the result.
         chunk: at most so many samples at once.
         covariance: also the 3x3 covariance of the forces.
-
-    Returns:
-        Its `samples` is the number drawn; by a tolerance, `details` has "std_relative_error",
-        reached by each quantity, and "tolerance_reached".
     """
     tolerance = samples if isinstance(samples, Tolerance) else None
     goal = min(FIRST_ROUND, samples.max_samples) if isinstance(samples, Tolerance) else samples

@@ -33,18 +33,13 @@ from blips.prediction import Outputs
 class OnePass:
     """Outputs at the posterior means, and where the variance of the energies comes from, eV^2.
 
-    Attributes:
-        outputs: energy [S], energies [N], forces [N, 3], ...
-        energy_var: of each structure, for rows with noise of their own (as samples have), [S].
-        row_var: share of every row, [rows] by row type; over all rows of a structure they add up
-            to its `energy_var`.
-        atom_var: the same by the atom that a row belongs to (an edge: its receiver), [N].
+    Rows have noise of their own, as samples have, so their shares add up to the variance.
     """
 
-    outputs: Outputs
-    energy_var: Tensor
-    row_var: Mapping[str, Tensor]
-    atom_var: Tensor
+    outputs: Outputs  # energy [S], energies [N], forces [N, 3], ...
+    energy_var: Tensor  # of each structure, [S]
+    row_var: Mapping[str, Tensor]  # share of every row, [rows] by row type
+    atom_var: Tensor  # the same by the atom that a row belongs to (an edge: its receiver), [N]
 
 
 def one_pass(
@@ -71,12 +66,7 @@ def one_pass(
 
 
 def row_variances(product: Product, coef: Tensor) -> Tensor:
-    """Compute the variance that each row of a product adds, with its own noise, [rows].
-
-    Args:
-        product: one matrix applied to rows, and dE/dz.
-        coef: of the rows, [rows].
-    """
+    """Compute the variance that each row of a product adds, with its own noise, [rows]."""
     h, g = product.h.detach(), product.gradient.detach()
     weight_square = product.weight.detach().square()
     if h.ndim == 2:

@@ -33,23 +33,15 @@ Counters = list[tuple[int, int]]  # place in memory, version
 
 @dataclass(frozen=True)
 class Scale:
-    """The few numbers that labels decide.
+    """The few numbers that labels decide."""
 
-    Attributes:
-        ratio: r = s^2 / tau^2, in units of the square of the rows (eV, eV/A).
-        scale: tau, standard deviation of the relative noise of a weight before data.
-        floor: standard deviation of the misfit, by quantity (eV/atom, eV/A, eV/A^3).
-        energy_factor: what deviations of energies are multiplied with.
-        relative: standard deviation of the misfit of forces over the force itself.
-        typical: root mean square of predicted force components near the data where there is a
-            relative misfit, the least misfit of forces outside of the domain (eV/A).
-    """
-
-    ratio: float
-    scale: float
-    floor: Mapping[str, float]
-    energy_factor: float = 1.0
-    relative: float = 0.0
+    ratio: float  # r = s^2 / tau^2, in units of the square of the rows (eV, eV/A)
+    scale: float  # tau, std of the relative noise of a weight before data
+    floor: Mapping[str, float]  # std of the misfit, by quantity (eV/atom, eV/A, eV/A^3)
+    energy_factor: float = 1.0  # what deviations of energies are multiplied with
+    relative: float = 0.0  # std of the misfit of forces over the force itself
+    # root mean square of predicted force components near the data where there is a relative misfit:
+    # the least misfit of forces outside of the domain (eV/A)
     typical: float = 0.0
 
     def __post_init__(self) -> None:
@@ -66,25 +58,15 @@ class Scale:
 
 @dataclass(frozen=True)
 class ConditionedPosterior:
-    """A Gaussian posterior of the weights of some maps, conditioned on structures.
+    """A Gaussian posterior of the weights of some maps, conditioned on structures."""
 
-    Attributes:
-        maps: the maps, and the coordinates v of their weights.
-        scale: ratio, scale and floor.
-        coefficients: "constant", or "network": rows have the inference network's coefficients.
-        structures: number of structures that it has seen.
-        domain: elements and distances in them.
-        evidence: what they say about the weights; None where only draws were kept.
-        kept_draws: draws of v, [K, d], where there is no evidence.
-    """
-
-    maps: ChosenMaps
+    maps: ChosenMaps  # with the coordinates v of their weights
     scale: Scale
-    coefficients: Coefficients
-    structures: int
-    domain: Domain
-    evidence: Evidence | None
-    kept_draws: Tensor | None = None
+    coefficients: Coefficients  # "network": rows have the inference network's
+    structures: int  # how many it has seen
+    domain: Domain  # elements and distances in them
+    evidence: Evidence | None  # what they say about the weights; None where only draws were kept
+    kept_draws: Tensor | None = None  # of v, [K, d], where there is no evidence
     _noise: dict[tuple[int, torch.dtype], dict[str, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -199,9 +181,6 @@ class SeenWeights:
     Every predict compares counters that torch keeps anyway: a tensor's place in memory and how
     often it was written to. Only where they differ are the numbers themselves compared, by a
     checksum at single precision, so that copies, devices and precisions of the same weights pass.
-
-    Args:
-        model: whose parameters the posterior depends on.
     """
 
     def __init__(self, model: nn.Module) -> None:

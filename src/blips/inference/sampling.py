@@ -30,15 +30,10 @@ NOT_CONDITIONED = (
 
 @dataclass(frozen=True)
 class Sample:
-    """Outputs of posterior samples, and the coefficients that they were drawn with.
+    """Outputs of posterior samples, and the coefficients that they were drawn with."""
 
-    Attributes:
-        outputs: energy [K * S], forces [K * N, 3], ..., replica-major.
-        coefficients: [K * rows] by map name; empty for MAP.
-    """
-
-    outputs: Outputs
-    coefficients: Coefficients
+    outputs: Outputs  # energy [K * S], forces [K * N, 3], ..., replica-major
+    coefficients: Coefficients  # [K * rows] by map name; empty for MAP
 
 
 class StochasticModel(nn.Module):
@@ -80,10 +75,7 @@ class StochasticModel(nn.Module):
     ) -> Sample:
         """Draw K = len(generators) posterior samples, each row with weights of its own.
 
-        Args:
-            graph: the structures; they are replicated K times.
-            generators: one per sample, see `blips.bayes.noise.generators`.
-            derivatives: forces, stress, create_graph.
+        The generators are those of `blips.bayes.noise.generators`; the graph is replicated K times.
         """
         return self._evaluate(
             graph.replicate(len(generators)),

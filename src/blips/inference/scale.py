@@ -133,12 +133,7 @@ def fit_scale(
 ) -> Scale:
     """Fit ratio, scale and floors by the likelihood of validation errors.
 
-    Args:
-        model: linear in the weights that are conditioned.
-        evidence: of the conditioning structures.
-        valid: labelled structures, neither trained nor tested on.
-        seed: of the choice of force components.
-        labels: names and units of the labels.
+    The labelled structures were neither trained nor tested on; the seed chooses force components.
     """
     has = set(keys_of(valid, labels))
     ratios = RELATIVE_RATIOS * evidence.mean_square
