@@ -77,11 +77,16 @@ def bayesianize(
         roles, found = _found_roles(backbone)
         reasons = {**found, **reasons}
     conversion = convert(backbone, roles, maps=maps, exclude=exclude, reasons=reasons)
-    begin = _beginning(backbone, prior_dropout, bounds, initial)
+    default = PRETRAINED if backbone.pretrained else FROM_SCRATCH
+    dropout = default.prior_dropout if prior_dropout is None else prior_dropout
+    least, largest = default.bounds if bounds is None else bounds
+    prior = prior_coefficient(dropout)
+    if initial is None:
+        initial = min(max(default.initial or prior, least), largest)
     settings = {
-        "prior_dropout": begin.prior_dropout,
-        "bounds": list(begin.bounds),
-        "initial": begin.initial,
+        "prior_dropout": dropout,
+        "bounds": [least, largest],
+        "initial": initial,
         "estimator": "flipout" if estimator == "auto" and backbone.conservative else estimator,
         "roles": conversion.roles,
         "reasons": {m.name: m.reason for m in conversion.maps if not m.is_bayesian},
@@ -114,30 +119,14 @@ def _assembled(
     return BayesianPotential(backbone, network, conversion, settings)
 
 
-def _beginning(
-    backbone: Backbone,
-    prior_dropout: float | None,
-    bounds: tuple[float, float] | None,
-    initial: float | None,
-) -> Posterior:
-    """Return the arguments, with defaults where they are None."""
-    default = PRETRAINED if backbone.pretrained else FROM_SCRATCH
-    dropout = default.prior_dropout if prior_dropout is None else prior_dropout
-    least, largest = bounds = default.bounds if bounds is None else bounds
-    prior = prior_coefficient(dropout)
-    if initial is None:
-        initial = min(max(default.initial or prior, least), largest)
-    return Posterior(dropout, bounds, initial)
-
-
 def _deterministic(backbone: Backbone) -> dict[str, str]:
     """Return why the backbone leaves maps deterministic, by their names."""
-    reasons: dict[str, str] = {}
-    for name, _ in backbone.named_modules():
-        for pattern, reason in backbone.deterministic.items():
-            if fnmatchcase(name, pattern):
-                reasons.setdefault(name, reason)
-    return reasons
+    return {
+        name: reason
+        for name, _ in backbone.named_modules()
+        for pattern, reason in reversed([*backbone.deterministic.items()])
+        if fnmatchcase(name, pattern)
+    }
 
 
 def _found_roles(backbone: Backbone) -> tuple[dict[str, str], dict[str, str]]:

@@ -121,17 +121,15 @@ class Evidence:
     @classmethod
     def from_state(cls, dimension: int, count: int, state: dict[str, Tensor]) -> "Evidence":
         """Restore what `state` returned."""
-        evidence = cls(dimension)
         if "rows" in state:
+            evidence = cls(dimension)
             evidence.add(state["rows"])
-        else:
-            lower = torch.tril_indices(dimension, dimension)
-            gram = torch.zeros(dimension, dimension, dtype=torch.float64)
-            gram[lower[0], lower[1]] = state["gram"].double()
-            gram[lower[1], lower[0]] = state["gram"].double()
-            return cls.of_gram(gram, count)
-        evidence.count = count
-        return evidence
+            evidence.count = count
+            return evidence
+        row, column = torch.tril_indices(dimension, dimension)
+        gram = torch.zeros(dimension, dimension, dtype=torch.float64)
+        gram[row, column] = gram[column, row] = state["gram"].double()
+        return cls.of_gram(gram, count)
 
     @classmethod
     def of_gram(cls, gram: Tensor, count: int) -> "Evidence":

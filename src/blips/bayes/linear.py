@@ -120,6 +120,17 @@ def kind_of(layer: nn.Module) -> Kind | None:
     return next((kind for kind in _kinds if kind.matches(layer)), None)
 
 
+def require_kind(layer: nn.Module, name: str) -> Kind:
+    """Return the kind of linear map that a layer is, or was before conversion; an error if none."""
+    kind = kind_of(layer) or getattr(layer, "map_kind", None)
+    if kind is None:
+        raise ConversionError(
+            f"{name!r} is a {type(layer).__name__}, which is not known as a linear map; choose "
+            "other maps, or register it with blips.bayes.register_kind(MapKind(...))"
+        )
+    return kind
+
+
 class StochasticMap(nn.Module):
     """Mixin in front of a layer class: samples under active noise, is the layer otherwise."""
 
@@ -163,12 +174,7 @@ def base_class(layer: StochasticMap) -> type[nn.Module]:
 
 def make_stochastic(layer: nn.Module, name: str) -> StochasticMap:
     """Turn `layer` into a Bayesian map in place; parameters are untouched."""
-    kind = kind_of(layer)
-    if kind is None:
-        raise ConversionError(
-            f"{name!r} is a {type(layer).__name__}, which is not known as a linear map; "
-            "register it with blips.bayes.register_kind(MapKind(...)) or exclude it"
-        )
+    kind = require_kind(layer, name)
     layer.__class__ = _stochastic_class(type(layer))
     converted = cast(StochasticMap, layer)
     converted.map_name = name

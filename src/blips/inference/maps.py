@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone
-from blips.bayes.linear import Kind, Product, StochasticMap, kind_of
+from blips.bayes.linear import Product, StochasticMap, kind_of, require_kind
 from blips.bayes.sketch import Sketch
 from blips.errors import ConversionError, InputError
 
@@ -47,7 +47,7 @@ class ChosenMaps:
         shapes: dict[str, tuple[int, ...]] = {}
         for name in roles:
             layer = backbone.get_submodule(name)
-            shapes |= kind_of_map(layer, name).shapes(layer, name)
+            shapes |= require_kind(layer, name).shapes(layer, name)
         return cls(dict(roles), Sketch(shapes, dimension, seed), last)
 
 
@@ -61,17 +61,6 @@ def choose_maps(
     """Choose maps ("readout", "all", or patterns of names), and coordinates for their weights."""
     chosen, last = chosen_roles(backbone, roles, maps)
     return ChosenMaps.of(backbone, chosen, dimension, seed, last=last)
-
-
-def kind_of_map(layer: nn.Module, name: str) -> Kind:
-    """Return the kind of linear map that a layer is; raise an error where it is none."""
-    kind = kind_of(layer) or getattr(layer, "map_kind", None)
-    if kind is None:
-        raise ConversionError(
-            f"{name!r} is a {type(layer).__name__}, which is not known as a linear map; choose "
-            "other maps, or register it with blips.bayes.register_kind"
-        )
-    return kind
 
 
 def chosen_roles(
@@ -112,12 +101,9 @@ def readout_roles(backbone: Backbone, roles: Mapping[str, str]) -> dict[str, str
         name: role
         for name, layer in backbone.named_modules()
         for pattern, role in backbone.readout_maps.items()
-        if fnmatchcase(name, pattern) and _is_linear(layer)
+        if fnmatchcase(name, pattern)
+        and (isinstance(layer, StochasticMap) or kind_of(layer) is not None)
     }
-
-
-def _is_linear(layer: nn.Module) -> bool:
-    return isinstance(layer, StochasticMap) or kind_of(layer) is not None
 
 
 def _found_readout(backbone: Backbone, roles: Mapping[str, str]) -> dict[str, str]:
@@ -196,7 +182,7 @@ def gradients(
     products = [
         product
         for call, gradient in zip(calls, found, strict=False)
-        for product in kind_of_map(call.layer, call.name).products(
+        for product in require_kind(call.layer, call.name).products(
             call.layer, call.name, call.h, gradient
         )
     ]

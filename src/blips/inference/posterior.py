@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import iter_parameters
 from blips.bayes.condition import Evidence, GaussianPosterior, normals
 from blips.bayes.sketch import Sketch
 from blips.errors import CheckpointError, InputError
@@ -207,7 +206,7 @@ class SeenWeights:
 
 def _counters(model: nn.Module) -> Counters:
     """Return address and version counter of all parameters."""
-    return [(own.data_ptr(), own._version) for own in iter_parameters(model)]
+    return [(own.data_ptr(), own._version) for own in model.parameters()]
 
 
 def _checksum(value: Tensor) -> int:
