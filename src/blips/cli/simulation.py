@@ -116,14 +116,27 @@ def md(
 
     Example: blips md model.safetensors start.extxyz --temperature 300 --to 2000 --low 0.3 --high 1
     """
-    from dataclasses import fields
-
     from blips.data.structures import check_structures, read_structures
     from blips.sim.reference import make_calculator
     from blips.sim.run import MDSettings, outcome_dict
 
-    given = locals()
-    settings = MDSettings(**{field.name: given[field.name] for field in fields(MDSettings)})
+    settings = MDSettings(
+        temperature=temperature,
+        to=to,
+        steps=steps,
+        timestep=timestep,
+        ensemble=ensemble,
+        friction=friction,
+        pressure=pressure,
+        method=method,
+        member=member,
+        samples=samples,
+        every=every,
+        save_every=save_every,
+        distinct=distinct,
+        reference_limit=reference_limit,
+        seed=seed,
+    )
     asked = None if reference is None else make_calculator(reference, trust=True)
     potential = load_model(model, device)
     frames = read_structures(structure, frame)

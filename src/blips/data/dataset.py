@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import torch
 from ase import Atoms
@@ -97,11 +96,12 @@ class StructureData(AtomData):
         self,
         structures: Sequence[Atoms],
         cutoff: float | GraphOf,
-        *arguments: Any,
+        quantities: Sequence[str] = ENERGY_AND_FORCES,
+        labels: Labels | None = None,
+        dtype: torch.dtype | None = None,
         source: str | Path = "structures",
-        **options: Any,
     ) -> None:
-        super().__init__(source, cutoff, *arguments, **options)
+        super().__init__(source, cutoff, quantities, labels, dtype)
         if len(structures) == 0:
             raise InputError(f"{source}: no structures; expected at least one")
         self.structures = tuple(structures)
@@ -135,11 +135,12 @@ class StreamedData(AtomData):
         self,
         path: str | Path,
         cutoff: float | GraphOf,
-        *arguments: Any,
+        quantities: Sequence[str] = ENERGY_AND_FORCES,
+        labels: Labels | None = None,
+        dtype: torch.dtype | None = None,
         cache_gb: float = 1.0,
-        **options: Any,
     ) -> None:
-        super().__init__(path, cutoff, *arguments, **options)
+        super().__init__(path, cutoff, quantities, labels, dtype)
         self.path = Path(path)
         self.cache_bytes = cache_gb * 1e9
         self._offsets = xyz_frame_offsets(self.path)  # [F + 1]
