@@ -21,7 +21,7 @@ from blips.active.candidates import Candidates
 from blips.active.config import CampaignConfig
 from blips.active.database import CampaignError
 from blips.active.display import CampaignDisplay
-from blips.active.executor import DaskExecutor, InlineExecutor, JobLost, make_executor
+from blips.active.executor import Executor, JobLost, make_executor
 from blips.active.frames import digest, from_json, to_json
 from blips.active.label import close_labeller, label
 from blips.active.labeller import journal_file, read_journal
@@ -39,8 +39,6 @@ from blips.active.worker import model_of, walk
 from blips.data.structures import check_structures, read_structures
 from blips.errors import ConfigError
 from blips.files import write_atomically
-
-Executor = InlineExecutor | DaskExecutor
 
 
 def run_campaign(config: CampaignConfig, *, display: bool = True) -> dict[str, Any]:
@@ -63,14 +61,7 @@ def run_campaign(config: CampaignConfig, *, display: bool = True) -> dict[str, A
 
 
 class Campaign:
-    """One campaign, from where its store says it is.
-
-    Args:
-        store: open for writing.
-        config: the configuration.
-        executor: where jobs run.
-        display: told about progress.
-    """
+    """One campaign, from where its store, open for writing, says it is."""
 
     def __init__(
         self,
@@ -180,8 +171,12 @@ class Campaign:
                 candidates, model, self.config, self.store, self.executor, round, limits
             )
             bound = self._bound(round, screening)
-            if reason := self._certain(bound):
-                return reason
+            target, judged = self.config.stop.force_mae, self.config.evaluate.structures is not None
+            if not judged and target is not None and bound is not None and bound <= target:
+                return (  # without a test set the bound decides
+                    f"the force MAE on the candidates is below {bound:.3g} eV/A with "
+                    f"{100 * self.config.stop.confidence:.0f} % confidence (target {target:g})"
+                )
             self.display.stage(round, "selecting")
             batch = self._batch(round)
             picks = choose(candidates, screening, model, self.config, round, batch)
@@ -207,17 +202,6 @@ class Campaign:
         """Bound the force MAE on the candidates by what the last labels showed; None: unknown."""
         ratios = (self.store.stage(round - 1, "surprise") or {}).get("ratios", [])
         return force_mae_bound(ratios, screening.mean_std, self.config.stop.confidence)
-
-    def _certain(self, bound: float | None) -> str:
-        """Return a reason to stop without a test set: the bound has reached the target."""
-        stop = self.config.stop
-        judged = self.config.evaluate.structures is not None
-        if judged or bound is None or stop.force_mae is None or bound > stop.force_mae:
-            return ""
-        return (
-            f"the force MAE on the candidates is below {bound:.3g} eV/A with "
-            f"{100 * stop.confidence:.0f} % confidence (target {stop.force_mae:g})"
-        )
 
     def _batch(self, round: int) -> int:
         batch, budget = self.config.select.batch, self.config.stop.labels
@@ -281,7 +265,8 @@ class Campaign:
 
     def _label(self, round: int) -> None:
         """Label the open picks of a round; set aside those that fail too often."""
-        self._harvest(round)
+        for pick in self.store.picks(round, "open"):
+            self._take(pick)  # finished when an earlier process ended
         while picks := self.store.picks(round, "open"):
             self.display.stage(round, "labelling")
             self._tell()
@@ -298,19 +283,14 @@ class Campaign:
             answer = {"error": f"the worker was lost: {answer}", "final": False}
         if "setup" in answer:
             raise ConfigError(f"no structure can be labelled: {answer['setup']}")
-        if "error" in answer:
-            tried = len(self.store.attempts(pick)) + 1
-            final = answer["final"] or tried > self.config.label.retries
-            self.store.add_attempt(pick, answer["error"], quarantine=final)
-        elif not self._take(pick):
+        if "error" not in answer:
+            if self._take(pick):
+                return
             text = "the finished label did not arrive in the journal; is the folder shared?"
-            tried = len(self.store.attempts(pick)) + 1
-            self.store.add_attempt(pick, text, quarantine=tried > self.config.label.retries)
-
-    def _harvest(self, round: int) -> None:
-        """Add labels that were finished when an earlier process ended."""
-        for pick in self.store.picks(round, "open"):
-            self._take(pick)
+            answer = {"error": text, "final": False}
+        tried = len(self.store.attempts(pick)) + 1
+        final = answer["final"] or tried > self.config.label.retries
+        self.store.add_attempt(pick, answer["error"], quarantine=final)
 
     def _take(self, pick: Pick) -> bool:
         """Move a finished label from the journal into the database."""
@@ -328,17 +308,11 @@ class Campaign:
         return True
 
     def _job(self, pick: Pick) -> dict[str, Any]:
-        options = self.config.label
         return {
+            **self.config.label.model_dump(exclude={"retries"}),
             "name": pick.name,
             "structure": to_json(pick.atoms),
             "digest": digest(pick.atoms),
-            "calculator": options.calculator,
-            "options": options.options,
-            "trust": options.trust,
-            "stress": options.stress,
-            "max_force": options.max_force,
-            "timeout": options.timeout,
             "threads": self.config.executor.threads,
             "journal": str(self.journal.absolute()),
         }

@@ -1,7 +1,7 @@
 """Configuration of a campaign: strict, every field with a default but the structures."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -62,19 +62,13 @@ class ExploreConfig(Section):
 class LimitsConfig(Section):
     """What the model may be asked about: beyond it trajectories end and candidates are left out."""
 
-    force_std: float | Literal["auto"] | None = Field(
+    force_std: Annotated[float, Field(gt=0)] | Literal["auto"] | None = Field(
         default="auto", description="of an atom, eV/A; auto: the largest force of a label"
     )
     energy_std_per_atom: float | None = Field(default=None, gt=0, description="eV")
     force: float | None = Field(default=100.0, gt=0, description="largest predicted force, eV/A")
     closest: float | None = Field(default=0.5, gt=0, description="in sums of covalent radii")
     farthest: float | None = Field(default=None, gt=0, lt=6, description="A")
-
-    @model_validator(mode="after")
-    def _is_positive(self) -> "LimitsConfig":
-        if isinstance(self.force_std, float) and not self.force_std > 0:
-            raise ValueError(f"limits.force_std is {self.force_std}; expected more than 0, or auto")
-        return self
 
 
 class SelectConfig(Section):
@@ -232,15 +226,12 @@ def _trust_in(sources: Sequence[Source], typed: Sequence[Source]) -> dict[str, A
         "label": needs_trust(str(label.calculator), dict(label.options or {})),
         "executor": shell_lines(executor),
     }
-    return {
-        section: {"trust": True}
-        for section, settings in wanted.items()
-        if settings
-        and all(
-            _at(merged, f"{section}.{name}") == _at(by_hand, f"{section}.{name}")
-            for name in settings
-        )
-    }
+    trust: dict[str, Any] = {}
+    for section, settings in wanted.items():
+        names = [f"{section}.{name}" for name in settings]
+        if names and all(_at(merged, name) == _at(by_hand, name) for name in names):
+            trust[section] = {"trust": True}
+    return trust
 
 
 def _at(merged: Any, name: str) -> Any:
@@ -257,13 +248,10 @@ def _section(merged: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 # Settings that may change when a campaign goes on: they leave what was decided as it is.
-CHANGEABLE = ("executor", "stop", "folder", "label.timeout", "label.retries")
+CHANGEABLE = ("executor.", "stop.", "folder.", "label.timeout.", "label.retries.")
 
 
 def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
     """Return the names of settings that changed but must not."""
-    return {name for name in different_settings(before, now) if not _may_change(name)}
-
-
-def _may_change(name: str) -> bool:
-    return any(name == allowed or name.startswith(f"{allowed}.") for allowed in CHANGEABLE)
+    changed = different_settings(before, now)
+    return {name for name in changed if not f"{name}.".startswith(CHANGEABLE)}

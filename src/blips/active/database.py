@@ -100,10 +100,10 @@ class CampaignDatabase:
         with in_words(self.path):
             return self.connection.execute(statement, values).fetchall()
 
-    def row(self, statement: str, *values: Any) -> tuple[Any, ...] | None:
-        """Return the first row that a statement finds, or None."""
-        with in_words(self.path):
-            return self.connection.execute(statement, values).fetchone()
+    def value(self, statement: str, *values: Any) -> Any:
+        """Parse the JSON in the first row that a statement finds; None where there is none."""
+        rows = self.rows(statement, *values)
+        return self.parsed(rows[0][0]) if rows else None
 
     def parsed(self, text: str, kind: type = dict) -> Any:
         """Parse the JSON of a row and check its type."""

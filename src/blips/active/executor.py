@@ -7,18 +7,18 @@ number of workers and the order in which they finish change nothing.
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from blips.active.config import ExecutorConfig
 from blips.active.database import CampaignError
+from blips.active.label import THREADS
 from blips.errors import MissingPackageError
 
 Work = Callable[[Any], Any]
 LOOK_SECONDS = 5.0  # between looks for workers that were lost for good
-ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class JobLost(Exception):
@@ -28,44 +28,17 @@ class JobLost(Exception):
 class InlineExecutor:
     """Jobs one after the other in this process."""
 
-    workers = 1
-
     def run(self, work: Work, jobs: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Yield numbers and results (or `JobLost`) of jobs, as they finish."""
+        """Yield numbers and results of jobs, as they finish."""
         for number, job in enumerate(jobs):
             yield number, work(job)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 class DaskExecutor:
     """Jobs on the workers of a Dask cluster, a few more in flight than there are workers."""
 
-    def __init__(self, config: ExecutorConfig) -> None:
-        self.config = config
-        self.workers = config.workers
-        self._stack = ExitStack()
-        self._cluster: Any = None
-        self._client: Any = None
-
-    def __enter__(self) -> Self:
-        try:
-            from distributed import Client
-        except ImportError as error:
-            raise MissingPackageError(
-                "this executor needs dask.distributed; pip install 'blips-mlip[active]', or set "
-                "executor.kind to inline"
-            ) from error
-        self._cluster = self._stack.enter_context(make_cluster(self.config))
-        self._client = self._stack.enter_context(Client(self._cluster))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def __init__(self, cluster: Any, client: Any, workers: int) -> None:
+        self._cluster, self._client, self.workers = cluster, client, workers
 
     def run(self, work: Work, jobs: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Yield numbers and results (or `JobLost`) as jobs finish; jobs are read as needed."""
@@ -114,9 +87,24 @@ class DaskExecutor:
         self._cluster.scale(self.workers)
 
 
-def make_executor(config: ExecutorConfig) -> InlineExecutor | DaskExecutor:
-    """Make the executor that a configuration describes; a context manager."""
-    return InlineExecutor() if config.kind == "inline" else DaskExecutor(config)
+Executor = InlineExecutor | DaskExecutor
+
+
+@contextmanager
+def make_executor(config: ExecutorConfig) -> Iterator[Executor]:
+    """Run the executor that a configuration describes within the block."""
+    if config.kind == "inline":
+        yield InlineExecutor()
+        return
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise MissingPackageError(
+            "this executor needs dask.distributed; pip install 'blips-mlip[active]', or set "
+            "executor.kind to inline"
+        ) from error
+    with make_cluster(config) as cluster, Client(cluster) as client:
+        yield DaskExecutor(cluster, client, config.workers)
 
 
 def make_cluster(config: ExecutorConfig) -> Any:
@@ -140,7 +128,7 @@ def make_cluster(config: ExecutorConfig) -> Any:
         "account": config.account,
         "interface": config.interface,
         "job_script_prologue": [
-            *(f"export {name}={config.threads}" for name in ONE_THREAD),
+            *(f"export {name}={config.threads}" for name in THREADS),
             *config.prologue,
         ],
         "job_extra_directives": config.extra,
@@ -158,16 +146,15 @@ def _local(config: ExecutorConfig) -> Any:
     from distributed import LocalCluster
 
     logging.getLogger("distributed.nanny").setLevel(logging.ERROR)  # slow machines are no news
-    common: dict[str, Any] = {
-        "n_workers": config.workers,
-        "threads_per_worker": 1,
-        "dashboard_address": None,
-        "memory_limit": 0,
-    }
+    options: dict[str, Any] = {"processes": config.processes, "dashboard_address": None}
+    if config.processes:
+        options["security"] = _security()
+    else:
+        options["protocol"] = "inproc://"
     try:
-        if not config.processes:
-            return LocalCluster(processes=False, protocol="inproc://", **common)
-        return LocalCluster(processes=True, security=_security(), **common)
+        return LocalCluster(
+            n_workers=config.workers, threads_per_worker=1, memory_limit=0, **options
+        )
     except (OSError, RuntimeError) as error:
         raise CampaignError(f"no local Dask cluster could be started: {error}") from error
 

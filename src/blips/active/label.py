@@ -10,10 +10,11 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any, cast
 
 GRACE_SECONDS = 2.0  # after which a process that ignores its own timeout is killed
 LOG_CHARACTERS = 2000
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _here = threading.local()
 
 
@@ -40,13 +41,12 @@ class Labeller:
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
-        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "blips.active.labeller"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**os.environ, **dict.fromkeys(names, str(threads))},
+            env={**os.environ, **dict.fromkeys(THREADS, str(threads))},
             start_new_session=True,  # so that what it starts can be ended with it
         )
 
@@ -57,10 +57,10 @@ class Labeller:
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a job; end the process if there is none in time."""
-        begun = time.monotonic()
+        begun, stdin = time.monotonic(), cast(IO[bytes], self.process.stdin)
         try:
-            self._stdin.write(json.dumps(job).encode() + b"\n")
-            self._stdin.flush()
+            stdin.write(json.dumps(job).encode() + b"\n")
+            stdin.flush()
             line = self._read(job["timeout"] + GRACE_SECONDS)
         except OSError:
             line = b""
@@ -100,10 +100,6 @@ class Labeller:
             with suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-
-    @property
-    def _stdin(self) -> Any:
-        return self.process.stdin
 
     def _read(self, timeout: float) -> bytes:
         """Read a line, or less where the process ends or the time is up."""

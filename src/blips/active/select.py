@@ -19,7 +19,8 @@ import numpy as np
 from blips.active.candidates import Candidate, Candidates
 from blips.active.config import CampaignConfig
 from blips.active.database import CampaignError
-from blips.active.executor import DaskExecutor, InlineExecutor, JobLost
+from blips.active.evidence import candidate_rows
+from blips.active.executor import Executor, JobLost
 from blips.active.frames import digest, to_json
 from blips.active.rules import (
     ByForceStd,
@@ -30,7 +31,7 @@ from blips.active.rules import (
     random_score,
 )
 from blips.active.store import CampaignStore, Pick
-from blips.active.worker import model_of, rows_of, screen
+from blips.active.worker import model_of, one_thread, screen
 from blips.data.structures import read_structures
 
 TARGETS = 128  # structures that stand for the target distribution
@@ -125,25 +126,18 @@ def screen_candidates(
     model: Model,
     config: CampaignConfig,
     store: CampaignStore,
-    executor: InlineExecutor | DaskExecutor,
+    executor: Executor,
     round: int,
     limits: dict[str, Any] | None = None,
 ) -> Screening:
     """Score all candidates; finished chunks are in the store and not screened again.
 
-    Args:
-        candidates: all of them.
-        model: of the round.
-        config: of the campaign.
-        store: of the campaign.
-        executor: where chunks are screened.
-        round: number of the round.
-        limits: of the configuration, with numbers for what is "auto" there; else none is.
+    `limits` are those of the configuration, with numbers for what is "auto" there; else none is.
     """
     select, found = config.select, Screening(config, round)
-    for content in store.chunks(round).values():
+    known, done = store.known_digests(), store.chunks(round)
+    for content in done.values():
         found.add(content)
-    known, done = store.known_digests(), set(store.chunks(round))
     waiting: dict[int, tuple[int, list[int], int]] = {}
     common = {
         "samples": select.samples,
@@ -158,7 +152,7 @@ def screen_candidates(
         write_target(candidates, model, config)
 
     def jobs() -> Iterator[dict[str, Any]]:
-        for place, (chunk, part) in enumerate(candidates.chunks(select.chunk, done)):
+        for place, (chunk, part) in enumerate(candidates.chunks(select.chunk, set(done))):
             fresh = [(number, atoms) for number, atoms, _ in part if digest(atoms) not in known]
             numbers = [number for number, _ in fresh]
             waiting[place] = (chunk, numbers, len(part))
@@ -192,10 +186,20 @@ def choose(
     picked = [(within[choice.index], choice) for choice in chosen]
     for candidate in beyond[: max(0, count - len(picked))]:
         picked.append((candidate, Choice(-1, 0.0)))
-    return [
-        _pick(round, place, choice, candidate, scores[candidate[0]], config)
-        for place, (candidate, choice) in enumerate(picked)
-    ]
+    picks: list[Pick] = []
+    for place, ((number, atoms, origin), choice) in enumerate(picked):
+        plain = atoms.copy()
+        plain.calc = None
+        reason = {
+            "rule": config.select.rule,
+            "gain": choice.gain,
+            "rank": choice.index,  # among the candidates by score alone; -1: beyond the limits
+            "candidate": number,
+            "origin": origin,
+            "scores": scores[number],
+        }
+        picks.append(Pick(round, place, plain, scores[number][config.select.rule], reason))
+    return picks
 
 
 def _choices(
@@ -213,7 +217,7 @@ def _choices(
     posterior = model_of(model.job()).posterior
     if select.rule in ("energy_std", "random") or posterior is None or posterior.evidence is None:
         return best(by_score / cost, count)
-    rows = rows_of(_rows_job(model, candidates, config, energies=True))
+    rows = _rows(model, candidates, config)
     if select.rule == "information":
         return ByInformation(rows, cost).choose(count)
     if select.rule == "expected_reduction":
@@ -221,15 +225,13 @@ def _choices(
     return ByForceStd(rows, by_score, cost).choose(count)
 
 
-def _rows_job(
-    model: Model, candidates: Sequence[Candidate], config: CampaignConfig, *, energies: bool
-) -> dict[str, Any]:
-    return model.job(
-        structures=[to_json(atoms) for _, atoms, _ in candidates],
-        rows=config.select.rows,
-        seed=config.seed,
-        energies=energies,
-    )
+def _rows(
+    model: Model, candidates: Sequence[Candidate], config: CampaignConfig, *, energies: bool = True
+) -> np.ndarray:
+    structures = [atoms for _, atoms, _ in candidates]
+    options = {"rows": config.select.rows, "seed": config.seed, "energies": energies}
+    with one_thread():
+        return candidate_rows(model_of(model.job()), structures, **options)
 
 
 def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -> None:
@@ -246,11 +248,9 @@ def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -
         frames = read_structures(config.select.target)
         numbers = sorted(rng.permutation(len(frames))[:TARGETS].tolist())
         target = [(number, frames[number], {}) for number in numbers]
-    rows = rows_of(_rows_job(model, target, config, energies=False))  # [S, q, d]
+    rows = _rows(model, target, config, energies=False)  # [S, q, d]
     components = 3 * sum(len(atoms) for _, atoms, _ in target)
-    path = _target_file(model)
-    with path.open("wb") as file:
-        np.save(file, rows.reshape(-1, rows.shape[-1]) / np.sqrt(components))
+    np.save(_target_file(model), rows.reshape(-1, rows.shape[-1]) / np.sqrt(components))
 
 
 def _target_file(model: Model) -> Path:
@@ -264,26 +264,3 @@ def _without_repeats(candidates: list[Candidate]) -> list[Candidate]:
         name = digest(candidate[1])
         found[name] = min(candidate, found.get(name, candidate), key=lambda one: one[0])
     return list(found.values())
-
-
-def _pick(
-    round: int,
-    place: int,
-    choice: Choice,
-    candidate: Candidate,
-    scores: dict[str, float],
-    config: CampaignConfig,
-) -> Pick:
-    number, atoms, origin = candidate
-    plain = atoms.copy()
-    plain.calc = None
-    rule = config.select.rule
-    reason = {
-        "rule": rule,
-        "gain": choice.gain,
-        "rank": choice.index,  # among the candidates by score alone; -1 for one beyond the limits
-        "candidate": number,
-        "origin": origin,
-        "scores": scores,
-    }
-    return Pick(round, place, plain, scores[rule], reason)

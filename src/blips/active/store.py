@@ -91,15 +91,12 @@ class CampaignStore(CampaignDatabase):
 
     def fact(self, name: str) -> Any:
         """Return a recorded fact, or None."""
-        row = self.row("SELECT value FROM blips_facts WHERE name = ?", name)
-        return None if row is None else self.parsed(row[0])
+        return self.value("SELECT value FROM blips_facts WHERE name = ?", name)
 
     def stage(self, round: int, stage: str) -> dict[str, Any] | None:
         """Return the result of a finished stage, or None."""
-        row = self.row(
-            "SELECT result FROM blips_stages WHERE round = ? AND stage = ?", round, stage
-        )
-        return None if row is None else self.parsed(row[0])
+        statement = "SELECT result FROM blips_stages WHERE round = ? AND stage = ?"
+        return self.value(statement, round, stage)
 
     def finish(self, round: int, stage: str, result: Mapping[str, Any]) -> None:
         """Record that a stage is finished, in place of an earlier result."""
@@ -153,15 +150,8 @@ class CampaignStore(CampaignDatabase):
             cursor.executemany(
                 "INSERT INTO blips_picks VALUES (?, ?, ?, ?, ?, ?, 'open', NULL, NULL)",
                 [
-                    (
-                        pick.round,
-                        pick.number,
-                        to_json(pick.atoms),
-                        digest(pick.atoms),
-                        pick.score,
-                        json.dumps(pick.reason),
-                    )
-                    for pick in picks
+                    (p.round, p.number, to_json(p.atoms), digest(p.atoms), p.score, text)
+                    for p, text in ((pick, json.dumps(pick.reason)) for pick in picks)
                 ],
             )
             cursor.execute("DELETE FROM blips_chunks WHERE round = ?", (round,))

@@ -14,9 +14,8 @@ from blips.active.select import Model
 from blips.active.store import CampaignStore
 from blips.active.worker import file_digest, model_of
 from blips.data.structures import read_structures
-from blips.errors import CheckpointError
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import load, save
+from blips.train.checkpoint import save
 from blips.train.command import build_model
 from blips.train.fit import fit
 from blips.uq.assess import References, assess
@@ -35,7 +34,10 @@ def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> dic
     if not isinstance(model, BayesianPotential):
         raise CampaignError("a campaign needs a Bayesian potential; see model.bayes")
     if config.retrain == "continue" and round > 1:
-        model.load_state_dict(_model_of_round(store, round - 1).state_dict())
+        before = trained(store, round - 1)
+        if before is None:
+            raise CampaignError(f"the model of round {round - 1} vanished; start again")
+        model.load_state_dict(model_of(before.job()).state_dict())
     result = fit(
         model,
         structures,
@@ -69,14 +71,6 @@ def trained(store: CampaignStore, round: int) -> Model | None:
     if not path.is_file() or file_digest(path) != result["digest"]:
         return None
     return Model(str(path.absolute()), result["digest"])
-
-
-def _model_of_round(store: CampaignStore, round: int) -> BayesianPotential:
-    path = round_folder(store, round) / "model.safetensors"
-    model = load(path)
-    if not isinstance(model, BayesianPotential):
-        raise CheckpointError(f"{path} holds no Bayesian potential")
-    return model
 
 
 def evaluate_round(model: Model, config: CampaignConfig) -> dict[str, Any]:
@@ -125,10 +119,7 @@ def force_mae_bound(ratios: Sequence[float], mean_std: float, confidence: float)
     Args:
         ratios: of the labels of the last round, ascending, by the model that had not seen them.
         mean_std: mean force std of the candidates by the model of now, eV/A.
-        confidence: between 0 and 1.
-
-    Returns:
-        The bound; None where the labels are too few for the confidence (9 give 90 %).
+        confidence: None is returned where the labels are too few for it (9 give 90 %).
     """
     place = ceil((len(ratios) + 1) * confidence)
     return ratios[place - 1] * mean_std if place <= len(ratios) else None

@@ -4,7 +4,8 @@ Both are functions of the job alone: the model's file with its digest, structure
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,14 @@ def model_of(job: Mapping[str, Any]) -> BayesianPotential:
     return _models[digest]
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread within the block, so that results do not depend on the machine."""
+    with kept_num_threads():
+        torch.set_num_threads(1)
+        yield
+
+
 def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Run a guarded trajectory and return its frames; restart where the guard stops it.
 
@@ -67,8 +76,7 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     Returns:
         Structures and their origins.
     """
-    with kept_num_threads():
-        torch.set_num_threads(1)
+    with one_thread():
         explore = ExploreConfig.model_validate(job["explore"])
         atoms, rng = from_json(job["start"]), np.random.default_rng(job["seed"])
         atoms.calc = _calculator(job, explore, atoms)
@@ -85,8 +93,7 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         while begun < explore.steps:
             atoms.set_cell(start.cell)
             atoms.positions[:] = start.positions
-            _set_velocities(atoms, job["temperature"], rng)
-            dynamics = _dynamics(atoms, explore, job["temperature"], job["pressure"], rng)
+            dynamics = _dynamics(atoms, explore, job, rng)
             left, every = explore.steps - begun, explore.every
             outcome = run_guarded(dynamics, left, guard, every=every, progress=keep)
             begun += max(outcome.steps, every)
@@ -117,28 +124,21 @@ def _calculator(job: Mapping[str, Any], explore: ExploreConfig, start: Atoms) ->
     if explore.potential == "mean":
         return Calculator(model, method="map", samples=GUARD_SAMPLES)
     member = model.member(job["walker"])
-    change = member.predict(start).array("forces") - model.predict(start, method="map").array(
-        "forces"
-    )
+    plain = model.predict(start, method="map").array("forces")
+    change = member.predict(start).array("forces") - plain
     largest, deviation = job["typical_force"], float(np.sqrt((change**2).mean()))
     if deviation > largest and isinstance(member.noise, torch.Tensor):
         member = Member(model, member.noise * (largest / deviation))
     return Calculator(model, method="frozen", member=member, samples=GUARD_SAMPLES)
 
 
-def _set_velocities(atoms: Atoms, temperature: float, rng: np.random.Generator) -> None:
-    """Set momenta of the Maxwell-Boltzmann distribution."""
+def _dynamics(
+    atoms: Atoms, explore: ExploreConfig, job: Mapping[str, Any], rng: np.random.Generator
+) -> MolecularDynamics:
+    """Make the dynamics, with momenta of the Maxwell-Boltzmann distribution."""
+    temperature, pressure = job["temperature"], job["pressure"]
     width = np.sqrt(atoms.get_masses() * units.kB * temperature)  # [N]
     atoms.set_momenta(width[:, None] * rng.standard_normal((len(atoms), 3)))
-
-
-def _dynamics(
-    atoms: Atoms,
-    explore: ExploreConfig,
-    temperature: float,
-    pressure: float | None,
-    rng: np.random.Generator,
-) -> MolecularDynamics:
     timestep = explore.timestep * units.fs
     if pressure is None:
         friction = explore.friction / units.fs
@@ -168,8 +168,7 @@ def screen(job: dict[str, Any]) -> dict[str, Any]:
     Returns:
         scores: name -> values, None where thrown out; excluded: reason or None, for each.
     """
-    with kept_num_threads():
-        torch.set_num_threads(1)
+    with one_thread():
         limits = LimitsConfig.model_validate(job["limits"])
         structures = [from_json(text) for text in job["structures"]]
         guard = Guard(closest=limits.closest, farthest=limits.farthest)
@@ -238,20 +237,3 @@ def _beyond(row: Mapping[str, float], limits: LimitsConfig) -> str | None:
         if isinstance(limit, float) and value > limit:
             return name
     return None
-
-
-def rows_of(job: dict[str, Any]) -> np.ndarray:
-    """Return the rows of candidates, see `candidate_rows`.
-
-    Args:
-        job: model, digest, structures, rows, seed, energies.
-    """
-    with kept_num_threads():
-        torch.set_num_threads(1)
-        return candidate_rows(
-            model_of(job),
-            [from_json(text) for text in job["structures"]],
-            rows=job["rows"],
-            seed=job["seed"],
-            energies=job["energies"],
-        )
