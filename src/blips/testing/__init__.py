@@ -1,12 +1,10 @@
 """The backbone contract as importable checks: run them on your own model.
 
     from blips import testing
-    testing.check_contract(my_backbone)                            # a backbone of atoms
-    testing.check_contract(energies_of, cutoff=5.0)                # any function of an AtomGraph
+    testing.check_contract(my_backbone)
 
-A model of atoms is an `AtomisticBackbone`, checked as a copy in double precision, or a function
-from an `AtomGraph` in double precision to atomic energies [N], which needs its `cutoff`. A check
-that fails raises AssertionError and says by how much. Lengths in A, energies in eV.
+An `AtomisticBackbone` is checked as a copy in double precision. A check that fails raises
+AssertionError and says by how much. Lengths in A, energies in eV.
 """
 
 from blips.testing.atoms import (

@@ -1,8 +1,7 @@
-"""Checks of models that give atomic energies, or energy and forces directly."""
+"""Checks of backbones that give atomic energies, or energy and forces directly."""
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -11,12 +10,9 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone
-from blips.backbones.derivatives import EnergyFunction, energy_and_derivatives
-from blips.data.graph import AtomGraph
+from blips.backbones.derivatives import energy_and_derivatives
 from blips.testing.compare import assert_all_close, assert_close, gradient, rotation_matrix
 from blips.testing.declarations import check_declarations
-
-Model = AtomisticBackbone | EnergyFunction
 
 
 def random_structure(
@@ -32,102 +28,85 @@ def random_structure(
 
 
 def check_contract(
-    model: Model,
+    model: AtomisticBackbone,
     structures: Sequence[Atoms] | None = None,
     *,
-    cutoff: float | None = None,
-    single: EnergyFunction | None = None,
     equivariant: bool = True,
 ) -> None:
-    """Run every check on a model of atoms.
+    """Run every check on a backbone, evaluated on graphs of its own making.
 
-    A backbone is evaluated on graphs of its own making. Direct forces are not compared with the
-    energy's derivatives.
+    Direct forces are not compared with the energy's derivatives.
 
     Args:
-        model: a backbone, or a function from graphs to atomic energies.
+        model: the backbone.
         structures: to test on; by default two periodic ones and a molecule.
-        cutoff: radius of the neighbour list (A); a backbone knows its own.
-        single: the function in single precision, to check the agreement of precisions.
         equivariant: False for a model that does not turn with its input: leaves out rotation
             and reflection.
     """
-    conservative = not _is_direct(model)
     if structures is None:
         structures = [random_structure(0), random_structure(1), random_structure(2, periodic=False)]
     for atoms in structures:
         if equivariant:
-            check_rotation(model, atoms, cutoff=cutoff)
-            check_reflection(model, atoms, cutoff=cutoff)
-        check_translation(model, atoms, cutoff=cutoff)
-        check_permutation(model, atoms, cutoff=cutoff)
-        if conservative:
-            check_forces(model, atoms, cutoff=cutoff)
-        if conservative and atoms.pbc.all():
-            check_stress(model, atoms, cutoff=cutoff)
-        if isinstance(model, AtomisticBackbone) or single is not None:
-            check_precision(model, atoms, cutoff=cutoff, single=single)
-    check_batching(model, structures, cutoff=cutoff)
+            check_rotation(model, atoms)
+            check_reflection(model, atoms)
+        check_translation(model, atoms)
+        check_permutation(model, atoms)
+        if model.conservative:
+            check_forces(model, atoms)
+        if model.conservative and atoms.pbc.all():
+            check_stress(model, atoms)
+        check_precision(model, atoms)
+    check_batching(model, structures)
     elements = tuple(dict.fromkeys(symbol for atoms in structures for symbol in atoms.symbols))
-    check_smoothness(model, elements, cutoff=cutoff)
-    if conservative:
-        check_second_derivatives(model, elements, cutoff=cutoff)
-    if isinstance(model, AtomisticBackbone):
-        check_declarations(model, model.graph(structures))
+    check_smoothness(model, elements)
+    if model.conservative:
+        check_second_derivatives(model, elements)
+    check_declarations(model, model.graph(structures))
 
 
-def check_rotation(
-    model: Model, atoms: Atoms, *, cutoff: float | None = None, atol: float = 1e-8
-) -> None:
+def check_rotation(model: AtomisticBackbone, atoms: Atoms, *, atol: float = 1e-8) -> None:
     """Check that energies stay, and forces and stress turn with the structure."""
-    _check_orthogonal(model, atoms, rotation_matrix(), cutoff, atol, "rotation")
+    _check_orthogonal(model, atoms, rotation_matrix(), atol, "rotation")
 
 
-def check_reflection(
-    model: Model, atoms: Atoms, *, cutoff: float | None = None, atol: float = 1e-8
-) -> None:
+def check_reflection(model: AtomisticBackbone, atoms: Atoms, *, atol: float = 1e-8) -> None:
     """Check that energies of the mirror image are equal, its forces and stress mirrored."""
     mirror = rotation_matrix() @ np.diag([1.0, 1.0, -1.0])
-    _check_orthogonal(model, atoms, mirror, cutoff, atol, "reflection")
+    _check_orthogonal(model, atoms, mirror, atol, "reflection")
 
 
-def check_translation(
-    model: Model, atoms: Atoms, *, cutoff: float | None = None, atol: float = 1e-8
-) -> None:
+def check_translation(model: AtomisticBackbone, atoms: Atoms, *, atol: float = 1e-8) -> None:
     """Check that shifts of all atoms, or of some by lattice vectors, change nothing."""
     moved = atoms.copy()
     moved.positions += [3.1, -7.7, 12.3]
     moved.wrap()
-    expected = _evaluate(model, atoms, cutoff)
-    assert_all_close(_evaluate(model, moved, cutoff), expected, atol, "translation")
+    expected = _evaluate(model, atoms)
+    assert_all_close(_evaluate(model, moved), expected, atol, "translation")
 
 
-def check_permutation(
-    model: Model, atoms: Atoms, *, cutoff: float | None = None, atol: float = 1e-8
-) -> None:
+def check_permutation(model: AtomisticBackbone, atoms: Atoms, *, atol: float = 1e-8) -> None:
     """Check that reordered atoms have the same energies and reordered forces."""
     order = np.random.default_rng(0).permutation(len(atoms))
-    expected = _evaluate(model, atoms, cutoff)
+    expected = _evaluate(model, atoms)
     for name in {keys.ENERGIES, keys.FORCES} & expected.keys():
         expected[name] = expected[name][order]
-    assert_all_close(_evaluate(model, atoms[order], cutoff), expected, atol, "permutation")
+    assert_all_close(_evaluate(model, atoms[order]), expected, atol, "permutation")
 
 
 def check_batching(
-    model: Model, structures: Sequence[Atoms], *, cutoff: float | None = None, atol: float = 1e-8
+    model: AtomisticBackbone, structures: Sequence[Atoms], *, atol: float = 1e-8
 ) -> None:
     """Check that a batch gives what its structures give one by one."""
-    alone = [_evaluate(model, [atoms], cutoff) for atoms in structures]
-    together = _evaluate(model, structures, cutoff)
+    alone = [_evaluate(model, [atoms]) for atoms in structures]
+    together = _evaluate(model, structures)
     expected = {name: torch.cat([one[name] for one in alone]) for name in together}
     assert_all_close(together, expected, atol, "batching")
 
 
 def check_smoothness(
-    model: Model,
+    model: AtomisticBackbone,
     elements: Sequence[str] = ("N", "H"),
     *,
-    cutoff: float | None = None,
     step: float = 1e-6,
     atol: float = 1e-4,
 ) -> None:
@@ -136,22 +115,18 @@ def check_smoothness(
     The atom is placed `step` (A) inside and outside; a smooth model changes by about its
     curvature times `step`, which is to be far below `atol`.
     """
-    _, radius = _energies_and_cutoff(model, cutoff)
     symbols = [elements[k % len(elements)] for k in range(3)]
     inside, outside = (
-        _evaluate(
-            model, Atoms(symbols, [[0, 0, 0], [-0.9, 0.5, 0], [radius + offset, 0, 0]]), cutoff
-        )
+        _evaluate(model, Atoms(symbols, [[0, 0, 0], [-0.9, 0.5, 0], [model.cutoff + offset, 0, 0]]))
         for offset in (-step, step)
     )
     assert_all_close(inside, outside, atol, "smoothness at the cutoff")
 
 
 def check_forces(
-    model: Model,
+    model: AtomisticBackbone,
     atoms: Atoms,
     *,
-    cutoff: float | None = None,
     step: float = 1e-4,
     atol: float = 1e-5,
 ) -> None:
@@ -162,16 +137,15 @@ def check_forces(
             moved = atoms.copy()
             moved.positions[index] += offset
             displaced.append(moved)
-    slopes = _slopes(model, displaced, cutoff, step).reshape(len(atoms), 3)
-    forces = _evaluate(model, atoms, cutoff)[keys.FORCES]
+    slopes = _slopes(model, displaced, step).reshape(len(atoms), 3)
+    forces = _evaluate(model, atoms)[keys.FORCES]
     assert_close(forces, -slopes, atol, "forces against finite differences")
 
 
 def check_stress(
-    model: Model,
+    model: AtomisticBackbone,
     atoms: Atoms,
     *,
-    cutoff: float | None = None,
     step: float = 1e-5,
     atol: float = 1e-5,
 ) -> None:
@@ -185,35 +159,26 @@ def check_stress(
             moved = atoms.copy()
             moved.set_cell(atoms.cell.array @ (np.eye(3) + strain), scale_atoms=True)
             strained.append(moved)
-    slopes = _slopes(model, strained, cutoff, step).reshape(1, 3, 3)
-    stress = _evaluate(model, atoms, cutoff)[keys.STRESS]
+    slopes = _slopes(model, strained, step).reshape(1, 3, 3)
+    stress = _evaluate(model, atoms)[keys.STRESS]
     assert_close(stress, slopes / atoms.get_volume(), atol, "stress against finite strain")
 
 
-def check_precision(
-    model: Model,
-    atoms: Atoms,
-    *,
-    cutoff: float | None = None,
-    single: EnergyFunction | None = None,
-    atol: float = 1e-3,
-) -> None:
-    """Check that single and double precision agree; `single`: a function's float32 version."""
-    if single is None and not isinstance(model, AtomisticBackbone):
-        raise TypeError("check_precision of a function needs `single`, its float32 version")
-    rounded = _evaluate(single or model, atoms, cutoff, torch.float32)
-    exact = _evaluate(model, atoms, cutoff)
+def check_precision(model: AtomisticBackbone, atoms: Atoms, *, atol: float = 1e-3) -> None:
+    """Check that single and double precision agree."""
+    rounded = _evaluate(model, atoms, torch.float32)
+    exact = _evaluate(model, atoms)
     expected = {name: exact[name] for name in rounded}
     assert_all_close({k: v.double() for k, v in rounded.items()}, expected, atol, "precision")
 
 
 def check_second_derivatives(
-    model: Model, elements: Sequence[str] = ("N", "H"), *, cutoff: float | None = None
+    model: AtomisticBackbone, elements: Sequence[str] = ("N", "H")
 ) -> None:
     """Check that forces have finite derivatives, also where symmetry cancels them."""
-    energies_of, radius = _energies_and_cutoff(model, cutoff)
+    backbone = deepcopy(model).double()
     one, other = elements[0], elements[-1]
-    edge = 0.45 * radius
+    edge = 0.45 * model.cutoff
     structures = {
         "a lone atom": Atoms([one]),
         "a linear molecule": Atoms([other, one, other], [[-1, 0, 0], [0, 0, 0], [1, 0, 0]]),
@@ -222,75 +187,48 @@ def check_second_derivatives(
         ),
     }
     for name, atoms in structures.items():
-        graph = _graph(model, atoms, cutoff)
+        graph = backbone.graph(atoms, torch.float64)
         positions = graph.positions.requires_grad_()
-        forces = -gradient(energies_of(graph).sum(), positions)
+        forces = -gradient(backbone(graph)[keys.ENERGIES].sum(), positions)
         curvature = gradient(forces[0, 0] + forces[-1, 2], positions)
         if not bool(torch.cat([forces, curvature]).isfinite().all()):
             raise AssertionError(f"forces of {name} or their derivatives are not finite")
 
 
 def _check_orthogonal(
-    model: Model, atoms: Atoms, matrix: np.ndarray, cutoff: float | None, atol: float, what: str
+    model: AtomisticBackbone, atoms: Atoms, matrix: np.ndarray, atol: float, what: str
 ) -> None:
     """Compare the structure turned by an orthogonal matrix with the turned results."""
     turned = atoms.copy()
     turned.set_cell(atoms.cell.array @ matrix.T)
     turned.positions = atoms.positions @ matrix.T
-    expected = _evaluate(model, atoms, cutoff)
+    expected = _evaluate(model, atoms)
     turn = torch.as_tensor(matrix)
     expected[keys.FORCES] = expected[keys.FORCES] @ turn.T
     if keys.STRESS in expected:
         expected[keys.STRESS] = turn @ expected[keys.STRESS] @ turn.T
-    assert_all_close(_evaluate(model, turned, cutoff), expected, atol, what)
+    assert_all_close(_evaluate(model, turned), expected, atol, what)
 
 
-def _slopes(model: Model, pairs: Sequence[Atoms], cutoff: float | None, step: float) -> Tensor:
+def _slopes(model: AtomisticBackbone, pairs: Sequence[Atoms], step: float) -> Tensor:
     """Compute (E(+step) - E(-step)) / (2 step) of structures in order plus, minus, ...."""
-    energies_of, _ = _energies_and_cutoff(model, cutoff)
-    graph = _graph(model, pairs, cutoff)
-    plus, minus = graph.sum_over_structures(energies_of(graph).detach()).view(-1, 2).T
+    backbone = deepcopy(model).double()
+    graph = backbone.graph(pairs, torch.float64)
+    energies = backbone(graph)[keys.ENERGIES].detach()
+    plus, minus = graph.sum_over_structures(energies).view(-1, 2).T
     return (plus - minus) / (2 * step)
 
 
 def _evaluate(
-    model: Model,
+    model: AtomisticBackbone,
     atoms: Atoms | Sequence[Atoms],
-    cutoff: float | None,
     dtype: torch.dtype = torch.float64,
 ) -> dict[str, Tensor]:
     """Compute energy, energies, forces, and stress where every structure is periodic in 3D."""
-    graph = _graph(model, atoms, cutoff, dtype)
+    backbone = deepcopy(model).to(dtype)
+    graph = backbone.graph(atoms, dtype)
     stress = bool(graph.pbc.all())
-    if _is_direct(model):
-        outputs = deepcopy(model).to(dtype)(graph)
+    if not model.conservative:
+        outputs = backbone(graph)
         return {k: v.detach() for k, v in outputs.items() if stress or k != keys.STRESS}
-    energies_of, _ = _energies_and_cutoff(model, cutoff, dtype)
-    return energy_and_derivatives(energies_of, graph, stress=stress)
-
-
-def _graph(
-    model: Model,
-    atoms: Atoms | Sequence[Atoms],
-    cutoff: float | None,
-    dtype: torch.dtype = torch.float64,
-) -> AtomGraph:
-    """Return the model's own graph, or all pairs within the cutoff."""
-    if isinstance(model, AtomisticBackbone) and cutoff is None:
-        return model.graph(atoms, dtype)
-    return AtomGraph.from_atoms(atoms, _energies_and_cutoff(model, cutoff)[1], dtype)
-
-
-def _is_direct(model: Model) -> TypeGuard[AtomisticBackbone]:
-    return isinstance(model, AtomisticBackbone) and not model.conservative
-
-
-def _energies_and_cutoff(
-    model: Model, cutoff: float | None, dtype: torch.dtype = torch.float64
-) -> tuple[EnergyFunction, float]:
-    if isinstance(model, AtomisticBackbone):
-        backbone = deepcopy(model).to(dtype)
-        return lambda graph: backbone(graph)[keys.ENERGIES], cutoff or model.cutoff
-    if cutoff is None:
-        raise TypeError("a function does not tell its cutoff; give cutoff=... in A")
-    return model, cutoff
+    return energy_and_derivatives(lambda some: backbone(some)[keys.ENERGIES], graph, stress=stress)
