@@ -22,12 +22,7 @@ Candidate = tuple[int, Atoms, dict[str, Any]]  # number, structure, origin
 
 
 class Candidates:
-    """Numbered candidates.
-
-    Args:
-        total: how many there are.
-        read: structures and origins of some numbers, in their order.
-    """
+    """Numbered candidates; `read` gives structures and origins of some numbers, in their order."""
 
     def __init__(
         self, total: int, read: Callable[[Sequence[int]], list[tuple[Atoms, dict[str, Any]]]]

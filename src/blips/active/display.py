@@ -9,12 +9,7 @@ from rich.text import Text
 
 
 class CampaignDisplay:
-    """A live table on terminals, one line for each stage elsewhere.
-
-    Args:
-        title: of the table.
-        console: where to show it; Console(quiet=True) for nowhere.
-    """
+    """A live table on terminals, one line for each stage elsewhere; nothing on quiet consoles."""
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self.title = title

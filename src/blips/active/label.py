@@ -21,9 +21,8 @@ _here = threading.local()
 def label(job: dict[str, Any]) -> dict[str, Any]:
     """Label one structure; runs on a worker, and never raises for what the calculator does.
 
-    Args:
-        job: name, structure (JSON), digest, calculator, options, trust, stress, max_force,
-            timeout (s), threads, journal (folder of finished labels).
+    The job has: name, structure (JSON), digest, calculator, options, trust, stress, max_force,
+    timeout (s), threads, journal (folder of finished labels).
 
     Returns:
         {"ok": True}, with the label in the journal; {"setup": message} where no structure could be

@@ -66,12 +66,7 @@ def _with_noise(rows: np.ndarray) -> np.ndarray:
 
 
 class Greedy(ABC):
-    """Choose a batch one by one.
-
-    Args:
-        rows: B of all candidates, [c, q, d].
-        cost: of each label, [c]; gains are divided by it.
-    """
+    """Choose a batch one by one, of rows B [c, q, d]; gains are divided by labels' costs [c]."""
 
     lazy = True  # gains can only fall, so that old ones are bounds
 

@@ -65,12 +65,7 @@ class Pick:
 
 
 class CampaignStore(CampaignDatabase):
-    """Reads and writes what a campaign has decided and found.
-
-    Args:
-        folder: of the campaign.
-        writable: take the lock and allow changes.
-    """
+    """Reads and writes what a campaign has decided and found."""
 
     # Facts and stages
 

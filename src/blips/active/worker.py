@@ -66,15 +66,11 @@ def one_thread() -> Iterator[None]:
 
 
 def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Run a guarded trajectory and return its frames; restart where the guard stops it.
+    """Run a guarded trajectory, restart where the guard stops it; return frames and origins.
 
-    Args:
-        job: model, digest, start (structure), temperature (K), pressure (GPa, None for constant
-            volume), seed (numbers), walker, explore, limits, soft (whether that of the std is
-            automatic), typical_force (of labels, eV/A).
-
-    Returns:
-        Structures and their origins.
+    The job has: model, digest, start (structure), temperature (K), pressure (GPa, None for
+    constant volume), seed (numbers), walker, explore, limits, soft (whether that of the std is
+    automatic), typical_force (of labels, eV/A).
     """
     with one_thread():
         explore = ExploreConfig.model_validate(job["explore"])
@@ -159,14 +155,10 @@ def _dynamics(
 
 
 def screen(job: dict[str, Any]) -> dict[str, Any]:
-    """Score a chunk of candidates.
+    """Score a chunk of candidates: name -> value, None where thrown out; and the reasons for it.
 
-    Args:
-        job: model, digest, structures, samples, method, seed, limits, rule, rows, target
-            (file of the rows of target structures, for expected_reduction).
-
-    Returns:
-        scores: name -> values, None where thrown out; excluded: reason or None, for each.
+    The job has: model, digest, structures, samples, method, seed, limits, rule, rows, target (file
+    of the rows of target structures, for expected_reduction).
     """
     with one_thread():
         limits = LimitsConfig.model_validate(job["limits"])

@@ -143,13 +143,8 @@ class Calculation:
     ) -> Properties:
         """Add error bars to the plain model's values, by the way that was asked for.
 
-        Args:
-            kind: of property.
-            units: of each quantity.
-            value: of the plain model.
-            first_order: computes the values of all members to first order.
-            of_member: computes those of one; where it raises `PropertyError` the others go on.
-            details: to keep.
+        `first_order` computes the values of all members to first order, `of_member` those of one
+        by itself; where that raises `PropertyError` the others go on.
         """
         failures: dict[int, str] = {}
         found: list[Values] = []

@@ -91,15 +91,10 @@ class Strained:
     def hessian(
         self, surface: Surface, base: Array | None = None, start: Array | None = None
     ) -> tuple[Array, Array]:
-        """Compute second derivatives of the energy by strain, ions relaxed, [6, 6] eV.
+        """Compute second derivatives of the energy by strain at `base`, ions relaxed, [6, 6] eV.
 
-        Args:
-            surface: whose energy.
-            base: strain to take them at; by default none.
-            start: displacements of ions to start the relaxations from.
-
-        Returns:
-            The Hessian, and the displacements of ions at +h and -h, [12, N, 3] in fractions.
+        Also returns the displacements of ions at +h and -h, [12, N, 3] in fractions; others may
+        be given to `start` the relaxations from.
         """
         strains = np.concatenate([self.axes, -self.axes]) + (0.0 if base is None else base)
         begin = [None] * 12 if start is None else start

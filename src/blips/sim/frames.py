@@ -52,12 +52,7 @@ class FrameSaver:
     ) -> bool:
         """Save a frame with its results and findings, if it is due and new; say whether it was.
 
-        Args:
-            atoms: with the results of its calculator.
-            step: of the simulation.
-            findings: of the guard.
-            walker: which of several simulations.
-            last: whether the simulation stops here; such a frame is saved in any case.
+        `walker` is the number of one of several simulations; its `last` frame is always saved.
         """
         due = step - self._last.get(walker, step - self.every) >= self.every
         if not last and not (due and self._is_new(atoms)):

@@ -119,12 +119,7 @@ class Guard:
         return found + check_domain(atoms, inside)
 
     def check_std(self, atoms: Atoms, std_of: Callable[[str], np.ndarray]) -> list[Finding]:
-        """Compare standard deviations with their limits.
-
-        Args:
-            atoms: the structure.
-            std_of: gives the std of forces [N, 3] (eV/A) and of the energy (eV) by result key.
-        """
+        """Compare std of forces [N, 3] (eV/A) and energy (eV), by result key, with their limits."""
         found: list[Finding] = []
         if self.low is not None or self.high is not None:
             std = np.linalg.norm(std_of(keys.FORCES_UNCERTAINTY), axis=1)  # [N]
@@ -149,7 +144,7 @@ class Guard:
             text = "positions are not finite numbers: the geometry has exploded"
             return [Finding("geometry", float("nan"), 0.0, text)]
         alone = len(atoms) == 1 and not atoms.pbc.any()
-        if alone or (self.closest is None and self.farthest is None):
+        if alone or self.closest is self.farthest is None:
             return []
         try:
             check_geometry(atoms, SEARCH_RADIUS)

@@ -34,14 +34,7 @@ class NonFiniteLossError(BlipsError):
 class Trainer:
     """Trains a model on labelled graphs and keeps everything in a run folder.
 
-    Args:
-        model: a Bayesian potential, or a plain backbone.
-        train: training data.
-        valid: validation data; chooses the best checkpoint.
-        config: the resolved configuration.
-        folder: where the run lives.
-        display: shows progress, or None.
-        replay: a second set; every step also has a batch of it.
+    Validation data choose the best checkpoint; every step also has a batch of a `replay` set.
     """
 
     def __init__(

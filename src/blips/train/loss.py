@@ -27,16 +27,9 @@ def data_loss(
     atom_counts: Tensor,
     config: TrainingConfig,
 ) -> dict[str, Tensor]:
-    """Compute the weighted loss of every labelled quantity.
+    """Compute the weighted loss of every labelled quantity; their sum is the data loss.
 
-    Args:
-        outputs: [K, rows, ...] by quantity; K = 1 for point losses.
-        targets: [rows, ...] by quantity.
-        atom_counts: atoms of each structure, [S].
-        config: losses, weights and unit.
-
-    Returns:
-        Terms by quantity; their sum is the data loss.
+    Outputs are [K, rows, ...] by quantity, K = 1 for point losses; targets [rows, ...].
     """
     terms = {}
     for name, target in targets.items():

@@ -47,13 +47,7 @@ class LossTerms(NamedTuple):
 class Objective(nn.Module):
     """The loss of a batch; a module, so that Fabric can wrap and distribute it.
 
-    Args:
-        model: a Bayesian potential; or a plain backbone or a wrapper, then there is no KL.
-        config: losses, weights, lambda.
-        num_data: training structures, for the "elbo" reduction of the KL.
-
-    Attributes:
-        anchor: the weights at the start of training, where they are to be kept.
+    There is a KL for Bayesian potentials alone; `num_data` is for its "elbo" reduction.
     """
 
     def __init__(self, model: Model, config: TrainingConfig, num_data: int) -> None:
@@ -61,18 +55,14 @@ class Objective(nn.Module):
         self.model = model
         self.config = config
         self.num_data = num_data
-        self.anchor: Anchor | None = None
+        self.anchor: Anchor | None = None  # the start, where weights are to be kept near it
 
     def forward(
         self, batch: Batch, noise_key: NoiseKey, kl_scale: float, replay: Batch | None = None
     ) -> LossTerms:
-        """Compute the loss of one training step.
+        """Compute the loss of one training step, whose noise is a function of `noise_key`.
 
-        Args:
-            batch: structures and labels.
-            noise_key: the step's noise is a function of this key.
-            kl_scale: 0..1, the KL warm-up.
-            replay: structures of the second set.
+        `kl_scale`, 0 to 1, is the KL's warm-up; `replay` a batch of the second set.
         """
         config = self.config
         data_terms, coefficients = self._training_terms(batch, noise_key)
