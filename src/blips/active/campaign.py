@@ -31,6 +31,7 @@ from blips.active.summary import campaign_summary
 from blips.active.training import (
     errors_on,
     evaluate_round,
+    finished_model,
     force_mae_bound,
     train_round,
     trained,
@@ -112,7 +113,7 @@ class Campaign:
         if trained(self.store, round) is None:  # not yet, or its file is lost: the same again
             self.display.stage(round, "training")
             self.store.finish(round, "train", train_round(self.store, self.config, round))
-        model = self._trained(round)
+        model = finished_model(self.store, round)
         errors = self.store.stage(round, "evaluate")
         if errors is None:
             self.display.stage(round, "evaluating")
@@ -133,7 +134,7 @@ class Campaign:
             return
         found = self.store.stage(round, "surprise")
         if found is None:
-            model = self._trained(round)
+            model = finished_model(self.store, round)
             labelled = self.store.labelled(before=round + 1)[len(self.store.labelled(round)) :]
             samples, seed = self.config.select.samples, self.config.seed
             found = errors_on(model_of(model.job()), labelled, samples, seed) if labelled else {}
@@ -141,12 +142,6 @@ class Campaign:
         if found and not self.store.stage(round, "evaluate"):
             labels = len(self.store.labelled(before=round))
             self.display.finished({"round": round, "labels": labels, **found})
-
-    def _trained(self, round: int) -> Model:
-        model = trained(self.store, round)
-        if model is None:
-            raise CampaignError(f"the model of round {round} vanished; start the campaign again")
-        return model
 
     def _enough(self, round: int, errors: dict[str, Any], labels: int) -> str:
         stop = self.config.stop
@@ -163,7 +158,7 @@ class Campaign:
         """Explore and select; returns a reason to stop, or nothing."""
         before = self.store.stage(round, "select")
         if before is None:
-            model = self._trained(round)
+            model = finished_model(self.store, round)
             limits, typical_force = self._limits(round)
             candidates = self._explore(round, model, limits, typical_force)
             self.display.stage(round, "screening candidates")

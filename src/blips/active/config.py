@@ -1,7 +1,7 @@
 """Configuration of a campaign: strict, every field with a default but the structures."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -62,13 +62,19 @@ class ExploreConfig(Section):
 class LimitsConfig(Section):
     """What the model may be asked about: beyond it trajectories end and candidates are left out."""
 
-    force_std: Annotated[float, Field(gt=0)] | Literal["auto"] | None = Field(
+    force_std: float | Literal["auto"] | None = Field(
         default="auto", description="of an atom, eV/A; auto: the largest force of a label"
     )
     energy_std_per_atom: float | None = Field(default=None, gt=0, description="eV")
     force: float | None = Field(default=100.0, gt=0, description="largest predicted force, eV/A")
     closest: float | None = Field(default=0.5, gt=0, description="in sums of covalent radii")
     farthest: float | None = Field(default=None, gt=0, lt=6, description="A")
+
+    @model_validator(mode="after")
+    def _is_positive(self) -> "LimitsConfig":
+        if isinstance(self.force_std, float) and not self.force_std > 0:
+            raise ValueError(f"limits.force_std is {self.force_std}; expected more than 0, or auto")
+        return self
 
 
 class SelectConfig(Section):

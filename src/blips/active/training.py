@@ -34,9 +34,7 @@ def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> dic
     if not isinstance(model, BayesianPotential):
         raise CampaignError("a campaign needs a Bayesian potential; see model.bayes")
     if config.retrain == "continue" and round > 1:
-        before = trained(store, round - 1)
-        if before is None:
-            raise CampaignError(f"the model of round {round - 1} vanished; start again")
+        before = finished_model(store, round - 1)
         model.load_state_dict(model_of(before.job()).state_dict())
     result = fit(
         model,
@@ -71,6 +69,14 @@ def trained(store: CampaignStore, round: int) -> Model | None:
     if not path.is_file() or file_digest(path) != result["digest"]:
         return None
     return Model(str(path.absolute()), result["digest"])
+
+
+def finished_model(store: CampaignStore, round: int) -> Model:
+    """Return the model of a round; an error where it is not there."""
+    model = trained(store, round)
+    if model is None:
+        raise CampaignError(f"the model of round {round} vanished; start the campaign again")
+    return model
 
 
 def evaluate_round(model: Model, config: CampaignConfig) -> dict[str, Any]:

@@ -220,12 +220,9 @@ def _scores_of_batch(job: Mapping[str, Any], structures: Sequence[Atoms]) -> dic
 
 def _beyond(row: Mapping[str, float], limits: LimitsConfig) -> str | None:
     """Return the name of a limit that a candidate exceeds."""
-    allowed = {
-        "force": (row["force"], limits.force),
-        "energy_std_per_atom": (row["energy_std"], limits.energy_std_per_atom),
-        "force_std": (row["force_std"], limits.force_std),
-    }
-    for name, (value, limit) in allowed.items():
-        if isinstance(limit, float) and value > limit:
+    scores = {"force": "force", "energy_std_per_atom": "energy_std", "force_std": "force_std"}
+    for name, score in scores.items():
+        limit = getattr(limits, name)
+        if isinstance(limit, float) and row[score] > limit:
             return name
     return None
