@@ -29,7 +29,7 @@ def test_results_that_were_lost_with_all_workers_are_computed_again(monkeypatch,
             file.write(f"{job}\n")
         return -job
 
-    with DaskExecutor(ExecutorConfig(kind="local", processes=False, workers=2)) as executor:
+    with make_executor(ExecutorConfig(kind="local", processes=False, workers=2)) as executor:
         results = executor.run(work, range(4))
         found = [next(results)]
         while len((tmp_path / "done.txt").read_text().splitlines()) < 4:
@@ -48,5 +48,5 @@ def test_a_job_that_ran_out_of_time_says_so():
         raise TimeoutError(f"job {job} took too long")
 
     config = ExecutorConfig(kind="local", processes=False, workers=1)
-    with DaskExecutor(config) as executor, pytest.raises(TimeoutError, match="job 0 took"):
+    with make_executor(config) as executor, pytest.raises(TimeoutError, match="job 0 took"):
         list(executor.run(work, range(1)))
