@@ -46,17 +46,23 @@ def test_moments_equal_numpy_however_samples_are_chunked(count, chunk, offset):
         range(count),
         chunk,
     )
-    found = moments(drawn)
+    found = moments(drawn, covariance=True)
     np.testing.assert_allclose(found["forces"], samples.mean(0), rtol=1e-12)
     expected = samples.std(0, ddof=1)
     np.testing.assert_allclose(found["forces_std"], expected, rtol=1e-6, atol=1e-9)
+    for atom in range(4):
+        expected = np.cov(samples[:, atom].T)
+        np.testing.assert_allclose(found["forces_cov"][atom], expected, rtol=1e-6, atol=1e-9)
 
 
 def test_shapes_units_and_single_structures(potential):
-    prediction = potential.predict(structures(), samples=4)
+    prediction = potential.predict(structures(), samples=4, covariance=True)
     assert prediction.energy.shape == prediction.energy_std.shape == (3,)
     assert prediction.energies.shape == prediction.energies_std.shape == (15,)
     assert prediction.forces.shape == prediction.forces_std.shape == (15, 3)
+    assert prediction.forces_cov.shape == (15, 3, 3)
+    variance = np.diagonal(prediction.forces_cov, axis1=1, axis2=2)
+    np.testing.assert_allclose(prediction.forces_std**2, variance)
     assert len(prediction) == 3
     assert prediction[1].forces.shape == (8, 3)
     assert prediction[-1].energy[0] == prediction.energy[2]

@@ -139,6 +139,7 @@ class BayesianPotential(StochasticModel):
         seed: int = 0,
         forces: bool = True,
         stress: bool = False,
+        covariance: bool = False,
         batch_size: int = 32,
         memory_gb: float | None = None,
         calibrated: bool = True,
@@ -157,6 +158,7 @@ class BayesianPotential(StochasticModel):
             seed: the same seed gives the same prediction.
             forces: also predict forces.
             stress: also predict the stress.
+            covariance: also the 3x3 covariance of each atom's force.
             batch_size: structures at once.
             memory_gb: bound for the passes: samples, and if need be structures, run in parts that
                 fit it, and a structure too large for it is refused. By default 2 GB, but for a
@@ -173,6 +175,7 @@ class BayesianPotential(StochasticModel):
             seed=seed,
             forces=forces,
             stress=stress,
+            covariance=covariance,
             memory_gb=memory_gb,
         )
         prediction = predict(self, graph_batches(self.backbone, atoms, batch_size), request)

@@ -84,6 +84,7 @@ class Prediction:
     energies_std: Array | None = None  # [N] eV
     forces: Array | None = None  # [N, 3] eV/A
     forces_std: Array | None = None  # [N, 3] eV/A
+    forces_cov: Array | None = None  # [N, 3, 3] (eV/A)^2, on request
     stress: Array | None = None  # [S, 3, 3] eV/A^3
     stress_std: Array | None = None  # [S, 3, 3] eV/A^3
     energy_aleatoric_std: Array | None = None  # [S] eV
@@ -222,7 +223,7 @@ class Prediction:
     def __repr__(self) -> str:
         """Say which quantities there are, for how many structures."""
         there = {**self._arrays(), **self.others}
-        names = [name for name in there if not name.endswith("_std")]
+        names = [name for name in there if not name.endswith(("_std", "_cov"))]
         words = [f"{name} ± std" if f"{name}_std" in there else name for name in names]
         return (
             f"Prediction({len(self)} structures, {int(self.n_atoms.sum())} atoms, "

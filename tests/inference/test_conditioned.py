@@ -260,15 +260,15 @@ MOVES = pytest.mark.parametrize("how", ["rotation", "reflection", "translation",
 @pytest.mark.parametrize("structure", [FAR[1], quartz(0.1)], ids=["molecule", "crystal"])
 def test_deviations_move_with_the_structure(potential, structure: Atoms, how: str):
     other, turn, order = moved(structure, how)
-    options = {"samples": 5}
+    options = {"samples": 5, "covariance": True}
     if how == "reflection" and structure.pbc.any():
         options["stress"] = True
     with pytest.warns(UserWarning, match="no Si") if structure.pbc.any() else nullcontext():
         here, there = (predict(potential, atoms, **options) for atoms in (structure, other))
     np.testing.assert_allclose(there.energy_std, here.energy_std, **EXACT)
     np.testing.assert_allclose(there.energies_std, here.energies_std[order], **EXACT)
-    size = [np.linalg.norm(one.forces_std, axis=1) for one in (here, there)]  # of any axes
-    np.testing.assert_allclose(size[1], size[0][order], rtol=1e-10)
+    cov = turn.T @ here.forces_cov[order] @ turn
+    np.testing.assert_allclose(there.forces_cov, cov, rtol=1e-10, atol=1e-10 * cov.max())
     np.testing.assert_allclose(there.forces, here.forces[order] @ turn, rtol=0.0, atol=1e-10)
 
 
@@ -417,9 +417,11 @@ def test_deviations_are_those_of_the_members(painn):
     """From the plain model, with K in the denominator; energies by the exact form."""
     graph = painn.backbone.graph(FAR)
     members = [member(graph) for member in painn.draw(4, seed=5)]
-    prediction = predict(painn, FAR, samples=4, seed=5)
+    prediction = predict(painn, FAR, samples=4, seed=5, covariance=True)
     off = torch.stack([one[keys.FORCES] for one in members]) - painn(graph)[keys.FORCES]
     np.testing.assert_allclose(prediction.forces_std, off.square().mean(0).sqrt(), rtol=1e-8)
+    cov = torch.einsum("kna,knb->nab", off, off) / 4
+    np.testing.assert_allclose(prediction.forces_cov, cov, rtol=1e-7, atol=1e-12)
     of_atoms = torch.stack([one[keys.ENERGIES] for one in members]) - painn(graph)[keys.ENERGIES]
     expected = FACTOR * of_atoms.square().mean(0).sqrt()
     np.testing.assert_allclose(prediction.energies_std, expected, rtol=1e-8)

@@ -114,7 +114,7 @@ class LastLayerRigidity(Learned):
         return self.rigidity.best_scale(features, error)
 
     def stds(self, graph: Graph, *, forces: bool) -> dict[str, Tensor]:
-        """Compute std of energies and forces; energies alone are cheap."""
+        """Compute std, and the covariance of each atom's force; energies alone are cheap."""
         scales, found = self.scales, {}
         forces = forces and keys.FORCES in scales
         energy_rows, force_rows = summed_features(self.backbone, graph, gradients=forces)
@@ -124,6 +124,7 @@ class LastLayerRigidity(Learned):
             found["energy_std"] = (alpha_square * cov[:, 0, 0]).sqrt()
         if forces:
             alpha_square, sigma0_square = scales[keys.FORCES]
-            cov = alpha_square * self.rigidity.covariance(force_rows, sigma0_square)  # [N, 3, 3]
+            cov = alpha_square * self.rigidity.covariance(force_rows, sigma0_square)
+            found["forces_cov"] = cov  # [N, 3, 3]
             found["forces_std"] = cov.diagonal(dim1=-2, dim2=-1).sqrt()
         return found

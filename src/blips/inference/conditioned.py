@@ -35,6 +35,7 @@ def predict_conditioned(
     seed: int = 0,
     forces: bool = True,
     stress: bool = False,
+    covariance: bool = False,
 ) -> Prediction:
     """Predict means and standard deviations of one batch.
 
@@ -63,6 +64,9 @@ def predict_conditioned(
     for name in found.keys() & {"energy_std", "energies_std"}:
         found[name] = posterior.scale.energy_factor * found[name]
     found |= _misfits(posterior, linearised, found)
+    if covariance and keys.FORCES in changes:
+        change = changes[keys.FORCES].double()
+        found["forces_cov"] = torch.einsum("kna,knb->nab", change, change) / count
     method = "conditioned" if samples else "onepass"
     return point_prediction(linearised.outputs | found, graph, method=method, samples=samples)
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blips import keys
 from blips.data.graph import Graph
 from blips.errors import InputError
 from blips.inference.memory import passes_side_by_side, rows_of
@@ -57,7 +58,13 @@ class Tolerance:
 
 
 def monte_carlo(
-    sampler: Sampler, graph: Graph, samples: int | Tolerance, *, method: str, chunk: int
+    sampler: Sampler,
+    graph: Graph,
+    samples: int | Tolerance,
+    *,
+    method: str,
+    chunk: int,
+    covariance: bool = False,
 ) -> Prediction:
     """Return mean and std of samples on a batch of structures.
 
@@ -71,6 +78,7 @@ def monte_carlo(
             quantity, and "tolerance_reached".
         method: name for the result.
         chunk: at most so many samples at once.
+        covariance: also the 3x3 covariance of the forces.
     """
     tolerance = samples if isinstance(samples, Tolerance) else None
     goal = min(FIRST_ROUND, samples.max_samples) if isinstance(samples, Tolerance) else samples
@@ -89,15 +97,21 @@ def monte_carlo(
             goal = _next_goal(count, max(errors.values()), tolerance)
             reached = max(errors.values()) <= tolerance.relative_error
             details |= {"std_relative_error": errors, "tolerance_reached": reached}
-    found = point_prediction(moments(drawn), graph, method, count)
+    found = point_prediction(moments(drawn, covariance), graph, method, count)
     return replace(found, details=details)
 
 
-def moments(drawn: Outputs) -> Outputs:
-    """Compute mean and (K-1)-normalised std of samples [K, ...], float64."""
-    samples = {name: values.double() for name, values in drawn.items()}
-    stds = {f"{name}_std": values.std(dim=0) for name, values in samples.items()}
-    return {name: values.mean(dim=0) for name, values in samples.items()} | stds
+def moments(drawn: Outputs, covariance: bool = False) -> Outputs:
+    """Compute mean and (K-1)-normalised std of samples [K, ...], float64; forces' covariance."""
+    found: Outputs = {}
+    for name, samples in drawn.items():
+        samples = samples.double()
+        found[name], found[f"{name}_std"] = samples.mean(dim=0), samples.std(dim=0)
+        if covariance and name == keys.FORCES:
+            deviation = samples - found[name]
+            total = torch.einsum("kna,knb->nab", deviation, deviation)
+            found[f"{name}_cov"] = total / (len(samples) - 1)
+    return found
 
 
 def relative_error(samples: Tensor) -> float:

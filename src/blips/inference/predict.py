@@ -45,6 +45,7 @@ class Request:
     seed: int = 0
     forces: bool = True
     stress: bool = False
+    covariance: bool = False
     memory_gb: float | None = None
 
     def __post_init__(self) -> None:
@@ -84,7 +85,7 @@ def predict_batch(model: StochasticModel, graph: Graph, request: Request) -> Pre
     chosen = choose(model.posterior, graph, request)
     run = BY_METHOD[chosen.method]
     if is_large(graph) and chosen.method not in SAMPLED:  # these are bounded chunk by chunk
-        kind = (chosen.method, chosen.samples, chosen.forces, chosen.stress)
+        kind = (chosen.method, chosen.samples, chosen.forces, chosen.stress, chosen.covariance)
         model.gauge.check(kind, graph, chosen.memory_gb, lambda part: run(model, part, chosen))
     found = run(model, graph, chosen)
     details = dict(found.details)
@@ -131,12 +132,13 @@ def _conditioned(model: StochasticModel, graph: Graph, request: Request) -> Pred
         seed=request.seed,
         forces=request.forces,
         stress=request.stress,
+        covariance=request.covariance,
     )
 
 
 def _in_one_pass(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
     if model.posterior is not None:
-        return _conditioned(model, graph, replace(request, samples=0))
+        return _conditioned(model, graph, replace(request, samples=0, covariance=False))
     found = one_pass(model, graph, forces=request.forces, stress=request.stress)
     outputs = found.outputs | {"energy_std": found.energy_var.sqrt()}
     return point_prediction(outputs, graph, method="onepass")
@@ -160,7 +162,14 @@ def _sampled(model: StochasticModel, graph: Graph, request: Request) -> Predicti
         kind, graph, most, request.memory_gb, lambda part: sampler(part, range(1))
     )
     samples = Tolerance(request.tolerance, most) if request.samples == "auto" else most
-    return monte_carlo(sampler, graph, samples, method=request.method, chunk=chunk)
+    return monte_carlo(
+        sampler,
+        graph,
+        samples,
+        method=request.method,
+        chunk=chunk,
+        covariance=request.covariance,
+    )
 
 
 SAMPLED = ("mc", "frozen")
