@@ -72,6 +72,16 @@ def test_a_table_has_a_row_for_each_structure():
 
 
 def test_missing_packages_are_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingPackageError, match="pip install pandas"):
-        prediction().to_dataframe()
+    for package, use in (("pandas", "to_dataframe"), ("matplotlib.figure", "plot")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(MissingPackageError, match=f"pip install {package.split('.')[0]}"):
+            getattr(prediction(), use)()
+
+
+def test_the_figure_has_a_point_for_each_atom():
+    (axes,) = prediction().plot().axes
+    (points,) = axes.lines
+    np.testing.assert_allclose(points.get_ydata(), 3.0 * (1.0 + np.arange(9)))
+    assert "eV/Å" in axes.get_ylabel()
+    with pytest.raises(InputError, match="no forces_total_std"):
+        prediction(forces_std=None).plot()

@@ -21,6 +21,7 @@ from blips.data.labels import Labels, available
 from blips.errors import InputError, MissingPackageError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 Array = np.ndarray
@@ -219,6 +220,23 @@ class Prediction:
             ) from error
         lists = {name: value for name, value in self.summary().items() if isinstance(value, list)}
         return pd.DataFrame({"n_atoms": self.n_atoms, **lists}).rename_axis("structure")
+
+    def plot(self) -> "Figure":
+        """Plot the std of each atom's force against the force itself, norms."""
+        force, std = self.array(keys.FORCES), self.array("forces_total_std")
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise MissingPackageError(
+                "plot needs matplotlib; install it with: pip install matplotlib"
+            ) from error
+        figure = Figure(figsize=(4.5, 3.5), layout="constrained")
+        axes = figure.add_subplot()
+        norms = (np.linalg.norm(values, axis=1) for values in (force, std))
+        axes.plot(*norms, "o", markersize=3, alpha=0.5)
+        axes.set(xscale="log", yscale="log", title=f"{self.method}, {self.samples} samples")
+        axes.set(xlabel="predicted force (eV/Å)", ylabel="std of the force (eV/Å)")
+        return figure
 
     def __repr__(self) -> str:
         """Say which quantities there are, for how many structures."""
