@@ -50,3 +50,12 @@ def test_a_job_that_ran_out_of_time_says_so():
     config = ExecutorConfig(kind="local", processes=False, workers=1)
     with make_executor(config) as executor, pytest.raises(TimeoutError, match="job 0 took"):
         list(executor.run(work, range(1)))
+
+
+def test_two_campaigns_on_one_machine_share_no_port_and_show_nothing_to_the_network():
+    config = ExecutorConfig(kind="local", processes=False, workers=1)
+    with make_executor(config) as first, make_executor(config) as second:
+        servers = [one._cluster.scheduler.http_server for one in (first, second)]
+        sockets = [s.getsockname() for server in servers for s in server._sockets.values()]
+    assert {host for host, *_ in sockets} == {"127.0.0.1"}
+    assert len({port for _, port, *_ in sockets}) == 2

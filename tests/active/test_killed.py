@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 KILLS = {"light": 30, "processes": 3}
-STAGES = {"light": {"label", "train"}, "processes": set()}
 
 
 @pytest.mark.slow
@@ -28,6 +27,5 @@ def test_a_campaign_survives_being_killed(tmp_path, kind):
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["kills"] == KILLS[kind]
-    assert STAGES[kind] <= result["stages"].keys()
-    assert len(result["stages"]) >= (3 if kind == "light" else 1), result
+    assert len(result["stages"]) >= (2 if kind == "light" else 1), result
     assert result["children"] > 0

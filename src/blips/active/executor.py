@@ -18,6 +18,7 @@ from blips.active.label import THREADS
 from blips.errors import MissingPackageError
 
 Work = Callable[[Any], Any]
+DASHBOARD = "127.0.0.1:0"  # Dask's own page: a free port, seen from this machine alone
 LOOK_SECONDS = 5.0  # between looks for workers that were lost for good
 
 
@@ -135,7 +136,7 @@ def make_cluster(config: ExecutorConfig) -> Any:
         "worker_extra_args": ["--nthreads", "1"],
         "security": _security(),
         "shared_temp_directory": str(Path(config.shared_folder).expanduser()),
-        "scheduler_options": {"dashboard_address": None},
+        "scheduler_options": {"dashboard_address": DASHBOARD},
     }
     cluster = kinds[config.kind](**options)
     cluster.scale(jobs=config.workers)
@@ -146,7 +147,7 @@ def _local(config: ExecutorConfig) -> Any:
     from distributed import LocalCluster
 
     logging.getLogger("distributed.nanny").setLevel(logging.ERROR)  # slow machines are no news
-    options: dict[str, Any] = {"processes": config.processes, "dashboard_address": None}
+    options: dict[str, Any] = {"processes": config.processes, "dashboard_address": DASHBOARD}
     if config.processes:
         options["security"] = _security()
     else:
