@@ -235,6 +235,11 @@ def test_a_folder_without_campaign_is_named(tmp_path):
         ),
         ("UPDATE blips_stages SET result = 'nonsense'", lambda s: s.stage(0, "select")),
         ("UPDATE blips_stages SET result = '7'", lambda s: s.stage(0, "select")),
+        ("UPDATE blips_stages SET result = '{}'", lambda s: s.stage(0, "select")["chosen"]),
+        (
+            "UPDATE blips_picks SET status = 'labeled' WHERE number = 0",
+            lambda s: s.begin(load_campaign(tiny_campaign(s.folder))),
+        ),
         ("UPDATE blips_picks SET reason = '{'", lambda s: s.picks()),
         ("UPDATE blips_picks SET structure = '{\"numbers\": [7'", lambda s: s.picks()),
         ("UPDATE blips_chunks SET best = ''", lambda s: s.chunks(1)),

@@ -113,7 +113,11 @@ class CampaignDatabase:
             raise _damaged(self.path, error) from None
         if not isinstance(found, kind):
             raise _damaged(self.path, f"{text[:40]!r} is no {kind.__name__}")
-        return found
+        return _Content(self.path, found) if isinstance(found, dict) else found
+
+    def damaged(self, why: str) -> "DamagedCampaignError":
+        """Return the error for content that no campaign has."""
+        return _damaged(self.path, why)
 
     def _connect(self) -> sqlite3.Connection:
         if self.writable:
@@ -194,6 +198,17 @@ def in_words(path: Path) -> Iterator[None]:
             f"{path}: {error.strerror or error}. Everything that was finished before is safe; make "
             "room or the folder writable, and start the campaign again"
         ) from error
+
+
+class _Content(dict[str, Any]):
+    """The JSON object of a row, whose missing keys are damage."""
+
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        super().__init__(content)
+        self.path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise _damaged(self.path, f"{key!r} is missing")
 
 
 def _explained(path: Path, error: sqlite3.DatabaseError) -> CampaignError:

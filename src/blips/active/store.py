@@ -83,6 +83,9 @@ class CampaignStore(CampaignDatabase):
                 f"{self.folder} holds a campaign with other settings: "
                 f"{', '.join(sorted(changed))} differ; use the same, or another folder"
             )
+        for (status,) in self.rows("SELECT DISTINCT status FROM blips_picks"):
+            if status not in ("open", "labelled", "quarantined"):
+                raise self.damaged(f"the status of a pick is {status!r}")
 
     def fact(self, name: str) -> Any:
         """Return a recorded fact, or None."""
