@@ -74,6 +74,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (module, line, change): why n
         "derivatives = self._derivatives(batch, create_graph=False)",
         "False -> True",
     ): "costs memory during validation; values are the same",
+    (
+        "active/select",
+        'return True, scores["force_std"], number',
+        "True -> False",
+    ): "a std is positive and what it is compared with, minus a score, is not",
+    (
+        "active/select",
+        'return False, -scores[self._rule] / scores["atoms"] ** self._power, number',
+        "False -> True",
+    ): "the same from the other side",
+    (
+        "bayes/sketch",
+        "return (v.index_select(1, bucket) * sign.to(v)).view(len(v), *self.shapes[name])",
+        "Mult -> Div",
+    ): "signs are 1 and -1",
+    (
+        "bayes/estimators",
+        "VAR_FLOOR = 1e-12",
+        "1e-12 -> 2e-12",
+    ): "both are below what single precision resolves beside a variance",
 }
 OPERATORS: dict[type, type] = {
     ast.Add: ast.Sub,

@@ -29,9 +29,9 @@ def potential():
     return model
 
 
-@pytest.fixture(scope="module")
-def model(potential, tmp_path_factory):
-    path = blips.save(potential, tmp_path_factory.mktemp("model") / "model.safetensors")
+@pytest.fixture
+def model(potential, tmp_path):
+    path = blips.save(potential, tmp_path / "model.safetensors")  # targets are kept beside it
     return Model(str(path), file_digest(path))
 
 

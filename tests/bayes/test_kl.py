@@ -85,3 +85,7 @@ def test_unknown_reductions_and_missing_counts_are_refused():
     for one in ({"num_weights": {"a": 6}}, {"num_data": 3}):
         with pytest.raises(InputError, match="num_data"):
             kl_divergence({"a": torch.ones(2)}, {"a": "edge"}, 1.0, reduction="elbo", **one)
+
+
+def test_the_prior_s_coefficient_is_the_odds_of_dropping():
+    assert prior_coefficient(0.2) == pytest.approx(0.25)

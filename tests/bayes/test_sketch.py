@@ -210,3 +210,11 @@ def test_unknown_matrices_are_named():
 def test_no_gradients_at_all_are_refused():
     with pytest.raises(InputError, match="none of the chosen maps"):
         Sketch(SHAPES, 7).scatter({})
+
+
+def test_sketches_are_equal_by_what_they_are_not_by_what_they_have_worked_out():
+    used, fresh = Sketch(SHAPES, 18), Sketch(SHAPES, 18, seed=0)
+    for name in SHAPES:
+        used.gather(normal(2, used.size), name)
+    assert used == fresh
+    assert used != Sketch(SHAPES, 18, seed=1)

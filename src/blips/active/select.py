@@ -250,7 +250,7 @@ def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -
         target = [(number, frames[number], {}) for number in numbers]
     rows = _rows(model, target, config, energies=False)  # [S, q, d]
     components = 3 * sum(len(atoms) for _, atoms, _ in target)
-    np.save(_target_file(model), rows.reshape(-1, rows.shape[-1]) / np.sqrt(components))
+    np.save(_target_file(model), np.concatenate(rows) / np.sqrt(components))
 
 
 def _target_file(model: Model) -> Path:
