@@ -140,7 +140,7 @@ class BayesianPotential(StochasticModel):
         forces: bool = True,
         stress: bool = False,
         covariance: bool = False,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         memory_gb: float | None = None,
         calibrated: bool = True,
         tolerance: float = 0.1,
@@ -159,7 +159,7 @@ class BayesianPotential(StochasticModel):
             forces: also predict forces.
             stress: also predict the stress.
             covariance: also the 3x3 covariance of each atom's force.
-            batch_size: structures at once.
+            batch_size: structures at once; by default as many as have 512 atoms together.
             memory_gb: bound for the passes: samples, and if need be structures, run in parts that
                 fit it, and a structure too large for it is refused. By default 2 GB, but for a
                 single structure as much as the machine has.

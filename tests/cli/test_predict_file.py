@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import blips
-from blips.cli.predict_file import MOST_ATOMS
-from blips.data.structures import whole_xyz_frames
+from blips.data.structures import BATCH_ATOMS, whole_xyz_frames
 from environment import COMMAND_ENVIRONMENT as ENVIRONMENT
 
 PREDICT = ["predict", "model.safetensors", "long.extxyz", "-o", "out.extxyz", "--samples", "4"]
@@ -29,7 +28,7 @@ def long(folder):
     for atoms in frames:
         atoms.calc = None
     ase.io.write("long.extxyz", frames)
-    assert 4 < len(frames) * 4 / MOST_ATOMS < 5
+    assert 4 < len(frames) * 4 / BATCH_ATOMS < 5
     return folder
 
 
@@ -79,7 +78,7 @@ def test_a_file_that_was_cut_anywhere_resumes_to_the_same_bytes(long, share):
     )
     assert (long / "out.extxyz").read_bytes() == whole
     assert done.structures == 600
-    assert abs(done.kept - share * 600) <= MOST_ATOMS / 4 + 1
+    assert abs(done.kept - share * 600) <= BATCH_ATOMS / 4 + 1
 
 
 def test_a_bad_frame_at_the_end_is_found_before_anything_is_computed(long, command):

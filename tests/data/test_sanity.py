@@ -5,13 +5,16 @@ import warnings
 from pathlib import Path
 
 import ase.io
+import numpy as np
 import pytest
 from ase import Atoms
+from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
+from ase.data import covalent_radii
 
 from blips.data.ammonia import load_ammonia
 from blips.data.labels import Labels
-from blips.data.sanity import suspicions, warn_of_labels
+from blips.data.sanity import screened_repulsion, suspicions, warn_of_labels
 from blips.units import ENERGY_UNITS
 
 KCAL = 1 / ENERGY_UNITS["kcal/mol"]
@@ -67,6 +70,55 @@ def test_few_or_unlabelled_structures_are_passed():
     assert suspicions([]) == []
     assert suspicions(structures[:5]) == []
     assert suspicions([atoms.copy() for atoms in structures]) == []
+
+
+def close_pairs(sign: float = 1.0, unit: float = 1.0) -> list[Atoms]:
+    """Different pairs of atoms that are very close, repelled by 0.3 of the ZBL potential."""
+    found = []
+    for k, name in enumerate(["NH", "OH", "CH", "CC", "CO"]):
+        atoms = Atoms(name, [[0, 0, 0], [1, 1, 1]])
+        length = (0.7 + 0.02 * k) * covalent_radii[atoms.numbers].sum()
+        atoms.set_distance(0, 1, length)
+        first, second = atoms.numbers[:, None]
+        push = 0.3 * sign * unit * screened_repulsion(first, second, np.array([length]))
+        forces = push * atoms.get_distance(0, 1, vector=True) / length
+        atoms.calc = SinglePointCalculator(atoms, forces=np.array([-forces, forces]))
+        found.append(atoms)
+    return found
+
+
+def test_close_contacts_tell_sign_and_unit_without_a_trajectory():
+    assert suspicions(close_pairs()) == []
+    assert any("pulled together" in text for text in suspicions(close_pairs(sign=-1.0)))
+    assert any("more than their nuclei do" in text for text in suspicions(close_pairs(unit=KCAL)))
+    assert suspicions(close_pairs(sign=-1.0)[:3]) == []  # too few to say
+
+
+def test_the_repulsion_of_nuclei_is_the_derivative_of_its_potential():
+    """V = 14.4 eV A Z Z' / r phi(r / a), with the universal screening function phi."""
+    first, second = np.array([14.0]), np.array([8.0])
+    length = 0.4685 / (14.0**0.23 + 8.0**0.23)
+
+    def potential(r: float) -> float:
+        x = r / length
+        terms = [(0.18175, 3.1998), (0.50986, 0.94229), (0.28022, 0.4029), (0.02817, 0.20162)]
+        return 14.399645 * 112.0 / r * sum(c * np.exp(-d * x) for c, d in terms)
+
+    for r in (0.2, 0.9, 1.6):
+        expected = -(potential(r + 1e-5) - potential(r - 1e-5)) / 2e-5
+        assert screened_repulsion(first, second, np.array([r]))[0] == pytest.approx(expected, 1e-6)
+
+
+def test_no_energy_lies_below_that_of_all_electrons():
+    hydrogen = Atoms("H")
+    hydrogen.calc = SinglePointCalculator(hydrogen, energy=-13.6)
+    assert suspicions([hydrogen]) == []
+    ammonia = molecule("NH3")
+    for energy, unit in ((-56.5 * 27.2114, "eV"), (-56.5 * 627.5, "kcal/mol")):
+        ammonia.calc = SinglePointCalculator(ammonia, energy=energy)
+        assert suspicions([ammonia], Labels(energy_unit=unit)) == []
+    (found,) = suspicions([ammonia])
+    assert "is -3.545e+04 eV, and that of all its electrons above" in found
 
 
 @pytest.mark.skipif(not FILES, reason="set BLIPS_DATA")

@@ -12,7 +12,8 @@ from blips.active.frames import digest
 from blips.backbones.base import atomistic
 from blips.bayes.condition import GaussianPosterior
 from blips.bayes.noise import seeded_generator
-from blips.inference.rows import batches_of, components, force_rows, random_sums
+from blips.data.structures import batches_of
+from blips.inference.rows import BATCH_ATOMS, components, force_rows, random_sums
 from blips.potential import BayesianPotential
 
 
@@ -39,7 +40,7 @@ def candidate_rows(
     """
     gaussian = _gaussian(potential)
     parts: list[np.ndarray] = []
-    for batch in batches_of(structures):
+    for batch in batches_of(structures, BATCH_ATOMS):
         generators = [seeded_generator("candidates", seed, digest(atoms)) for atoms in batch]
         found = _rows_of_batch(potential, batch, rows, generators)  # [S, 1 + rows, d]
         parts.append(whitened(gaussian, found if energies else found[:, 1:]))

@@ -5,7 +5,7 @@ what its rows are: which linear maps act on which rows (`roles`), what the rows 
 invariant observer (`row_features`), and how large those descriptions are (`feature_sizes`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -18,6 +18,7 @@ from blips.backbones.radial import CosineCutoff, GaussianBasis
 from blips.data.graph import MAX_ATOMIC_NUMBER, AtomGraph, Graph
 from blips.data.labels import Labels
 from blips.data.neighbours import NeighbourCache
+from blips.data.structures import batches_of
 from blips.errors import InputError
 from blips.progress import track
 
@@ -156,12 +157,13 @@ def first_parameter(module: nn.Module) -> nn.Parameter:
 def graph_batches(
     backbone: Backbone,
     atoms: Atoms | Sequence[Atoms] | Graph,
-    batch_size: int,
+    batch_size: int | None = None,
     caches: Sequence[NeighbourCache] | None = None,
 ) -> Iterator[Graph]:
-    """Yield graphs of at most `batch_size` structures with the dtype and device of the backbone.
+    """Yield graphs of batches of structures with the dtype and device of the backbone.
 
-    A graph is yielded as it is. Caches, one for each structure, keep neighbours between calls.
+    They have `batch_size` structures or, by default, as many as have 512 atoms together. A graph is
+    yielded as it is. Caches, one for each structure, keep neighbours between calls: one batch.
     """
     here = first_parameter(backbone)
     if isinstance(atoms, Graph):
@@ -169,12 +171,17 @@ def graph_batches(
         return
     backbone = atomistic(backbone)
     structures = [atoms] if isinstance(atoms, Atoms) else list(atoms)
-    firsts: Iterable[int] = range(0, len(structures), batch_size)
-    if len(structures) > batch_size:
-        firsts = track(firsts, "predicting", len(structures), lambda _: batch_size)
-    for first in firsts:
-        some = slice(first, first + batch_size)
-        yield backbone.graph(structures[some], caches=None if caches is None else caches[some])
+    if caches is not None:
+        yield backbone.graph(structures, caches=caches)
+        return
+    if batch_size is None:
+        batches = list(batches_of(structures))
+    else:
+        firsts = range(0, len(structures), batch_size)
+        batches = [structures[first : first + batch_size] for first in firsts]
+    shown = track(batches, "predicting", len(structures), len) if len(batches) > 1 else batches
+    for batch in shown:
+        yield backbone.graph(batch)
 
 
 class ReferenceEnergies(nn.Module):

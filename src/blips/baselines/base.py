@@ -62,7 +62,7 @@ class Baseline:
         seed: int = 0,
         forces: bool = True,
         stress: bool = False,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         calibrated: bool = True,
         **options: Any,
     ) -> Prediction:
@@ -183,7 +183,7 @@ def predict_plain(
     *,
     forces: bool = True,
     stress: bool = False,
-    batch_size: int = 32,
+    batch_size: int | None = None,
 ) -> Prediction:
     """Predict with a backbone, without error bars."""
     graphs = graph_batches(backbone, atoms, batch_size)

@@ -18,14 +18,16 @@ from ase import Atoms
 from blips import keys
 from blips.cli.app import known_elements
 from blips.data.labels import Labels, available
-from blips.data.structures import iter_checked, iter_structures, whole_xyz_frames
+from blips.data.structures import (
+    batches_of,
+    iter_checked,
+    iter_structures,
+    whole_xyz_frames,
+)
 from blips.errors import InputError
 from blips.files import writing
-from blips.inference.rows import batches_of
 from blips.prediction import Model, Prediction
 from blips.progress import track
-
-MOST_ATOMS = 512  # of a batch
 
 
 @dataclass
@@ -57,7 +59,7 @@ def predict_file(
     checked = iter_checked(iter_structures(source), source, elements=elements, labels=labels)
     total = sum(1 for _ in track(checked, "reading"))
     offsets = whole_xyz_frames(part) if part.exists() else np.zeros(1, dtype=int)
-    batches = batches_of(iter_structures(source), MOST_ATOMS)
+    batches = batches_of(iter_structures(source))
     done: Done | None = None
     first = position = 0  # structures done, and bytes that are theirs
     try:
@@ -66,7 +68,7 @@ def predict_file(
                 last = first + len(batch)
                 there = last < len(offsets)
                 if done is None or not there:
-                    prediction = potential.predict(batch, batch_size=len(batch), **options)
+                    prediction = potential.predict(batch, **options)
                     done = done or Done(prediction)
                     text = _text(prediction.to_atoms(batch, beside=labels or Labels()))
                     if there:

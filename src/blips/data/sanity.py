@@ -1,6 +1,14 @@
 r"""Do labels look like energies in eV and forces in eV/A? Warnings where they do not.
 
-Two tests, both blind to the orientation of molecules, on structures of the same atoms in the same
+Two tests need no more than single structures:
+
+* Close contacts: two atoms nearer than 0.85 of the sum of their covalent radii repel each other, by
+  no more than the screened nuclei do (Ziegler, Biersack and Littmark). Most of them pulled together
+  tell a wrong sign, forces beyond that repulsion labels in kcal/mol or kJ/mol.
+* No energy lies below that of all electrons, for which Thomas-Fermi theory has the bound
+  -20.9 eV Z^(7/3) an atom: lower total energies are in kcal/mol or kJ/mol.
+
+Two more, both blind to the orientation of molecules, need frames of the same atoms in the same
 order:
 
 * Energies against forces: for two frames that differ by small displacements d, E_2 - E_1 is about
@@ -18,9 +26,10 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
 import numpy as np
-from ase import Atoms
-from ase.data import chemical_symbols
+from ase import Atoms, units
+from ase.data import chemical_symbols, covalent_radii
 from ase.geometry import find_mic
+from ase.neighborlist import neighbor_list
 
 from blips import keys
 from blips.data.labels import Labels, available, extract
@@ -31,6 +40,13 @@ LARGEST_MOVE = 0.6  # A, of an atom between two frames that are compared
 HIGH_CORRELATION = 0.9  # of energies with forces
 BOND_CORRELATION = 0.7  # of forces with distances
 STIFFEST, SOFTEST_WITH_HYDROGEN = 250.0, 4.0  # eV/A^2; N2 has 143, C-H, N-H and O-H 28 to 50
+CLOSE = 0.85  # of the sum of covalent radii
+LEAST_CONTACTS = 4
+PULLED = 0.9  # share of close contacts that are pulled together, where the sign is wrong
+NOTICEABLE = 0.5  # eV/A
+THOMAS_FERMI, BINDING = 20.92, 15.0  # eV Z^(7/3), and eV that an atom may be bound with
+SCREENING = np.array([[0.18175, 3.1998], [0.50986, 0.94229], [0.28022, 0.4029], [0.02817, 0.20162]])
+COULOMB = units.Hartree * units.Bohr  # e^2 / (4 pi epsilon_0), eV A
 FACTORS = {23.06: "kcal/mol", 96.49: "kJ/mol", 27.21: "Hartree", 13.61: "Rydberg"}
 
 Array = np.ndarray
@@ -49,9 +65,64 @@ def warn_of_labels(structures: Sequence[Atoms], labels: Labels | None = None) ->
 
 def suspicions(structures: Sequence[Atoms], labels: Labels | None = None) -> list[str]:
     """Describe what looks wrong with labels; nothing where they look right or cannot be judged."""
-    series = [frames for frames in _series(structures, labels) if len(frames) >= LEAST_FRAMES]
-    found = _energies_against_forces(series), _stiffness(series)
+    every = list(_series(structures, labels))
+    series = [frames for frames in every if len(frames) >= LEAST_FRAMES]
+    frames = [frame for frames in every for frame in frames]
+    found = (
+        _energies_against_forces(series),
+        _stiffness(series) or _close_contacts(frames),
+        _below_all_electrons(structures, labels),
+    )
     return [sentence for sentence in found if sentence]
+
+
+def _close_contacts(frames: Sequence[Frame]) -> str | None:
+    """Judge sign and size of the forces between atoms that are very close."""
+    pushes, repulsions = [], []
+    for _, forces, _, atoms in frames:
+        i, j, between, length = neighbor_list(
+            "ijDd", atoms, (CLOSE * covalent_radii[atoms.numbers]).tolist()
+        )
+        once = (i < j) & (length > 0)
+        i, j, between, length = i[once], j[once], between[once], length[once]
+        pushes.append(0.5 * ((forces[j] - forces[i]) * between).sum(axis=1) / length)
+        repulsions.append(screened_repulsion(atoms.numbers[i], atoms.numbers[j], length))
+    push, repulsion = (np.concatenate([np.zeros(0), *parts]) for parts in (pushes, repulsions))
+    if len(push) < LEAST_CONTACTS or np.median(np.abs(push)) < NOTICEABLE:
+        return None
+    if np.mean(push < 0) >= PULLED:
+        return (
+            f"of {len(push)} pairs of atoms that are closer than {CLOSE} times the sum of their "
+            f"covalent radii {np.sum(push < 0)} are pulled together: forces of wrong sign?"
+        )
+    if np.median(push / repulsion) > 1.0:
+        return (
+            f"{len(push)} pairs of atoms that are very close repel each other more than their "
+            "nuclei do: are the forces in kcal/mol or kJ/mol?"
+        )
+    return None
+
+
+def screened_repulsion(first: Array, second: Array, distance: Array) -> Array:
+    """Compute the universal repulsion of nuclei with charges Z (ZBL), -dV/dr in eV/A, [n]."""
+    length = 0.4685 / (first**0.23 + second**0.23)
+    weight, decay = SCREENING.T
+    parts = weight * np.exp(-decay * (distance / length)[:, None])  # [n, 4]
+    slope = (parts * decay).sum(axis=1) / length
+    return COULOMB * first * second * (parts.sum(axis=1) / distance + slope) / distance
+
+
+def _below_all_electrons(structures: Sequence[Atoms], labels: Labels | None) -> str | None:
+    for atoms in structures[:MOST_FRAMES]:
+        if keys.ENERGY in available(atoms, labels):
+            energy = float(extract(atoms, (keys.ENERGY,), labels)[keys.ENERGY])
+            lowest = -float((THOMAS_FERMI * atoms.numbers ** (7 / 3) + BINDING).sum())
+            if energy < lowest:
+                return (
+                    f"the energy of {atoms.get_chemical_formula()} is {energy:.4g} eV, and that of "
+                    f"all its electrons above {lowest:.4g} eV: are energies in kcal/mol or kJ/mol?"
+                )
+    return None
 
 
 def _series(structures: Sequence[Atoms], labels: Labels | None) -> Iterator[list[Frame]]:

@@ -25,6 +25,7 @@ from blips.data.neighbours import check_geometry
 from blips.errors import InputError
 
 MINIMUM_DISTANCE = 0.1  # A
+BATCH_ATOMS = 512  # of a batch that is predicted
 MOST_DIGITS = 15  # of the number of atoms in an xyz file
 XYZ_SUFFIXES = (".xyz", ".extxyz")
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -32,6 +33,20 @@ LONGEST_LINE = 2**24  # bytes
 SEARCH_CUTOFF = 3.0  # A; a neighbour search within MINIMUM_DISTANCE would make needless cells
 MAX_PROBLEMS = 10
 MOST_NAMED = 20  # elements
+
+
+def batches_of(structures: Iterable[Atoms], most_atoms: int = BATCH_ATOMS) -> Iterator[list[Atoms]]:
+    """Yield batches of at most so many atoms together, or single structures."""
+    batch: list[Atoms] = []
+    size = 0  # atoms
+    for atoms in structures:
+        if batch and size + len(atoms) > most_atoms:
+            yield batch
+            batch, size = [], 0
+        batch.append(atoms)
+        size += len(atoms)
+    if batch:
+        yield batch
 
 
 def read_structures(path: str | Path, index: str | int | slice = ":") -> list[Atoms]:

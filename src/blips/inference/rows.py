@@ -21,13 +21,14 @@ from blips.backbones.base import atomistic
 from blips.bayes.condition import Evidence
 from blips.bayes.noise import seeded_generator
 from blips.data.graph import AtomGraph
+from blips.data.structures import batches_of
 from blips.errors import InputError, TooLargeError
 from blips.inference.domain import Domain
 from blips.inference.linearise import Linearised, LinearModel
 from blips.inference.memory import available_bytes
 from blips.progress import track
 
-BATCH_ATOMS = 256
+BATCH_ATOMS = 256  # of a batch whose rows are computed
 MATRICES = 4  # of dimension x dimension float64, that are alive at once at worst
 
 
@@ -146,18 +147,6 @@ def force_rows(
     rows = linearised.rows_along(keys.FORCES, (one.u for one in known))
     for one, row in zip(known, rows, strict=True):
         yield one, row[one.present]
-
-
-def batches_of(structures: Iterable[Atoms], most_atoms: int = BATCH_ATOMS) -> Iterator[list[Atoms]]:
-    """Yield batches of at most so many atoms, or single structures."""
-    batch: list[Atoms] = []
-    for atoms in structures:
-        if batch and sum(map(len, batch)) + len(atoms) > most_atoms:
-            yield batch
-            batch = []
-        batch.append(atoms)
-    if batch:
-        yield batch
 
 
 def _parallel() -> bool:

@@ -183,7 +183,7 @@ class Member(nn.Module):
         *,
         forces: bool = True,
         stress: bool = False,
-        batch_size: int = 32,
+        batch_size: int | None = None,
     ) -> Prediction:
         """Predict this member's energies, forces and stress; a single draw has no error bars."""
         parts: list[Prediction] = []

@@ -34,10 +34,11 @@ from blips.backbones.base import atomistic
 from blips.bayes.condition import Evidence, Spectrum
 from blips.bayes.noise import seeded_generator
 from blips.data.labels import Labels, available, extract
+from blips.data.structures import batches_of
 from blips.errors import InputError
 from blips.inference.linearise import LinearModel
 from blips.inference.posterior import Scale
-from blips.inference.rows import batches_of, components, force_rows
+from blips.inference.rows import BATCH_ATOMS, components, force_rows
 from blips.progress import track
 
 VALID_ROWS = 24  # force components of each validation structure, at most
@@ -195,7 +196,7 @@ def _valid_errors(
     found: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {name: [] for name in has}
     generator = seeded_generator("valid rows", seed)
     backbone, forces = atomistic(model.backbone), keys.FORCES in has
-    for batch in batches_of(track(valid, "fitting the scale", len(valid))):
+    for batch in batches_of(track(valid, "fitting the scale", len(valid)), BATCH_ATOMS):
         graph = backbone.graph(batch)
         linearised = model(graph, forces=forces, depth="rows" if forces else "members")
         known = [extract(atoms, sorted(has), labels) for atoms in batch]

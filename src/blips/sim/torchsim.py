@@ -110,7 +110,7 @@ class TorchSimModel(ModelInterface):
         while len(self._caches) < len(structures):
             self._caches.append(NeighbourCache(self._skin))
         caches = self._caches[: len(structures)]
-        (graph,) = graph_batches(self.potential.backbone, structures, len(structures), caches)
+        (graph,) = graph_batches(self.potential.backbone, structures, caches=caches)
         return graph
 
     def _tensors(

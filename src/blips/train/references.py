@@ -26,8 +26,6 @@ from blips.inference.alignment import Alignment, fit_alignment
 from blips.potential import BayesianPotential
 from blips.train.objective import plain_outputs
 
-BATCH_SIZE = 16
-
 
 def set_reference_energies(
     backbone: AtomisticBackbone, structures: Sequence[Atoms], settings: RunConfig
@@ -64,7 +62,7 @@ def unexplained_energies(
         var: variances of the model's energies, [S] eV^2; None for zero.
     """
     energies: list[float] = []
-    for graph in graph_batches(backbone, structures, BATCH_SIZE):
+    for graph in graph_batches(backbone, structures):
         with torch.no_grad():
             energies += plain_outputs(backbone, graph, forces=False)[keys.ENERGY].tolist()
     targets = [float(extract(atoms, (keys.ENERGY,), labels)[keys.ENERGY]) for atoms in structures]
