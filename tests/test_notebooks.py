@@ -39,3 +39,26 @@ def test_it_runs(name, tmp_path, monkeypatch):
         if output.output_type == "stream" and output.name == "stdout"
     ]
     assert any("±" in text or "interval" in text for text in texts)
+
+
+SLOW = """
+import time
+from blips import progress
+texts = []
+show = progress.Bars._in_notebook
+progress.Bars._in_notebook = lambda self, text: (texts.append(text), show(self, text))
+progress.DELAY = progress.BETWEEN_UPDATES = 0.05
+with progress.progress_shown():
+    for _ in progress.track(range(10), "predicting", 10):
+        time.sleep(0.03)
+print(texts)
+"""
+
+
+@pytest.mark.filterwarnings("default")  # of the packages that run it
+def test_notebooks_show_the_time_left_without_widgets():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SLOW)])
+    nbclient.NotebookClient(notebook, kernel_name="python3", timeout=300).execute()
+    line, printed = notebook.cells[0].outputs
+    assert line["data"] == {"text/plain": ""}  # removed at the end
+    assert "of 10, about 0 s left" in printed["text"]

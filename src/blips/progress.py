@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 DELAY = 2.0  # s before a bar appears
 BETWEEN_LINES = 30.0  # s
+BETWEEN_UPDATES = 0.5  # s, in notebooks
 
 Item = TypeVar("Item")
 
@@ -33,7 +34,8 @@ class Bars:
         )
 
         self.console = Console(stderr=True)
-        self.seen = self.console.is_terminal or self.console.is_jupyter
+        self.notebook = self.console.is_jupyter
+        self.handle: Any = None  # of the line in a notebook
         columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         texts = (TextColumn(c) if isinstance(c, str) else c for c in columns)
         self.live = Progress(*texts, TextColumn("left"), console=self.console, transient=True)
@@ -43,20 +45,37 @@ class Bars:
     def show(self, task: Any, since: float) -> None:
         """Draw the bar, or say how far the task is, if it is time for that."""
         now = time.monotonic()
-        if self.seen and now - self.begun > DELAY:
-            self.live.start()  # once more does nothing
-        elif not self.seen and now - self.told > BETWEEN_LINES:
+        between = BETWEEN_UPDATES if self.notebook else BETWEEN_LINES
+        if self.console.is_terminal and not self.notebook:
+            if now - self.begun > DELAY:
+                self.live.start()  # once more does nothing
+        elif now - self.begun > DELAY and now - self.told > between:
             self.told = now
             text = f"{task.description}: {task.completed:.0f}"
             if task.total:
                 left = (now - since) * (task.total / task.completed - 1)
-                text += f" of {task.total:.0f}, about {left / 60:.0f} min left"
-            self.console.print(text, highlight=False, soft_wrap=True)
+                time_left = f"{left / 60:.0f} min" if left > 90 else f"{left:.0f} s"
+                text += f" of {task.total:.0f}, about {time_left} left"
+            if self.notebook:
+                self._in_notebook(text)
+            else:
+                self.console.print(text, highlight=False, soft_wrap=True)
+
+    def _in_notebook(self, text: str) -> None:
+        """Show a line in place of the last one; rich would need ipywidgets."""
+        from IPython.display import display
+
+        if self.handle is None:
+            self.handle = display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            self.handle.update({"text/plain": text}, raw=True)
 
     def stop(self) -> None:
         """Remove the bars; stopping bars that never started would print an empty line."""
         if self.live.live.is_started:
             self.live.stop()
+        if self.handle is not None:
+            self._in_notebook("")
 
 
 _bars: ContextVar[Bars | None] = ContextVar("bars", default=None)
