@@ -40,7 +40,7 @@ TESTS: dict[str, str] = {
     "tests/bayes/test_estimators.py tests/bayes/test_random.py",
     "bayes/kl": "tests/bayes/test_kl.py",
     "bayes/noise": "tests/bayes/test_noise.py tests/bayes/test_random.py "
-    "tests/bayes/test_estimators.py",
+    "tests/bayes/test_estimators.py tests/bayes/test_irreps.py tests/bayes/test_moments.py",
     "bayes/irreps": "tests/bayes/test_irreps.py",
     "bayes/encoder": "tests/bayes/test_encoder.py",
     "bayes/sketch": "tests/bayes/test_sketch.py",

@@ -156,3 +156,29 @@ def test_bad_options_and_features_are_refused():
     broken["edge"][0, 0] = torch.nan
     with pytest.raises(InputError, match="non-finite coefficients"):
         network()(broken)
+
+
+def test_heads_have_a_column_for_every_map():
+    widths = {role: head[-1].out_features for role, head in network().heads.items()}
+    assert widths == {"edge": 2, "node": 1}
+
+
+def test_labels_and_features_of_nodes_count_both():
+    torch.manual_seed(0)
+    net = InferenceNetwork(
+        {"update": "node"}, {**SIZES, "node": 3}, bounds=(1e-3, 4.0), initial=0.5
+    )
+    given = {**features(), "node": torch.randn(4, 3)}
+    before = net(given)["update"]
+    for change in ({"node": given["node"] + 1.0}, {"node_type": given["node_type"] + 1}):
+        assert not torch.allclose(net({**given, **change})["update"], before)
+
+
+def test_silica_variant_reads_directions_not_lengths():
+    net, given = network(variant="paper-silica"), features()
+    lengths = torch.linspace(0.5, 3.0, 12)[:, None]
+    longer = net({**given, "edge_vector": given["edge_vector"] * lengths})
+    turned = net({**given, "edge_vector": given["edge_vector"].flip(1)})
+    for name, coef in net(given).items():
+        torch.testing.assert_close(longer[name], coef)
+        assert ROLES[name] == "node" or not torch.allclose(turned[name], coef)

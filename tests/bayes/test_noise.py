@@ -108,3 +108,10 @@ def test_frozen_noise_stacks_its_members():
     together = FrozenNoise({}, draws).linear("a", h.repeat(3, 1), weight, None, coef.repeat(3))
     for draw, part in zip(draws, together.chunk(3), strict=True):
         torch.testing.assert_close(FrozenNoise({}, [draw]).linear("a", h, weight, None, coef), part)
+
+
+def test_a_draw_is_that_of_the_first_member():
+    weight = torch.zeros(3, 2)
+    first, second = FrozenDraw(4, 0), FrozenDraw(4, 1)
+    assert torch.equal(FrozenDraw(4).normal_like("w", weight), first.normal_like("w", weight))
+    assert not torch.equal(second.normal_like("w", weight), first.normal_like("w", weight))

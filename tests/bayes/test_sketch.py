@@ -217,4 +217,5 @@ def test_sketches_are_equal_by_what_they_are_not_by_what_they_have_worked_out():
     for name in SHAPES:
         used.gather(normal(2, used.size), name)
     assert used == fresh
+    assert repr(used) == repr(fresh)
     assert used != Sketch(SHAPES, 18, seed=1)

@@ -84,6 +84,14 @@ def test_a_small_weight_of_stress_counts():
     assert half.parts["stress"] > 0
 
 
+def test_a_weight_of_stress_asks_for_none_where_there_is_no_label(batch, potential):
+    """Molecules have no stress at all."""
+    weighted = TrainingConfig(loss="mae", weights={"stress": 1.0})
+    found = Objective(potential, weighted, 6)(batch, KEY, 1.0).parts
+    assert found == Objective(potential, TrainingConfig(loss="mae"), 6)(batch, KEY, 1.0).parts
+    assert "stress" not in found
+
+
 def test_both_parts_of_the_kl_warm_up(batch, potential):
     config = TrainingConfig(noise=True, kl_weight=0.5, beyond_weight=2.0, beyond_displacement=0.4)
     found = Objective(potential, config, 6)(batch, KEY, 0.25)
