@@ -269,10 +269,10 @@ def tested(frames: list[Atoms], found: dict[str, Any]) -> tuple[list[Atoms], dic
     places = evenly(range(len(frames)), TESTED)
     by_frame = {
         name: found[name].reshape(len(frames), -1, *found[name].shape[1:])[places]
-        for name in ("energy", "energy_std", "forces", "forces_std")
+        for name in ("energy", "energy_std", "ensemble_std", "forces", "forces_std")
     }
     flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in by_frame.items()}
-    return [frames[place] for place in places], flat
+    return [frames[place] for place in places], found | flat
 
 
 def digits(value: float) -> str:

@@ -137,7 +137,7 @@ PROFILES: dict[str, Profile] = {
     ),
     "default": Profile(
         epochs={32: 30, 128: 12, 1024: 1},  # 480, 768, 512 steps
-        seeds={32: 3, 128: 2, 1024: 1},
+        seeds={32: 3, 128: 3, 1024: 1},
         afterwards_epochs={32: 6, 128: 2, 1024: 1},
         data={"valid": 16, "calibration": 32, "known": 50, "new": 50},
         samples=24,

@@ -90,7 +90,7 @@ def close_pairs(sign: float = 1.0, unit: float = 1.0) -> list[Atoms]:
 def test_close_contacts_tell_sign_and_unit_without_a_trajectory():
     assert suspicions(close_pairs()) == []
     assert any("pulled together" in text for text in suspicions(close_pairs(sign=-1.0)))
-    assert any("more than their nuclei do" in text for text in suspicions(close_pairs(unit=KCAL)))
+    assert any("more than their nuclei do:" in text for text in suspicions(close_pairs(unit=KCAL)))
     assert suspicions(close_pairs(sign=-1.0)[:3]) == []  # too few to say
 
 

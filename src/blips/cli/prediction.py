@@ -31,7 +31,12 @@ from blips.defaults import SAMPLES
 from blips.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from blips.prediction import Prediction
+    from blips.uq.bootstrap import Interval
+
+ANOTHER_REFERENCE = 5.0  # RMS energy error in std beyond which labels are of another reference
 
 
 @app.command()
@@ -217,10 +222,20 @@ def evaluate(
         print_json({"file": str(path), **result.to_dict()})
         return
     typer.echo(verdict(result))
+    if getattr(potential, "alignment", None) is None and _far_off(result.energy):
+        typer.echo(
+            "Labels and model may have different energies of single atoms: blips calibrate fits "
+            "them and keeps them with the model."
+        )
     if everything:
         Console().print(evaluation_table({name: result}))
     more = "" if everything else "; --all prints every metric"
     typer.echo(f"metrics in {path}, figures in {folder / 'figures'}{more}")
+
+
+def _far_off(energy: "Mapping[str, Interval]") -> bool:
+    """Tell whether energies are off by many std, as those of another reference are."""
+    return "zms" in energy and energy["zms"].value > ANOTHER_REFERENCE**2
 
 
 @app.command()
