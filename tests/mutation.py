@@ -90,6 +90,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (module, line, change): why n
         "Mult -> Div",
     ): "signs are 1 and -1",
     (
+        "active/rules",
+        "REFRESHED = 16  # candidates whose gain is worked out again at once",
+        "16 -> 17",
+    ): "sets how much is worked out at once, not what is chosen",
+    (
+        "active/rules",
+        "kept = values > NEGLIGIBLE * max(float(values[-1]), np.finfo(float).tiny)",
+        "Mult -> Div",
+    ): "what is dropped or kept beside changes rows by less than 1e-9 of their size",
+    (
         "bayes/estimators",
         "VAR_FLOOR = 1e-12",
         "1e-12 -> 2e-12",

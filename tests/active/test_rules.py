@@ -257,3 +257,12 @@ def test_rows_depend_on_geometry_and_seed_not_on_the_batch(conditioned, seed):
     size = np.abs(other).max()
     assert_allclose(other[:, 0], together[:6, 0], atol=1e-5 * size)  # energies are no sums
     assert not np.allclose(other[0, 1:], together[0, 1:])
+
+
+def test_the_most_promising_candidates_are_looked_at_first():
+    """Of 400 candidates of very different sizes only a few are worked out again for each pick."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(400, 2, 20)) * np.geomspace(1e-3, 1.0, 400)[:, None, None]
+    greedy = ByInformation(rows)
+    greedy.choose(5)
+    assert greedy.evaluations < 400 + 4 * 40

@@ -124,3 +124,27 @@ def test_as_many_are_kept_as_the_configuration_says(tmp_path):
     scores = [float(k) for k in range(1, 11)]
     found = screened(scores, [None] * 10, tmp_path, "select.keep=2")
     assert [number for number, _ in found.rows] == [14, 13, 12, 11, 10, 9]
+
+
+def test_what_is_kept_is_weighed_by_its_cost(tmp_path):
+    config = tiny_campaign(tmp_path, select={"rule": "force_std", "batch": 1, "keep": 2, "cost": 1})
+    found = Screening(load_campaign(config), 1)
+    rows = [{"force_std": s, "mean_std": s, "atoms": n} for s, n in ((4, 8), (3, 2), (2, 1))]
+    found.add(found.summary([0, 1, 2], {"scores": rows, "excluded": [None] * 3}, 3))
+    assert [number for number, _ in found.rows] == [2, 1]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, [2, 1]), (3, [2, 1, 3]), (4, [2, 1, 3, 0])])
+def test_candidates_beyond_the_limit_fill_the_batch_where_others_do_not(
+    model, tmp_path, count, expected
+):
+    ase.io.write(tmp_path / "pool.extxyz", displaced(4))
+    pool = Candidates.of_file(tmp_path / "pool.extxyz")
+    config = load_campaign(tiny_campaign(tmp_path, select={"rule": "energy_std"}))
+    found, scores = Screening(config, 1), (9.0, 1.0, 2.0, 7.0)
+    rows = [{"energy_std": s, "force_std": s, "mean_std": s, "atoms": 4.0} for s in scores]
+    excluded = ["force_std", None, None, "force_std"]
+    found.add(found.summary([0, 1, 2, 3], {"scores": rows, "excluded": excluded}, 4))
+    picks = choose(pool, found, model, config, 1, count)
+    assert [pick.reason["candidate"] for pick in picks] == expected
+    assert [pick.reason["rank"] for pick in picks[2:]] == [-1] * (count - 2)
