@@ -340,7 +340,7 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS, help="of memory; all in turn by default")
     parser.add_argument("--labels", type=int, default=5000, help="of labels")
     parser.add_argument("--jobs", type=int, default=40, help="of together: predictions, each")
-    parser.add_argument("--fills", type=int, default=10, help="of disk, of each command")
+    parser.add_argument("--fills", type=int, default=4, help="of disk, of each command")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -158,7 +158,19 @@ def test_bad_options_and_features_are_refused():
         network()(broken)
 
 
-def test_heads_have_a_column_for_every_map():
+def test_a_start_at_a_bound_is_a_thousandth_of_the_range_away():
+    for initial, expected in ((1e-3, 1e-3 + 1e-3 * 3.999), (4.0, 4.0 - 1e-3 * 3.999)):
+        net = network(initial=initial)
+        with torch.no_grad():
+            for head in net.heads.values():
+                head[-1].weight.zero_()
+        for coef in net(features()).values():
+            torch.testing.assert_close(coef, torch.full_like(coef, expected))
+
+
+def test_heads_have_two_hidden_layers_and_a_column_for_every_map():
+    hidden = sum(isinstance(layer, torch.nn.Linear) for layer in network().heads["node"]) - 1
+    assert hidden == 2
     widths = {role: head[-1].out_features for role, head in network().heads.items()}
     assert widths == {"edge": 2, "node": 1}
 

@@ -57,7 +57,8 @@ def test_atoms_outside_the_domain_stop(calculator, method):
     atoms.calc = blips.Calculator(calculator.potential, method, samples=4)
     atoms.get_forces()
     (finding,) = Guard(high=1e9).check(atoms)
-    assert (finding.limit, finding.value, finding.stops) == ("domain", 2.0, True)
+    assert (finding.limit, finding.value, finding.allowed) == ("domain", 2.0, 0.0)
+    assert finding.stops
     assert "atom 1 (H)" in finding.text
     assert Guard().check(atoms) == []  # looks at the geometry alone
     atoms.positions[3] += [1.5, 0, 0]
