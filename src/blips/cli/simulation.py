@@ -172,8 +172,9 @@ def _run(
         text = "no limit on the std, only the geometry is guarded; give --low and --high"
         typer.echo(text, err=True)
     console = Console(stderr=True)
+    console.quiet = not console.is_terminal
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeLeft())
-    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    bar = Progress(*columns, console=console)
     with bar, ctrl_c_asks() as pressed:
         task = bar.add_task("", total=settings.steps)
 

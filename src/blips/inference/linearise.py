@@ -77,7 +77,8 @@ class Linearised:
     Args:
         model: the backbone, and which of its weights have noise.
         graph: S structures.
-        forces, stress: whether they will be asked for.
+        forces: whether they will be asked for.
+        stress: whether it will be asked for.
         depth: what will be asked for: changes of "energies" alone, which take no backward pass of
             their own; "members" with their forces; or "rows" of forces and stress.
 

@@ -38,10 +38,12 @@ class MemoryGauge:
 
     A `kind` names a method and its outputs: passes of one kind need the same for a row. `run` is
     such a pass over a (smaller) graph. `memory_gb` bounds what runs at once, by default 2 GB; a
-    single pass, which cannot be divided, may by default take what the machine has.
+    single pass, which cannot be divided, may by default take what the machine has. Each sample
+    draws weights of `weight_bytes` anew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weight_bytes: int = 0) -> None:
+        self.weight_bytes = 2 * weight_bytes  # the noise, and its product with the weights
         self._bytes_per_row: dict[Hashable, float] = {}
 
     def needed(self, kind: Hashable, graph: Graph, run: Run) -> float:
@@ -69,7 +71,8 @@ class MemoryGauge:
         self, kind: Hashable, graph: Graph, samples: int, memory_gb: float | None, run: Run
     ) -> int:
         """Choose how many of K samples run at once, at least 1, within the bound."""
-        needed, rows = self.check(kind, graph, memory_gb, run), rows_of(graph)
+        rows = rows_of(graph)
+        needed = self.weight_bytes + self.check(kind, graph, memory_gb, run)
         wished = (DEFAULT_GB if memory_gb is None else memory_gb) * GIGABYTE
         threads = passes_side_by_side(rows)
         fits = int((wished / threads - RESERVE) / needed)

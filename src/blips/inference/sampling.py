@@ -57,7 +57,14 @@ class StochasticModel(nn.Module):
         self.roles = roles
         self.estimator = estimator
         self.posterior = None
-        self.gauge = MemoryGauge()
+        self.gauge = MemoryGauge(
+            sum(
+                weight.nbytes
+                for name in roles
+                for key, weight in backbone.get_submodule(name).named_parameters(recurse=False)
+                if key != "bias"
+            )
+        )
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
         """Compute alpha and beta of every Bayesian map on this input, [rows] by map name."""
