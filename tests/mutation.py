@@ -48,7 +48,8 @@ TESTS: dict[str, str] = {
     "inference/scale": f"tests/inference/test_scale.py {CONDITIONED}",
     "inference/posterior": f"{CONDITIONED} tests/inference/test_staleness.py",
     "inference/conditioned": f"{CONDITIONED} tests/inference/test_maps.py",
-    "uq/metrics": "tests/uq/test_metrics.py tests/uq/test_ranking.py tests/uq/test_assess.py",
+    "uq/metrics": "tests/uq/test_metrics.py tests/uq/test_ranking.py tests/uq/test_forces.py "
+    "tests/uq/test_assess.py",
     "uq/bootstrap": "tests/uq/test_bootstrap.py tests/uq/test_evaluate.py",
     "uq/calibrate": "tests/uq/test_calibrate.py tests/uq/test_conformal.py "
     "tests/uq/test_isotonic.py tests/uq/test_scale.py tests/uq/test_evaluate.py",
@@ -99,6 +100,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (module, line, change): why n
         "kept = values > NEGLIGIBLE * max(float(values[-1]), np.finfo(float).tiny)",
         "Mult -> Div",
     ): "what is dropped or kept beside changes rows by less than 1e-9 of their size",
+    (
+        "active/rules",
+        "NEGLIGIBLE = 1e-12  # eigenvalues of B B^T below this share of the largest are rounding",
+        "1e-12 -> 2e-12",
+    ): "both are rounding",
     (
         "bayes/estimators",
         "VAR_FLOOR = 1e-12",

@@ -208,7 +208,7 @@ def tie_averaged(sorted_key: FloatArray, values: FloatArray) -> FloatArray:
 
 def dense_ranks(values: FloatArray) -> IntArray:
     """Rank the distinct values in ascending order, 0, 1, ...; equal values share a rank."""
-    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
 
 
 def rank_correlation(first: IntArray, second: IntArray) -> float:
