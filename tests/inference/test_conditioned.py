@@ -23,6 +23,7 @@ from blips.inference.linearise import LinearModel
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.inference.rows import components
 from blips.inference.sampling import Member
+from blips.inference.scale import RELATIVE_RATIOS, fit_floor
 from blips.testing.compare import rotation_matrix
 from helpers import morse_ammonia, quartz, rattled_molecules
 from inference.models import (
@@ -64,6 +65,25 @@ def conditioned(name: str = "painn", structures=TRAIN, **options) -> blips.Bayes
     potential.condition(structures, valid=VALID, **options)
     rescaled(potential)
     return potential
+
+
+def test_the_scale_is_in_units_of_the_rows_and_the_floor_is_what_the_factor_leaves():
+    potential = small("painn")
+    potential.condition(TRAIN, valid=VALID)
+    posterior = potential.conditioned()
+    assert posterior.evidence is not None
+    assert posterior.gaussian is not None
+    scale, factor = posterior.scale, posterior.scale.energy_factor
+    ratios = RELATIVE_RATIOS * posterior.evidence.mean_square
+    assert np.abs(ratios / scale.ratio - 1.0).min() < 1e-9
+    linearised = potential.linear_model()(potential.backbone.graph(VALID), depth="energies")
+    var = posterior.gaussian.var(linearised.energy_rows()).numpy()
+    truth = [atoms.get_potential_energy() for atoms in VALID]
+    error = linearised.outputs[keys.ENERGY].numpy() - np.array(truth)
+    sizes = np.array([float(len(atoms)) for atoms in VALID])
+    floors = [fit_floor(power * var, error, sizes) for power in (factor**2, factor**3, 1.0)]
+    assert scale.floor[keys.ENERGY] == pytest.approx(floors[0], rel=1e-6)
+    assert floors[0] not in floors[1:], "these labels cannot tell"
 
 
 @pytest.fixture(scope="module", params=["painn", "schnet"])
