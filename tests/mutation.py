@@ -106,6 +106,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {  # (module, line, change): why n
         "1e-12 -> 2e-12",
     ): "both are rounding",
     (
+        "inference/scale",
+        "for kappa in size * 10.0 ** np.arange(-3.0, 3.01, 0.25):",
+        "Mult -> Div",
+    ): "the powers come in pairs of opposite sign",
+    (
+        "inference/scale",
+        "floors = np.concatenate([[0.0], np.median(var) * 10.0 ** np.arange(-4.0, 4.01, 0.125)])",
+        "Mult -> Div",
+    ): "the powers come in pairs of opposite sign",
+    (
+        "inference/scale",
+        "best = Fit(np.inf, 1.0, 1.0)",
+        "1.0 -> 2.0",
+    ): "every fit is better than an infinite one",
+    (
         "bayes/estimators",
         "VAR_FLOOR = 1e-12",
         "1e-12 -> 2e-12",

@@ -780,6 +780,13 @@ def test_draws_alone_are_enough_for_predictions(painn):
     np.testing.assert_array_equal(other.energy, members.energy)
 
 
+def test_draws_alone_are_restored_from_what_a_file_keeps(painn):
+    posterior = painn.posterior.only_draws(8)
+    again = ConditionedPosterior.from_dict(posterior.to_dict(), posterior.tensors())
+    assert torch.equal(again.draws(8), posterior.draws(8))
+    assert again.to_dict() == posterior.to_dict()
+
+
 def test_draws_alone_are_no_more_than_they_are(painn):
     small_copy = copy.deepcopy(painn)
     small_copy.posterior = painn.posterior.only_draws(4)

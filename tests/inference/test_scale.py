@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from blips.errors import InputError
 from blips.inference.posterior import Scale
@@ -231,3 +232,26 @@ def test_energies_without_errors_are_refused():
 def test_numbers_that_make_no_error_bar_are_refused(changes):
     with pytest.raises(InputError, match="no scale of a posterior"):
         Scale(**{"ratio": 1.0, "scale": 1.0, "floor": {"forces": 0.1}, **changes})
+
+
+def test_the_floor_of_energies_is_found_to_a_step_of_the_grid():
+    """Errors of one size a and variances a^2 (1 - x^2) leave the floor a x."""
+    for steps in range(1, 12):
+        share = 10.0 ** (-0.05 * steps)
+        error, size = np.full(50, 3.0), np.full(50, 2.0)
+        found = fit_floor((1.0 - share**2) * error**2, error, size)
+        assert found == pytest.approx(1.5 * share, rel=1e-6)
+
+
+def test_the_relative_misfit_is_found_to_a_step_of_the_grid():
+    """Normal quantiles instead of noise, at a value that only the finer of two grids has."""
+    z = norm.ppf((np.arange(400) + 0.5) / 400)
+    force, var, z = (x.ravel() for x in np.meshgrid([1.0, 3.0, 9.0, 27.0, 81.0], [0.1, 1, 10], z))
+    kappa = 10.0**0.25 / 81.0  # times the median of the variances over that of F^2
+    error = z * np.sqrt(var + kappa * force**2)
+    fit = fit_scale_and_misfit(var, error, force, structures=100)
+    assert fit.relative / fit.scale == pytest.approx(kappa**0.5, rel=1e-3)
+
+
+def test_energies_have_the_factor_one_unless_labels_say_otherwise():
+    assert Scale(1.0, 1.0, {"forces": 1.0, "energy": 1.0}).energy_factor == 1.0

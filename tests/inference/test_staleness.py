@@ -41,6 +41,18 @@ def test_changed_weights_are_named(name, method):
         potential.predict(molecule("NH3"), method=method)
 
 
+@pytest.mark.parametrize(("count", "more"), [(3, False), (4, True)])
+def test_three_of_many_changed_weights_are_named(count, more):
+    potential = conditioned()
+    names = sorted(name for name, _ in potential.backbone.named_parameters())[:count]
+    for name in names:
+        change(potential.backbone.get_parameter(name))
+    with pytest.raises(InputError, match=rf"\({count} of \d+: ") as raised:
+        potential.predict(molecule("NH3"))
+    assert ", ".join(names[:3]) in str(raised.value)
+    assert (", ...)" in str(raised.value)) == more
+
+
 def test_draws_and_further_structures_are_refused_too():
     potential = conditioned()
     (member,) = potential.draw(1)
