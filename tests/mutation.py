@@ -46,7 +46,8 @@ TESTS: dict[str, str] = {
     "bayes/sketch": "tests/bayes/test_sketch.py",
     "bayes/condition": f"tests/bayes/test_condition.py {CONDITIONED}",
     "inference/scale": f"tests/inference/test_scale.py {CONDITIONED}",
-    "inference/posterior": f"{CONDITIONED} tests/inference/test_staleness.py",
+    "inference/posterior": f"tests/inference/test_scale.py {CONDITIONED} "
+    "tests/inference/test_staleness.py",
     "inference/conditioned": f"{CONDITIONED} tests/inference/test_maps.py",
     "uq/metrics": "tests/uq/test_metrics.py tests/uq/test_ranking.py tests/uq/test_forces.py "
     "tests/uq/test_assess.py",
