@@ -926,7 +926,7 @@ def test_atoms_outside_of_the_domain_have_the_typical_force_as_misfit(painn):
     structures = [TRAIN[0], TRAIN[0].copy()]
     structures[1].positions[-1] += 10.0  # its last atom has no neighbour
     posterior = painn.posterior
-    scale = replace(posterior.scale, relative=0.3, typical=0.7)
+    scale = replace(posterior.scale, relative=0.3, typical=0.5)
     painn.posterior = replace(posterior, scale=scale)
     try:
         inside, outside = painn.predict(structures)
@@ -934,7 +934,7 @@ def test_atoms_outside_of_the_domain_have_the_typical_force_as_misfit(painn):
         painn.posterior = posterior
     assert inside.in_domain.all()
     assert outside.in_domain.tolist() == [True] * (len(TRAIN[0]) - 1) + [False]
-    for found, typical in ((inside, 0.0), (outside, 0.7 * ~outside.in_domain[:, None])):
+    for found, typical in ((inside, 0.0), (outside, 0.5 * ~outside.in_domain[:, None])):
         expected = scale.floor["forces"] ** 2 + (0.3 * found.forces) ** 2 + typical**2
         np.testing.assert_allclose(found.forces_aleatoric_std**2, expected, rtol=1e-12)
     kept = replace(posterior, scale=scale)
