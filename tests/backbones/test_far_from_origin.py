@@ -11,6 +11,8 @@ from blips.backbones import build, load
 from helpers import quartz
 from inference.models import small
 
+SMALL = ("chgnet", "sevennet", "mattersim")  # with random weights
+RELEASED = ("chgnet-r2scan", "sevennet-0")  # steeper, and their weights come with the packages
 TOLERANCE = 1e-5  # eV/A
 FAR = 1e6 * np.array([1.0, -0.7, 0.3]) + np.array([0.123, 4.567, 8.9])  # A
 # The packages behind CHGNet, ORB and MatterSim.
@@ -22,11 +24,11 @@ pytestmark = [
 
 @pytest.fixture(
     scope="module",
-    params=["painn", "schnet", "chgnet", "released", "sevennet", "mattersim", "orb", "orb-direct"],
+    params=["painn", "schnet", "orb", "orb-direct", *SMALL, *RELEASED],
 )
 def potential(request) -> blips.BayesianPotential:
-    if request.param == "released":  # CHGNet, steeper than random weights are
-        return blips.bayesianize(load("chgnet"))
+    if request.param in RELEASED:
+        return blips.bayesianize(load(request.param))
     if request.param != "mattersim":
         return small(request.param, torch.float32)
     pytest.importorskip("mattersim", reason="mattersim is not installed")

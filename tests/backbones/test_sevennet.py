@@ -119,7 +119,7 @@ def test_energies_are_bitwise_those_of_the_packages_model_on_the_same_graph(rele
     energies = released(graph)[keys.ENERGIES]
     data = {
         **released._data(graph),
-        "edge_vec": graph.vectors().requires_grad_(),
+        "edge_vec": graph.vectors().float().requires_grad_(),
         "atomic_numbers": graph.numbers,
         "num_atoms": torch.tensor([9, 4]),
         "cell_volume": torch.tensor([113.0, 1.0]),
@@ -161,7 +161,7 @@ def test_a_small_model_with_parity_keeps_the_whole_contract(small):
 def with_coefficient(potential, atoms: Atoms, frozen: bool, count: int) -> torch.Tensor:
     """Energies of `count` samples with coefficient 0.01 for every row, eV."""
     graph = potential.backbone.graph(atoms)
-    coef = torch.full((graph.num_nodes,), 0.01, dtype=graph.positions.dtype)
+    coef = torch.full((graph.num_nodes,), 0.01, dtype=torch.float32)
     coefficients = dict.fromkeys(potential.conversion.roles, coef)
     energies = []
     for first in range(0, count, 8):

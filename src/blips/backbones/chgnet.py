@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from ase import Atoms
 from torch import Tensor
 
 from blips import keys
@@ -32,7 +31,6 @@ from blips.backbones.base import edge_lengths, gather_rows
 from blips.backbones.foreign import ForeignBackbone, read_checkpoint, require
 from blips.backbones.rows import edge_pairs, element_features, undirected_bonds
 from blips.data.graph import AtomGraph, Graph
-from blips.data.neighbours import NeighbourCache
 from blips.errors import CheckpointError, InputError
 
 BOND, ANGLE = "bond", "angle"
@@ -47,6 +45,7 @@ class CHGNet(ForeignBackbone):
     """
 
     family = "chgnet"
+    double_positions = True
     pip_line = "pip install chgnet==0.4.2"
     roles: ClassVar = {
         "model.atom_conv_layers.*.twoBody_atom.*": keys.EDGE,
@@ -112,16 +111,6 @@ class CHGNet(ForeignBackbone):
         elements += self.reference.shift[NUMBERS.start : NUMBERS.stop].to(elements)
         return {"model": {**saved, "state_dict": state}}
 
-    def graph_of(
-        self, atoms: Atoms, dtype: torch.dtype, cache: NeighbourCache | None = None
-    ) -> AtomGraph:
-        """Build the graph of one structure, its positions in double precision whatever `dtype`.
-
-        The bases are steep, sin(31 pi r / 6 A) / r for one: rounded positions would shake forces
-        of 10 eV/A by 2e-5, and bases in single precision by 2e-4.
-        """
-        return super().graph_of(atoms, torch.float64, cache)
-
     def package_energies(self, graph: AtomGraph) -> Tensor:
         """Compute the package's own energies of the atoms, [N] eV."""
         results = self.model._compute(self._batch(graph), return_site_energies=True)
@@ -158,7 +147,7 @@ class CHGNet(ForeignBackbone):
         basis, vectors = features[keys.EDGE], features[keys.EDGE_VECTOR]
         receiver, sender = gather_rows(self._elements, graph.numbers)[graph.edge_index]  # [E, 4]
         _, bonds = undirected_bonds(graph)
-        first, second = self._angles(graph, vectors)
+        first, second = self._angles(graph, graph.vectors())
         both, apart = receiver + sender, (receiver - sender).square()
         features[BOND] = torch.cat([gather_rows(x, bonds) for x in (basis, both, apart)], dim=1)
         unit = vectors / edge_lengths(vectors)[:, None]
@@ -167,13 +156,12 @@ class CHGNet(ForeignBackbone):
         ends = [gather_rows(basis, first), gather_rows(basis, second), powers]
         ends += [gather_rows(x, y) for x, y in ((receiver, first), (sender, first))]
         features[ANGLE] = torch.cat([*ends, gather_rows(sender, second)], dim=1)
-        dtype = self._elements.dtype
-        return {n: x.to(dtype) if x.is_floating_point() else x for n, x in features.items()}
+        return features
 
     def _batch(self, graph: AtomGraph) -> Any:
         """Make the package's own batch of graphs, differentiable by positions and cell.
 
-        Bases are evaluated in double precision (see `graph_of`), the network in its own.
+        Bases are steep, sin(31 pi r / 6 A) / r for one, so they are in double precision.
         """
         bond_of_edge, bonds = undirected_bonds(graph)
         vectors = graph.vectors().double()  # [E, 3]

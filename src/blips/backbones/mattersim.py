@@ -42,6 +42,7 @@ class MatterSim(ForeignBackbone):
     """
 
     family = "mattersim"
+    double_positions = True
     pip_line = (
         "pip install --no-deps mattersim==1.2.3 && pip install ase torch-geometric torchmetrics "
         "torch-ema torch-runstats e3nn loguru scikit-learn requests pymatgen deprecated"
@@ -89,7 +90,7 @@ class MatterSim(ForeignBackbone):
     def package_energies(self, graph: AtomGraph) -> Tensor:
         """Compute the package's own energies of the atoms, [N] eV."""
         model = self.model
-        vectors = graph.vectors()  # [E, 3]
+        vectors = graph.vectors().double()  # [E, 3]
         length = edge_lengths(vectors)  # [E]
         pairs = edge_pairs(graph, length, model.model_args["threebody_cutoff"])  # [2, P]
         elements = graph.remember("mattersim-elements", lambda: self._one_hot(graph.numbers))
@@ -99,8 +100,8 @@ class MatterSim(ForeignBackbone):
         dot = (gather_rows(vectors, first) * gather_rows(vectors, second)).sum(dim=1)  # [P]
         cosine = dot / (gather_rows(length, first) * second_length)
         cosine = cosine.clamp(COSINE_MARGIN - 1.0, 1.0 - COSINE_MARGIN)
-        angular = model.sbf(second_length, torch.acos(cosine))  # [P, n l]
-        radial = model.rbf(length)  # [E, n]
+        angular = model.sbf(second_length, torch.acos(cosine)).to(elements)  # [P, n l]
+        radial = model.rbf(length).to(elements)  # [E, n]
 
         nodes = model.atom_embedding(elements)  # [N, F]
         edges = model.edge_encoder(radial)  # [E, F]
@@ -113,7 +114,7 @@ class MatterSim(ForeignBackbone):
                 graph.edge_index,
                 angular,
                 pairs.T,
-                length[:, None],
+                length[:, None].to(elements),
                 unused,
                 unused,
                 unused,

@@ -58,6 +58,7 @@ class SevenNet(E3nnBackbone):
     """
 
     family = "sevennet"
+    double_positions = True
     pip_line = "pip install sevenn==0.13.0"
     roles: ClassVar = {"model.*_convolution.weight_nn.*": keys.EDGE, "model.*": keys.NODE}
     deterministic: Mapping[str, str] = {
@@ -149,7 +150,7 @@ class SevenNet(E3nnBackbone):
             "x": indices,
             "batch": graph.structure,
             "edge_index": graph.edge_index,
-            "edge_vec": graph.vectors(),
+            "edge_vec": graph.vectors().to(next(self.parameters())),
         }
         if self.modal is not None:
             data["modal_type"] = indices.new_full((graph.num_structures,), self.modal)

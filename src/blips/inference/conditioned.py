@@ -16,6 +16,7 @@ from ase.data import chemical_symbols
 from torch import Tensor
 
 from blips import keys
+from blips.backbones.base import first_parameter
 from blips.bayes.condition import GaussianPosterior
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
@@ -53,7 +54,8 @@ def predict_conditioned(
     changes_of = linearised.members if samples else linearised.energy_changes
     derivatives = bool(samples) and (forces or stress)
     count = samples if derivatives else _many_draws(posterior, samples)
-    changes = changes_of(posterior.weight_noise(count, seed, graph.positions.dtype))
+    dtype = first_parameter(model.backbone).dtype
+    changes = changes_of(posterior.weight_noise(count, seed, dtype))
     unknown = _unknown_structures(posterior, linearised.graph)
     if unknown is not None:
         wide = changes_of(posterior.prior_draws(count, seed))
