@@ -160,16 +160,21 @@ def test_ctrl_c_during_the_start_is_one_line(folder, delay):
     assert not (folder / "x").exists()
 
 
-def test_whatever_an_interrupted_import_raises_is_an_interruption(folder):
-    """numpy's import, interrupted, ended in a RecursionError."""
+def test_an_interrupted_import_ends_at_once(folder):
+    """numpy's ended in a RecursionError, one that is written in C++ aborted."""
+    (folder / "interrupted.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    [None for _ in range(1000)]\n"
+        "except KeyboardInterrupt:\n"
+        "    raise RecursionError('maximum recursion depth exceeded') from None\n"
+    )
     program = (
-        "import os, signal, blips.cli, blips.__main__ as command\n"
+        "import sys, blips.cli, blips.__main__ as command\n"
         "def run():\n"
-        "    try:\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "        [None for _ in range(1000)]\n"
-        "    except KeyboardInterrupt:\n"
-        "        raise RecursionError('maximum recursion depth exceeded') from None\n"
+        "    import interrupted\n"
+        "sys.path.insert(0, '.')\n"
         "blips.cli.main = run\n"
         "command.main()"
     )

@@ -46,9 +46,12 @@ def test_metatrain_is_scored_on_the_frames_of_the_study():
     frames = [Atoms("H2", positions=[[0, 0, 0], [0, 0, k]]) for k in range(2 * TESTED + 50)]
     numbers = np.arange(len(frames), dtype=float)
     forces = np.repeat(numbers, 6).reshape(-1, 3)  # every component of frame k is k
-    arrays = {"energy": numbers, "energy_std": numbers, "forces": forces, "forces_std": forces}
+    energies = dict.fromkeys(("energy", "energy_std", "ensemble_std"), numbers)
+    arrays = {**energies, "forces": forces, "forces_std": forces, "seconds": np.array(1.5)}
     chosen, found = metatrain_llpr.tested(frames, arrays)
     assert chosen == evenly(frames, TESTED)
     heights = np.array([atoms.positions[1, 2] for atoms in chosen])
     np.testing.assert_array_equal(found["energy"], heights)
+    np.testing.assert_array_equal(found["ensemble_std"], heights)
+    assert found["seconds"] == 1.5
     np.testing.assert_array_equal(found["forces"], np.repeat(heights, 6).reshape(-1, 3))
