@@ -1,5 +1,6 @@
 """Labels: the right numbers, and calculators that hang, die, raise or talk nonsense."""
 
+import subprocess
 import sys
 import time
 
@@ -174,3 +175,10 @@ def test_labels_of_all_kinds_are_finite(tmp_path):
     assert entry is not None
     assert np.isfinite(entry["results"]["forces"]).all()
     assert entry["seconds"] >= 0
+
+
+def test_a_labeller_starts_without_torch():
+    """Every worker starts one; torch would take most of its time and memory."""
+    program = "import sys, blips.active.labeller; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
