@@ -124,9 +124,10 @@ def _map(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
 
 
 def _conditioned(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
+    posterior = model.conditioned()
     return predict_conditioned(
-        model.linear_model(),
-        model.conditioned(),
+        model.linear_model(posterior),
+        posterior,
         graph,
         samples=SAMPLES if request.samples == "auto" else request.samples,
         seed=request.seed,

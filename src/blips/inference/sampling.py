@@ -151,9 +151,12 @@ class StochasticModel(nn.Module):
         """Return the modules that the posterior depends on."""
         return self if posterior.coefficients == "network" else self.backbone
 
-    def linear_model(self) -> LinearModel:
-        """Return the model to first order in the noise of the conditioned weights."""
-        posterior = self.conditioned()
+    def linear_model(self, posterior: ConditionedPosterior | None = None) -> LinearModel:
+        """Return the model to first order in the noise of the weights that are conditioned.
+
+        The posterior is the potential's own, unless one is given that `conditioned` returned.
+        """
+        posterior = posterior or self.conditioned()
         network = self.coefficients if posterior.coefficients == "network" else None
         return LinearModel(self.backbone, posterior.maps, network)
 
