@@ -13,6 +13,7 @@ from inference.models import small
 
 SMALL = ("chgnet", "sevennet", "mattersim")  # with random weights
 RELEASED = ("chgnet-r2scan", "sevennet-0")  # steeper, and their weights come with the packages
+FULL_SIZE = ("orb-v3-direct-20-omat", "orb-v3-conservative-inf-omat")  # weights are downloads
 TOLERANCE = 1e-5  # eV/A
 FAR = 1e6 * np.array([1.0, -0.7, 0.3]) + np.array([0.123, 4.567, 8.9])  # A
 # The packages behind CHGNet, ORB and MatterSim.
@@ -24,11 +25,18 @@ pytestmark = [
 
 @pytest.fixture(
     scope="module",
-    params=["painn", "schnet", "orb", "orb-direct", *SMALL, *RELEASED],
+    params=["painn", "schnet", "orb", "orb-direct", *SMALL, *RELEASED, *FULL_SIZE],
 )
 def potential(request) -> blips.BayesianPotential:
     if request.param in RELEASED:
         return blips.bayesianize(load(request.param))
+    if request.param in FULL_SIZE:
+        torch.manual_seed(0)
+        backbone = load(request.param, random=True)
+        with torch.no_grad():
+            for weight in backbone.parameters():
+                weight.mul_(2.0 if weight.ndim > 1 else 1.0)  # forces of some eV/A
+        return blips.bayesianize(backbone)
     if request.param != "mattersim":
         return small(request.param, torch.float32)
     pytest.importorskip("mattersim", reason="mattersim is not installed")

@@ -139,8 +139,9 @@ def test_a_released_model_in_single_precision(released, weights, calculator):
     assert_agrees(copy.deepcopy(released).float(), quartz(rattle=0.05), theirs, 1e-5)
 
 
-def test_single_precision_holds_far_from_the_origin(small):
-    backbone = small.float()
+@pytest.mark.parametrize("size", ["small", "released"])
+def test_single_precision_holds_far_from_the_origin(size: str, request):
+    backbone = copy.deepcopy(request.getfixturevalue(size)).float()
     here, there = quartz(rattle=0.1), quartz(rattle=0.1)
     there.translate([1e6 + 0.123, -7e5 + 4.567, 3e5 + 8.9])
     expected, found = (evaluate(backbone, atoms)[keys.FORCES] for atoms in (here, there))

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import MAX_ATOMIC_NUMBER
+from blips.backbones.base import MAX_ATOMIC_NUMBER, first_parameter
 from blips.backbones.e3nn_maps import E3nnBackbone, contained
 from blips.backbones.foreign import read_checkpoint, require
 from blips.bayes.convert import revert
@@ -54,6 +54,7 @@ class MACE(E3nnBackbone):
     """
 
     family = "mace"
+    double_positions = True
     pip_line = "pip install mace-torch==0.3.16"
     # A numbered layer of a network inside an interaction is a network of the distance.
     roles: ClassVar = {"model.interactions.*.*.*[0-9]": keys.EDGE, "model.*": keys.NODE}
@@ -118,17 +119,20 @@ class MACE(E3nnBackbone):
         return model
 
     def _data(self, graph: AtomGraph) -> dict[str, Tensor]:
-        """Make the package's input. Its edges go from the first to the second index."""
-        receiver, sender = graph.edge_index
-        cell = graph.cell.index_select(0, graph.structure.index_select(0, receiver))  # [E, 3, 3]
+        """Make the package's input. Its edges go from the first to the second index.
+
+        It looks at positions through r_j - r_i + shift alone, so that these go in as the shift.
+        """
         species = self._index.index_select(0, graph.numbers)
+        elements = nn.functional.one_hot(species, len(self.model.atomic_numbers))
         heads = species.new_full((graph.num_structures,), self.head)
+        vectors = graph.vectors().to(first_parameter(self.model))  # [E, 3]
         return {
-            "positions": graph.positions.view_as(graph.positions),  # the package marks it
-            "node_attrs": nn.functional.one_hot(species, len(self.model.atomic_numbers)).to(cell),
-            "edge_index": torch.stack([sender, receiver]),
-            "shifts": -(graph.edge_shift[:, :, None] * cell).sum(dim=1),  # [E, 3]
-            "cell": graph.cell.flatten(0, 1),
+            "positions": vectors.new_zeros(graph.num_nodes, 3),
+            "node_attrs": elements.to(vectors),
+            "edge_index": graph.edge_index.flip(0),
+            "shifts": -vectors,
+            "cell": graph.cell.flatten(0, 1).to(vectors),
             "batch": graph.structure,
             "ptr": species.new_zeros(graph.num_structures + 1),  # only its length is used
             "head": heads,

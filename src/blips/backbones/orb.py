@@ -24,7 +24,7 @@ from ase import Atoms
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import equal_shares
+from blips.backbones.base import equal_shares, first_parameter
 from blips.backbones.foreign import ForeignBackbone, read_checkpoint, require
 from blips.data.graph import AtomGraph, Graph, near_origin
 from blips.data.neighbours import NeighbourCache
@@ -46,6 +46,7 @@ class Orb(ForeignBackbone):
     """
 
     family = "orb"
+    double_positions = True
     pip_line = "pip install orb-models==0.5.5"
     architecture: ClassVar[str] = "orb_v3_conservative_architecture"
     used_heads: ClassVar[tuple[str, ...]] = ("energy",)
@@ -123,7 +124,7 @@ class Orb(ForeignBackbone):
                 f"ORB knows structures with three periodic directions or none, not pbc = "
                 f"{atoms.pbc.tolist()}; set pbc=True and leave vacuum along the others"
             )
-        graph = AtomGraph.from_atoms(atoms, self.cutoff, dtype)  # also checks the structure
+        graph = super().graph_of(atoms, dtype)  # also checks the structure
         search = require("orb_models.forcefield.featurization_utilities", self.pip_line)
         positions = torch.from_numpy(near_origin(atoms)[0])  # those of the graph
         cell = torch.from_numpy(atoms.cell.array.copy())
@@ -139,9 +140,9 @@ class Orb(ForeignBackbone):
         )
         if atoms.pbc.all():
             moved = torch.linalg.solve(cell.T, (positions - wrapped).T).T  # [N, 3]
-            moved = moved.round().to(dtype)  # whole lattice vectors
+            moved = moved.round()  # whole lattice vectors
             shift = shift + moved[edge_index[0]] - moved[edge_index[1]]
-        return replace(graph, edge_index=edge_index, edge_shift=shift)
+        return replace(graph, edge_index=edge_index, edge_shift=shift.to(graph.positions))
 
     def package_energies(self, graph: AtomGraph) -> Tensor:
         """Return equal shares of the energy, [N] eV."""
@@ -178,6 +179,7 @@ class Orb(ForeignBackbone):
             return atoms, torch.bincount(of_edges, minlength=size), elements
 
         n_node, n_edge, elements = graph.remember("orb-batch", counts_and_elements)
+        vectors = graph.vectors().to(first_parameter(self.model))  # [E, 3]
         base = require("orb_models.forcefield.base", self.pip_line)
         return base.AtomGraphs(
             senders=graph.edge_index[0],
@@ -185,12 +187,12 @@ class Orb(ForeignBackbone):
             n_node=n_node,
             n_edge=n_edge,
             node_features={
-                "positions": graph.positions,
+                "positions": graph.positions.to(vectors),
                 "atomic_numbers": graph.numbers,
                 "atomic_numbers_embedding": elements,
             },
-            edge_features={"vectors": graph.vectors()},
-            system_features={"cell": graph.cell},
+            edge_features={"vectors": vectors},
+            system_features={"cell": graph.cell.to(vectors)},
             node_targets=None,
             edge_targets=None,
             system_targets=None,
