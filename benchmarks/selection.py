@@ -31,6 +31,7 @@ from blips.backbones import PaiNN
 from blips.data.ammonia import load_ammonia
 
 WORKERS = 2
+RULES = [rule for rule in get_args(Rule) if rule != "auto"]
 
 
 def processor_seconds() -> float:
@@ -70,7 +71,7 @@ def main() -> None:
     """Choose by every rule."""
     parser = argparse.ArgumentParser(description="Time of selection in closed form.")
     parser.add_argument("--structures", type=int, default=10_000)
-    parser.add_argument("--rules", nargs="+", default=list(get_args(Rule)), choices=get_args(Rule))
+    parser.add_argument("--rules", nargs="+", default=RULES, choices=RULES)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)

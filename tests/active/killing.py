@@ -1,6 +1,6 @@
 """Kill campaigns with SIGKILL at random moments; run by test_killed.py in a process of its own.
 
-    python killing.py FOLDER KILLS SEED light|processes
+    python killing.py FOLDER KILLS SEED light|processes|auto
 
 Everything is imported once and every campaign process is a fork. Half of the kills hit the
 campaign alone, so that its workers and labellers are orphaned, the other half these too. Orphans
@@ -33,9 +33,13 @@ from blips.active.store import DATABASE, CampaignStore
 STAGES = ("select", "train", "evaluate")
 LIGHT = ({"kind": "inline"}, {"kind": "local", "processes": False, "workers": 2})
 PROCESSES = ({"kind": "local", "processes": True, "workers": 2},)
-EXECUTORS = {"light": LIGHT, "processes": PROCESSES}
-LABEL_SECONDS = {"light": 0.02, "processes": 0.5}  # so that labelling is hit, too
-LONGEST = {"light": 0.25, "processes": 1.0}  # run until a kill, in undisturbed ones; workers' start
+EXECUTORS = {"light": LIGHT, "processes": PROCESSES, "auto": LIGHT}
+LABEL_SECONDS = {"light": 0.02, "processes": 0.5, "auto": 0.02}  # so that labelling is hit, too
+LONGEST = {
+    "light": 0.25,
+    "processes": 1.0,
+    "auto": 0.25,
+}  # run until a kill, in undisturbed ones; workers' start
 ORPHANS_MAY_TAKE = 120.0  # s; workers that still import torch notice afterwards
 
 
@@ -124,13 +128,14 @@ def calls(config: dict) -> list[str]:
     return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def campaign(folder: Path, seconds: float) -> dict:
+def campaign(folder: Path, kind: str) -> dict:
     folder.mkdir(parents=True)
-    counting = {"file": str(folder / "calls.txt"), "seconds": seconds}
+    counting = {"file": str(folder / "calls.txt"), "seconds": LABEL_SECONDS[kind]}
     return tiny_campaign(
         folder,
         training={"epochs": 12},
         explore={"steps": 40},
+        select={"rule": "auto", "batch": 6} if kind == "auto" else {},
         label={"calculator": "counting.Counting", "options": counting, "trust": True},
     )
 
@@ -140,14 +145,14 @@ def main(folder: Path, kills: int, seed: int, kind: str) -> None:
     importable()
     rng = random.Random(seed)
     executors = EXECUTORS[kind]
-    undisturbed = campaign(folder / "undisturbed", LABEL_SECONDS[kind])
+    undisturbed = campaign(folder / "undisturbed", kind)
     begun = time.monotonic()
     assert wait(start({**undisturbed, "executor": executors[0]}), 600) == 0
     duration = time.monotonic() - begun
     expected = labels(undisturbed)
     count, number, hit, repeated, children = 0, 0, Counter(), 0, 0
     while count < kills:
-        config, number = campaign(folder / f"killed-{number}", LABEL_SECONDS[kind]), number + 1
+        config, number = campaign(folder / f"killed-{number}", kind), number + 1
         status, brutal = None, False
         while status is None:
             executor = executors[count % len(executors)]

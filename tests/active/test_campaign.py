@@ -15,7 +15,7 @@ from campaigns import tiny_campaign
 from rich.console import Console
 from typer.testing import CliRunner
 
-from blips.active import campaign_summary, load_campaign, run_campaign
+from blips.active import auto, campaign_summary, load_campaign, run_campaign
 from blips.active.campaign import Campaign, initial_structures
 from blips.active.candidates import Candidates
 from blips.active.config import ExecutorConfig
@@ -249,6 +249,26 @@ def test_a_campaign_is_judged_by_the_labels_that_it_asks_for(finished, tmp_path)
         Campaign(store, settings, InlineExecutor(), display).run()
         shown = store.stage(1, "surprise")
     assert f"{shown['force_mae']:.4g}" in console.export_text()
+
+
+def test_labels_choose_the_rule_where_it_is_auto(tmp_path):
+    """Information before there are labels to judge by; then what the store says of them."""
+    changes = {"select": {"rule": "auto", "batch": 6}, "explore": {"steps": 40}}
+    config = tiny_campaign(tmp_path, stop={"rounds": 1}, **changes)
+    summary = run_campaign(load_campaign(config), display=False)
+    trial = summary["curve"][0]["surprise"]["trial"]
+    assert summary["rounds"][1]["rule"] == "information"
+    assert {len(values) for values in trial.values()} == {auto.SPLITS}
+    assert any(np.std(values) > 0 for values in trial.values())
+    against = {rule: [1.0, 1.1] for rule in auto.RULES} | {"random": [0.0, 0.0]}
+    with CampaignStore(config["folder"]) as store:
+        surprise = store.stage(1, "surprise")
+        assert surprise is not None
+        store.finish(1, "surprise", {**surprise, "trial": against})
+    more = tiny_campaign(tmp_path, stop={"rounds": 2}, **changes)
+    summary = run_campaign(load_campaign(more), display=False)
+    assert [entry.get("rule") for entry in summary["rounds"]] == [None, "information", "random"]
+    assert {p["reason"]["rule"] for p in summary["picks"] if p["round"] == 2} == {"random"}
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):

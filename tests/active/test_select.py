@@ -14,10 +14,12 @@ from blips.active.candidates import Candidates
 from blips.active.evidence import candidate_rows
 from blips.active.executor import InlineExecutor
 from blips.active.rules import ByForceStd, ByInformation, ByReduction, best, random_score
-from blips.active.select import Model, Screening, choose, screen_candidates
+from blips.active.select import Model, Screening, choose, predicted_std, screen_candidates
 from blips.active.store import CampaignStore
 from blips.active.worker import file_digest
 from blips.backbones import PaiNN
+from blips.bayes.condition import GaussianPosterior
+from blips.inference.rows import collect, components, force_rows
 from helpers import TINY, morse_ammonia
 
 
@@ -90,6 +92,48 @@ def test_equal_candidates_go_by_number_and_none_goes_twice(model, tmp_path, rule
     numbers = {pick.reason["candidate"] for pick in picks}
     assert len(picks) == 2
     assert rule == "random" or numbers == {0, 2}
+
+
+@pytest.mark.parametrize("rule", ["information", "random"])
+def test_the_predicted_std_is_that_of_the_posterior_which_has_seen_the_picks(
+    potential, model, tmp_path, rule
+):
+    """Conditioned on the picks for real, on all components (12 rows of NH3)."""
+    structures = morse_ammonia(9, seed=5)
+    settings = (f"select.rule={rule}", "select.rows=12")
+    picks, _ = batch_of(structures, model, tmp_path, *settings)
+    config = load_campaign(tiny_campaign(tmp_path), *settings)
+    before, after = predicted_std(picks, model, config)
+    posterior = potential.conditioned()
+    linear, scale = potential.linear_model(), posterior.scale
+    more = collect(linear, [pick.atoms for pick in picks], rows=12, seed=0)
+    whole = more.joined(posterior.evidence, posterior.structures, posterior.domain).evidence
+    graph = potential.backbone.graph(structures)
+    rows = [row for _, row in force_rows(linear(graph, depth="rows"), components(graph, 12))]
+    for evidence, std in ((posterior.evidence, before), (whole, after)):
+        gaussian = GaussianPosterior(evidence.spectrum(), scale.ratio, scale.scale)
+        var = float(gaussian.var(torch.cat(rows)).mean()) + scale.floor["forces"] ** 2
+        assert_allclose(std, var**0.5, rtol=1e-3)
+    assert after < before
+
+
+@pytest.mark.parametrize(("gap", "closest"), [(0.0, "null"), (1e-30, "null"), (1e-3, "0.5")])
+def test_candidates_that_no_model_can_judge_are_no_targets(model, tmp_path, gap, closest):
+    """Atoms on top of each other: no rows, rows that are not finite, or beyond all others."""
+    torn = molecule("NH3")
+    torn.positions[:2] = [[0.0, 0.0, 0.0], [gap, 0.0, 0.0]]
+    stds = []
+    for name, pool in (("some", [*displaced(6), torn]), ("none", displaced(6))):
+        (tmp_path / name).mkdir()
+        settings = ("select.rule=information", f"limits.closest={closest}")
+        picks, _ = batch_of(pool, model, tmp_path / name, *settings)
+        stds.append(predicted_std(picks, model, load_campaign(tiny_campaign(tmp_path / name))))
+    assert stds[0] == pytest.approx(stds[1])
+    assert 0 < stds[0][1] < stds[0][0]
+    (tmp_path / "all").mkdir()
+    picks, screening = batch_of([torn] * 3, model, tmp_path / "all", *settings)
+    assert picks == []
+    assert screening.excluded.total() == 3
 
 
 def screened(scores, excluded, folder, *settings):

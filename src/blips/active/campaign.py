@@ -17,15 +17,17 @@ import numpy as np
 from ase import Atoms
 from rich.console import Console
 
+from blips.active.auto import chosen_rule, trial
 from blips.active.candidates import Candidates
 from blips.active.config import CampaignConfig
 from blips.active.database import CampaignError
 from blips.active.display import CampaignDisplay
+from blips.active.evidence import labelled_rows
 from blips.active.executor import Executor, JobLost, make_executor
 from blips.active.frames import digest, from_json, to_json
 from blips.active.label import close_labeller, label
 from blips.active.labeller import journal_file, read_journal
-from blips.active.select import Model, Screening, choose, screen_candidates
+from blips.active.select import Model, Screening, choose, predicted_std, screen_candidates
 from blips.active.store import CampaignStore, Pick
 from blips.active.summary import campaign_summary
 from blips.active.training import (
@@ -36,7 +38,7 @@ from blips.active.training import (
     train_round,
     trained,
 )
-from blips.active.worker import model_of, walk
+from blips.active.worker import model_of, one_thread, walk
 from blips.data.structures import check_structures, read_structures
 from blips.errors import ConfigError
 from blips.files import write_atomically
@@ -134,10 +136,14 @@ class Campaign:
             return
         found = self.store.stage(round, "surprise")
         if found is None:
-            model = finished_model(self.store, round)
+            model = model_of(finished_model(self.store, round).job())
             labelled = self.store.labelled(before=round + 1)[len(self.store.labelled(round)) :]
-            samples, seed = self.config.select.samples, self.config.seed
-            found = errors_on(model_of(model.job()), labelled, samples, seed) if labelled else {}
+            select, seed = self.config.select, self.config.seed
+            found = errors_on(model, labelled, select.samples, seed) if labelled else {}
+            if found and select.rule == "auto":
+                with one_thread():
+                    rows = labelled_rows(model, labelled, rows=select.rows, seed=seed)
+                    found["trial"] = trial(*rows, seed)
             self.store.finish(round, "surprise", found)
         if found and not self.store.stage(round, "evaluate"):
             labels = len(self.store.labelled(before=round))
@@ -161,9 +167,10 @@ class Campaign:
             model = finished_model(self.store, round)
             limits, typical_force = self._limits(round)
             candidates = self._explore(round, model, limits, typical_force)
+            config = self._with_rule(round)
             self.display.stage(round, "screening candidates")
             screening = screen_candidates(
-                candidates, model, self.config, self.store, self.executor, round, limits
+                candidates, model, config, self.store, self.executor, round, limits
             )
             bound = self._bound(round, screening)
             target, judged = self.config.stop.force_mae, self.config.evaluate.structures is not None
@@ -174,13 +181,15 @@ class Campaign:
                 )
             self.display.stage(round, "selecting")
             batch = self._batch(round)
-            picks = choose(candidates, screening, model, self.config, round, batch)
+            picks = choose(candidates, screening, model, config, round, batch)
             before = {
+                "rule": config.select.rule,
                 "chosen": len(picks),
                 "seen": screening.seen,
                 "excluded": dict(sorted(screening.excluded.items())),
                 "largest": screening.largest,
                 "force_mae_bound": bound,
+                "predicted_std": predicted_std(picks, model, config),
             }
             target, largest = self.config.stop.force_std, screening.largest.get("force_std")
             if target is not None and largest is not None and largest <= target:
@@ -192,6 +201,14 @@ class Campaign:
         if largest is None:
             return f"all {before['seen']} candidates were thrown out ({before['excluded']})"
         return f"no candidate is less certain than {largest:.3g} eV/A"
+
+    def _with_rule(self, round: int) -> CampaignConfig:
+        """Return the configuration, its rule chosen by the labels so far where it is "auto"."""
+        if self.config.select.rule != "auto":
+            return self.config
+        trials = [(self.store.stage(n, "surprise") or {}).get("trial", {}) for n in range(round)]
+        select = self.config.select.model_copy(update={"rule": chosen_rule(trials)})
+        return self.config.model_copy(update={"select": select})
 
     def _bound(self, round: int, screening: Screening) -> float | None:
         """Bound the force MAE on the candidates by what the last labels showed; None: unknown."""

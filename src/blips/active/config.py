@@ -16,8 +16,8 @@ from blips.config import (
 )
 from blips.sim.reference import check_trust, needs_trust
 
-Rule = Literal["information", "expected_reduction", "force_std", "energy_std", "random"]
-CLOSED_FORM = ("information", "expected_reduction")  # rules that need the conditioned posterior
+Rule = Literal["information", "expected_reduction", "force_std", "energy_std", "random", "auto"]
+CLOSED_FORM = ("information", "expected_reduction", "auto")  # need the conditioned posterior
 
 
 class InitialConfig(Section):

@@ -7,13 +7,15 @@ import torch
 from ase import Atoms
 from torch import Tensor
 
+from blips import keys
 from blips.active.database import CampaignError
 from blips.active.frames import digest
 from blips.backbones.base import atomistic
 from blips.bayes.condition import GaussianPosterior
 from blips.bayes.noise import seeded_generator
 from blips.data.structures import batches_of
-from blips.inference.rows import BATCH_ATOMS, components, force_rows, random_sums
+from blips.inference.linearise import Linearised
+from blips.inference.rows import BATCH_ATOMS, components, random_sums
 from blips.potential import BayesianPotential
 
 
@@ -38,34 +40,58 @@ def candidate_rows(
         seed: of the random sums, with the geometry: equal structures have equal rows.
         energies: whether energies are labelled too; else their rows are left out.
     """
-    gaussian = _gaussian(potential)
-    parts: list[np.ndarray] = []
+    gaussian, parts = _gaussian(potential), []
     for batch in batches_of(structures, BATCH_ATOMS):
-        generators = [seeded_generator("candidates", seed, digest(atoms)) for atoms in batch]
-        found = _rows_of_batch(potential, batch, rows, generators)  # [S, 1 + rows, d]
+        found, _, _ = _rows_of_batch(potential, batch, rows, seed)
         parts.append(whitened(gaussian, found if energies else found[:, 1:]))
     return np.concatenate(parts)
 
 
+def labelled_rows(
+    potential: BayesianPotential, structures: Sequence[Atoms], *, rows: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of labelled structures and what the mean lacks along them.
+
+    Rows [S, 1 + rows, d] as `candidate_rows` has them; label minus mean of the energy (eV) and of
+    the same sums of forces (eV/A), [S, 1 + rows].
+    """
+    gaussian, parts, lacking = _gaussian(potential), [], []
+    for batch in batches_of(structures, BATCH_ATOMS):
+        found, along, linearised = _rows_of_batch(potential, batch, rows, seed)
+        parts.append(whitened(gaussian, found))
+        energy, force = (
+            linearised.outputs[k].detach().double() for k in (keys.ENERGY, keys.FORCES)
+        )
+        energies = torch.tensor([a.get_potential_energy() for a in batch], dtype=torch.float64).to(
+            energy
+        )
+        forces = torch.as_tensor(np.concatenate([atoms.get_forces() for atoms in batch])).to(force)
+        missing = energy.new_zeros(found.shape[:2])
+        missing[:, 0] = energies - energy
+        for place, u in enumerate(along, 1):
+            of_atoms = (u * (forces - force)).sum(dim=1)
+            missing[:, place] = linearised.graph.sum_over_structures(of_atoms)
+        lacking.append(missing.cpu().numpy())
+    return np.concatenate(parts), np.concatenate(lacking)
+
+
 def _rows_of_batch(
-    potential: BayesianPotential,
-    batch: Sequence[Atoms],
-    rows: int,
-    generators: Sequence[torch.Generator],
-) -> Tensor:
+    potential: BayesianPotential, batch: Sequence[Atoms], rows: int, seed: int
+) -> tuple[Tensor, list[Tensor], Linearised]:
+    """Return rows [S, 1 + rows, d], the directions u of their forces [N, 3], and the pass."""
     graph = atomistic(potential.backbone).graph(batch)
     linearised = potential.linear_model()(graph, depth="rows")
+    generators = [seeded_generator("candidates", seed, digest(atoms)) for atoms in batch]
+    sizes = graph.node_counts()
+    few = (3 * sizes <= rows).repeat_interleave(sizes)[:, None]  # [N, 1]
+    both = zip(components(graph, rows), random_sums(graph, rows, generators), strict=False)
+    along = [torch.where(few, one.u, sums.u) for one, sums in both]
     of_energy = linearised.energy_rows()  # [S, d]
     found = of_energy.new_zeros(len(batch), 1 + rows, of_energy.shape[1])
     found[:, 0] = of_energy
-    few = torch.tensor([3 * len(atoms) <= rows for atoms in batch])
-    for place, (along, row) in enumerate(force_rows(linearised, components(graph, rows)), 1):
-        found[along.present & few, place] = row[few[along.present]]
-    if not bool(few.all()):
-        sums = force_rows(linearised, random_sums(graph, rows, generators))
-        for place, (_, row) in enumerate(sums, 1):
-            found[~few, place] = row[~few]
-    return found
+    for place, row in enumerate(linearised.rows_along(keys.FORCES, along), 1):
+        found[:, place] = row
+    return found, along, linearised
 
 
 def whitened(gaussian: GaussianPosterior, rows: Tensor) -> np.ndarray:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ase import Atoms
 
+from blips import keys
 from blips.active.candidates import Candidate, Candidates
 from blips.active.config import CampaignConfig
 from blips.active.database import CampaignError
@@ -28,11 +30,14 @@ from blips.active.rules import (
     ByReduction,
     Choice,
     best,
+    expected_reduction,
     random_score,
 )
 from blips.active.store import CampaignStore, Pick
 from blips.active.worker import model_of, one_thread, screen
 from blips.data.structures import read_structures
+from blips.errors import InputError
+from blips.sim.guard import Guard
 
 TARGETS = 128  # structures that stand for the target distribution
 Row = tuple[int, dict[str, float]]  # number and scores of a candidate
@@ -148,7 +153,7 @@ def screen_candidates(
         "limits": limits or {**config.limits.model_dump(), "force_std": None},
         "target": str(_target_file(model)),
     }
-    if select.rule == "expected_reduction":
+    if _has_evidence(model):
         write_target(candidates, model, config)
 
     def jobs() -> Iterator[dict[str, Any]]:
@@ -214,10 +219,9 @@ def _choices(
         return []
     by_score = np.array([row[select.rule] for row in scores])
     cost = np.array([len(atoms) for _, atoms, _ in candidates], dtype=float) ** select.cost
-    posterior = model_of(model.job()).posterior
-    if select.rule in ("energy_std", "random") or posterior is None or posterior.evidence is None:
+    if select.rule in ("energy_std", "random") or not _has_evidence(model):
         return best(by_score / cost, count)
-    rows = _rows(model, candidates, config)
+    rows = _rows(model, [atoms for _, atoms, _ in candidates], config)
     if select.rule == "information":
         return ByInformation(rows, cost).choose(count)
     if select.rule == "expected_reduction":
@@ -225,10 +229,33 @@ def _choices(
     return ByForceStd(rows, by_score, cost).choose(count)
 
 
+def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -> list[float]:
+    """Predict the force std on the target before and after the picks are labelled, eV/A.
+
+    Root of the mean variance of a component, the misfit's floor included; nothing for models
+    without a posterior in closed form.
+    """
+    posterior = model_of(model.job()).posterior
+    if posterior is None or not _has_evidence(model) or not picks:
+        return []
+    rows, target = (
+        _rows(model, [pick.atoms for pick in picks], config),
+        np.load(_target_file(model)),
+    )
+    reduction = expected_reduction(rows.reshape(1, -1, rows.shape[2]), target)[0]
+    scale, before = posterior.scale, float(np.square(target).sum())
+    noise, misfit = scale.ratio * scale.scale**2, scale.floor[keys.FORCES] ** 2  # variances
+    return [float(np.sqrt(noise * var + misfit)) for var in (before, before - reduction)]
+
+
+def _has_evidence(model: Model) -> bool:
+    posterior = model_of(model.job()).posterior
+    return posterior is not None and posterior.evidence is not None
+
+
 def _rows(
-    model: Model, candidates: Sequence[Candidate], config: CampaignConfig, *, energies: bool = True
+    model: Model, structures: Sequence[Atoms], config: CampaignConfig, *, energies: bool = True
 ) -> np.ndarray:
-    structures = [atoms for _, atoms, _ in candidates]
     options = {"rows": config.select.rows, "seed": config.seed, "energies": energies}
     with one_thread():
         return candidate_rows(model_of(model.job()), structures, **options)
@@ -243,14 +270,31 @@ def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -
     rng = np.random.default_rng([config.seed, 5])
     if config.select.target is None:
         numbers = sorted(rng.permutation(candidates.total)[:TARGETS].tolist())
-        target = candidates.fetch(numbers)
+        guard = Guard(closest=config.limits.closest, farthest=config.limits.farthest)
+        target = [atoms for _, atoms, _ in candidates.fetch(numbers) if not guard.check(atoms)]
     else:
         frames = read_structures(config.select.target)
         numbers = sorted(rng.permutation(len(frames))[:TARGETS].tolist())
-        target = [(number, frames[number], {}) for number in numbers]
-    rows = _rows(model, target, config, energies=False)  # [S, q, d]
-    components = 3 * sum(len(atoms) for _, atoms, _ in target)
-    np.save(_target_file(model), np.concatenate(rows) / np.sqrt(components))
+        target = [frames[number] for number in numbers]
+    found = _finite_rows(model, target, config)
+    components = max(1, 3 * sum(atoms for _, atoms in found))
+    none = np.zeros((0, model_of(model.job()).conditioned().maps.sketch.size))
+    rows = np.concatenate([none, *(row for row, _ in found)])
+    np.save(_target_file(model), rows / np.sqrt(components))
+
+
+def _finite_rows(
+    model: Model, structures: Sequence[Atoms], config: CampaignConfig
+) -> list[tuple[np.ndarray, int]]:
+    """Return force rows [q, d] and number of atoms of the structures that the model can judge."""
+    try:
+        rows = _rows(model, structures, config, energies=False) if structures else []
+    except InputError:
+        if len(structures) == 1:
+            return []
+        return [one for atoms in structures for one in _finite_rows(model, [atoms], config)]
+    both = zip(rows, structures, strict=True)
+    return [(row, len(atoms)) for row, atoms in both if np.isfinite(row).all()]
 
 
 def _target_file(model: Model) -> Path:

@@ -18,9 +18,11 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
         curve: one entry for each trained model: round, labels, model (its file), and its errors
             (energy_mae in eV/atom, force_mae, force_rmse and force_std in eV/A,
             force_rank_correlation) on the test structures; `surprise` has the same of the labels
-            that this model asked for, before anything was trained on them.
-        rounds: one entry for each selection: round, chosen, seen, excluded (by reason), largest
-            (scores), force_mae_bound (eV/A, on the candidates).
+            that this model asked for, before anything was trained on them, and with
+            `select.rule: auto` the `trial` of the rules by them (`blips.active.auto`).
+        rounds: one entry for each selection: round, rule, chosen, seen, excluded (by reason),
+            largest (scores), force_mae_bound (eV/A, on the candidates), predicted_std (eV/A, of
+            forces on the target: before and after the picks are labelled).
         picks: one entry for each chosen structure: name, round, status, score, reason (score,
             gain, rank, origin, scores), atoms (with labels where there are any), log (of failed
             attempts).

@@ -12,7 +12,7 @@ from blips.report.document import details, document, figures, table, viewer
 from blips.uq.plots import Plot, line
 
 CAMPAIGN = "campaign.db"
-CURVE, RANKS = "curve-plot", "scores-plot"
+CURVE, FALLS, RANKS = "curve-plot", "falls-plot", "scores-plot"
 MAX_PICKS = 1000
 
 Entry = Mapping[str, Any]
@@ -45,9 +45,10 @@ def render_campaign(
     `sets` are structures for the 3D view, see `blips.report.structures`.
     """
     curve, picks = _errors(summary), summary["picks"]
-    plots = {CURVE: _curve(curve, baseline), RANKS: _scores(picks)}
+    falls = _falls(curve, summary["rounds"])
+    plots = {CURVE: _curve(curve, baseline), FALLS: _fall_plot(falls), RANKS: _scores(picks)}
     drawn = {key: plot.to_dict() for key, plot in plots.items() if plot is not None}
-    titles = {CURVE: "Errors over labels", RANKS: "Scores of the picks"}
+    titles = {CURVE: "Errors over labels", FALLS: FALL_TITLE, RANKS: "Scores of the picks"}
     first = "".join(
         f"<p>{escape(text)}</p>"
         for text in (_sentence(summary, curve), _compared(curve, baseline))
@@ -55,8 +56,8 @@ def render_campaign(
     )
     sections = [
         ("summary", "Summary", first + _curve_table(curve)),
-        ("curves", "Learning curve", figures(drawn, titles)),
-        ("rounds", "Rounds", _rounds(summary["rounds"])),
+        ("curves", "Learning curve", figures(drawn, titles) + _fall_table(falls)),
+        ("rounds", "Rounds", _rounds(summary["rounds"]) + _trials(summary["curve"])),
         ("picks", "Picks", _picks(picks)),
         ("structures", "Picks in 3D", _in_3d(sets)),
         ("settings", "Settings", details("Configuration", json.dumps(summary["config"], indent=1))),
@@ -158,6 +159,54 @@ def _line(title: str, curve: Entries, name: str) -> dict[str, Any]:
     return line(title, [entry["labels"] for entry in curve], values)
 
 
+FALL_TITLE = "Reduction of error by each batch"
+
+
+def _falls(curve: Entries, rounds: Entries) -> list[dict[str, Any]]:
+    """Compare what each batch of labels was predicted to do with what it did.
+
+    Predicted: the force std on the target (the candidates, or `select.target`), in closed form,
+    before and after the batch. Actual: the force RMSE of the models before and after.
+    """
+    models = {entry["round"]: entry for entry in curve if entry.get("force_rmse") is not None}
+    found = []
+    for entry in rounds:
+        if not entry.get("predicted_std"):
+            continue
+        before, after = entry["predicted_std"]
+        row = {"round": entry["round"], "std": before, "std after": after}
+        row["predicted"] = 100 * (1 - after / before)
+        rmse, then = (models.get(entry["round"] + k, {}).get("force_rmse") for k in (0, 1))
+        row |= {"RMSE": rmse, "RMSE after": then}
+        row["actual"] = 100 * (1 - then / rmse) if rmse and then else None
+        found.append(row)
+    return found
+
+
+def _fall_plot(falls: Entries) -> Plot | None:
+    if len(falls) < 2:
+        return None
+    rounds = [row["round"] for row in falls]
+    return Plot(
+        "falls",
+        "How much smaller the batch of a round makes the force std by the closed form, without "
+        "training, and by how much the force RMSE of the next model was smaller.",
+        f"Predicted and actual reduction of error by {len(falls)} batches.",
+        {"label": "round"},
+        {"label": "reduction, %"},
+        [
+            line(kind, rounds, [np.nan if row[kind] is None else row[kind] for row in falls])
+            for kind in ("predicted", "actual")
+        ],
+    )
+
+
+def _fall_table(falls: Entries) -> str:
+    headers = ["Round", "Force std (eV/Å)", "Then", "Predicted reduction, %"]
+    headers += ["Force RMSE (eV/Å)", "Then", "Actual reduction, %"]
+    return table(FALL_TITLE, headers, [list(row.values()) for row in falls]) if falls else ""
+
+
 def _scores(picks: Entries) -> Plot | None:
     scores = [pick["score"] for pick in picks if pick["score"] is not None]
     if not scores:
@@ -184,6 +233,19 @@ def _rounds(rounds: Entries) -> str:
     columns = list(dict.fromkeys(key for entry in rounds for key in entry))
     rows = [[entry.get(column) for column in columns] for entry in rounds]
     return table("What was chosen in each round", columns, rows) if rows else ""
+
+
+def _trials(curve: Entries) -> str:
+    """Tabulate how the rules did on the labels of each round, for `select.rule: auto`."""
+    trials = [(e["round"], (e.get("surprise") or {}).get("trial")) for e in curve]
+    rules = list(dict.fromkeys(rule for _, trial in trials for rule in trial or ()))
+    rows = [
+        [round, *(f"{100 * np.expm1(np.mean(trial[rule])):+.0f} %" for rule in rules)]
+        for round, trial in trials
+        if trial
+    ]
+    caption = "Force error after picks of each rule, against random picks, by cross-validation"
+    return table(caption, ["Labels of round", *rules], rows) if rows else ""
 
 
 def _picks(picks: Entries) -> str:
