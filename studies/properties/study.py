@@ -9,7 +9,8 @@
 | acac-barrier | profile of a dihedral angle by a small PaiNN, see `barriers.py` | BOTNet's set |
 
 Materials are drawn at random among those with few atoms in the cell; a run ends after its minutes
-of processor time and judges what it has. Files are kept by structure, so that it resumes. are relaxed to 0.01 eV/A: with 0.002, at twice the cost, K of eight materials changed by 1.3 % and
+of processor time and judges what it has. Files are kept by structure, so that it resumes. Forces
+are relaxed to 0.01 eV/A: with 0.002, at twice the cost, K of eight materials changed by 1.3 % and
 less, G by 6.5 % and less but for one that is not stable.
 """
 
