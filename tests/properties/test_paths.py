@@ -11,7 +11,7 @@ from blips import properties
 from blips.errors import InputError
 from blips.properties import PropertyError
 from blips.properties.dynamics import mean_squared_displacement, slope, time_std
-from properties.models import DISTANCE, EPSILON, lennard_jones, relative_changes
+from properties.models import DISTANCE, EPSILON, crystal, lennard_jones, relative_changes
 
 MEMBERS = 4
 APART = 5.8  # A between two fixed atoms; a third one between them is bound to either
@@ -102,19 +102,40 @@ def walk(rng, diffusion: float, frames: int = 600, atoms: int = 60) -> list[Atom
 def test_diffusion_of_random_walkers_and_its_two_errors():
     rng = np.random.default_rng(0)
     mean = walk(rng, 0.01)
-    same = properties.diffusion(mean, [walk(rng, 0.01) for _ in range(8)], interval=10.0)
+    same = properties.averages(mean, [walk(rng, 0.01) for _ in range(8)], interval=10.0)
     exact = 0.01 / 10.0 * 0.1  # A^2/fs -> cm^2/s
     one, error = same["diffusion"], float(same.details["time_std"]["diffusion"])
     assert one.value == pytest.approx(exact, abs=4 * error)
     assert 0.02 * exact < error < 0.4 * exact
     assert one.std < 1.5 * error  # members that agree: all of their spread is that of time
     scales = np.linspace(0.2, 1.8, 8)
-    differ = properties.diffusion(mean, [walk(rng, 0.01 * s) for s in scales], interval=10.0)
+    differ = properties.averages(mean, [walk(rng, 0.01 * s) for s in scales], interval=10.0)
     spread = exact * scales.std(ddof=1)
     assert differ["diffusion"].std == pytest.approx(spread, rel=0.3)
     assert len(differ.plot().axes) == 2
     with pytest.raises(InputError, match="at least 2 members"):
-        properties.diffusion(mean, [mean], 10.0)
+        properties.averages(mean, [mean], 10.0)
+
+
+def test_dynamics_of_a_crystal_by_members_and_reweighted():
+    potential = lennard_jones(cutoff=4.0)
+    options = {"temperature": 100.0, "steps": 400, "members": 2, "seed": 3}
+    found = properties.dynamics(potential, crystal().repeat(2), method="members", **options)
+    assert not found.failures
+    pairs = found["radial_distribution"]
+    near = found.details["distances"] < 1.2 * DISTANCE  # the first shell
+    nearest = np.average(found.details["distances"][near], weights=pairs.value[near])
+    assert nearest == pytest.approx(DISTANCE, abs=0.1)
+    assert pairs.members.shape == (2, 60)
+    assert np.isfinite(pairs.std).all()
+    assert len(found.plot().axes) == 3  # g(r), displacement, diffusion
+    quick = properties.dynamics(potential, crystal().repeat(2), **options)["radial_distribution"]
+    assert quick.value == pytest.approx(pairs.value)  # the same trajectory of the mean
+    again = properties.dynamics(potential, crystal().repeat(2), **{**options, "seed": 4})
+    assert again["radial_distribution"].value != pytest.approx(pairs.value)
+    hot = {**options, "timestep": 200.0, "method": "members"}
+    with pytest.raises(PropertyError, match="flew apart"):
+        properties.dynamics(potential, crystal().repeat(2), **hot)
 
 
 def test_displacement_of_a_drift_alone_is_none():

@@ -1,19 +1,34 @@
 """Commands for properties of materials: property."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blips.cli.app import Json, Model, Seed, Structures, app, load_model, print_json, read_known
+from blips.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ase import Atoms
+
+    from blips.backbones.base import Backbone
     from blips.properties.result import Properties
+
+KINDS = "relax, formation, equation_of_state, elastic, phonons, barrier or dynamics"
+OWN = {  # options of single kinds; all others are for every kind
+    "reference": "formation",
+    "end": "barrier",
+    "images": "barrier",
+    "scan": "barrier",
+    "temperature": "dynamics",
+    "timestep": "dynamics",
+}
 
 
 @app.command("property")
 def property_(
-    kind: Annotated[str, typer.Argument(help="relax, equation_of_state, elastic or phonons")],
+    kind: Annotated[str, typer.Argument(help=KINDS)],
     model: Model,
     structures: Structures,
     output: Annotated[
@@ -23,37 +38,97 @@ def property_(
         str, typer.Option(help="linear (first order, quick) or members (each by itself)")
     ] = "linear",
     members: Annotated[int, typer.Option(help="members of the posterior")] = 16,
-    workers: Annotated[int, typer.Option(min=1, help="structures side by side")] = 1,
+    fmax: Annotated[float | None, typer.Option(help="largest force left, eV/A")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="of a relaxation or band at most; of dynamics")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="structures side by side, by Dask")] = 1,
     seed: Seed = 0,
     json: Json = False,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="file with structures of single elements, or an energy in eV/atom such as O=-4.95",
+            rich_help_panel="Options of formation",
+        ),
+    ] = None,
+    end: Annotated[
+        Path | None,
+        typer.Option(
+            help="file with the other end of each structure; without it the structures are a path",
+            rich_help_panel="Options of barrier",
+        ),
+    ] = None,
+    images: Annotated[
+        int | None,
+        typer.Option(help="of the band, ends included", rich_help_panel="Options of barrier"),
+    ] = None,
+    scan: Annotated[
+        bool,
+        typer.Option(
+            "--scan",
+            help="take the path as it is, relax nothing",
+            rich_help_panel="Options of barrier",
+        ),
+    ] = False,
+    temperature: Annotated[
+        float | None, typer.Option(help="K", rich_help_panel="Options of dynamics")
+    ] = None,
+    timestep: Annotated[
+        float | None, typer.Option(help="fs", rich_help_panel="Options of dynamics")
+    ] = None,
 ) -> None:
     """Compute a property of every structure of a file, with its error bar.
 
     Writes JSON and a figure for each structure; those that are finished are not computed again.
     A structure that fails is named, the others go on.
 
-    Example: blips property elastic chgnet quartz.cif -o runs/quartz
+    Examples: blips property elastic chgnet quartz.cif -o runs/quartz
+
+    blips property formation chgnet oxides.extxyz --reference metals.extxyz --reference O=-4.95
+
+    blips property barrier chgnet start.cif --end final.cif --images 7
+
+    blips property dynamics chgnet melt.cif --temperature 1200 --steps 20000 --method members
     """
     from contextlib import ExitStack
 
     from rich.console import Console
     from rich.progress import Progress
 
+    from blips.active.config import ExecutorConfig
+    from blips.active.executor import make_executor
     from blips.properties import Properties
     from blips.properties.pool import run_pool
 
-    frames = read_known(structures, load_model(model).backbone)
+    own = {"reference": reference, "end": end, "images": images, "scan": scan or None}
+    own |= {"temperature": temperature, "timestep": timestep}
+    for name, value in own.items():
+        if value and OWN[name] != kind:
+            raise ConfigError(f"--{name} is an option of {OWN[name]}, not of {kind}")
+    backbone = load_model(model).backbone
+    frames = read_known(structures, backbone)
+    options = {"method": method, "members": members, "seed": seed, "fmax": fmax, "steps": steps}
+    options |= {"images": images, "temperature": temperature, "timestep": timestep}
+    options = {name: value for name, value in options.items() if value is not None}
+    jobs: Sequence[Any] = frames
+    if kind == "formation":
+        options["references"] = _references(reference or [], backbone)
+    if kind == "barrier":
+        jobs, options["band"] = _paths(frames, end and read_known(end, backbone)), not scan
     console = Console(stderr=True)
     outcomes: dict[int, Any] = {}
     with ExitStack() as stack:
-        executor = None if workers == 1 else stack.enter_context(_processes(workers))
+        executor = None
+        if workers > 1:
+            config = ExecutorConfig(kind="local", workers=workers)
+            executor = stack.enter_context(make_executor(config))
         bar = stack.enter_context(Progress(console=console, disable=not console.is_terminal))
-        task = bar.add_task(kind, total=len(frames))
-        options = {"method": method, "members": members, "seed": seed}
-        for number, found in run_pool(kind, model, frames, output, executor, **options):
+        task = bar.add_task(kind, total=len(jobs))
+        for number, found in run_pool(kind, model, jobs, output, executor, **options):
             outcomes[number] = {"error": str(found)}
             if isinstance(found, Properties):
-                outcomes[number] = _kept(found, output / f"{kind}-{number:04d}.png")
+                outcomes[number] = _kept(found, output / f"{kind}-{number:04d}.json")
             bar.update(task, advance=1)
             if not json:
                 typer.echo(f"structure {number}, {frames[number].symbols}\n{found}")
@@ -63,26 +138,44 @@ def property_(
         raise typer.Exit(1)
 
 
-def _kept(found: "Properties", figure: Path) -> dict[str, Any]:
-    """Plot the result; return its quantities without the members' values."""
-    if not figure.exists():
+def _references(given: Sequence[str], backbone: "Backbone") -> dict[str, "Atoms | float"]:
+    """Read energies, and the structures of files, each of one element."""
+    found: dict[str, Atoms | float] = {}
+    for text in given:
+        symbol, equals, energy = text.partition("=")
+        if equals:
+            try:
+                found[symbol] = float(energy)
+            except ValueError:
+                raise ConfigError(
+                    f"--reference {text}: expected an energy, as in O=-4.95"
+                ) from None
+            continue
+        for atoms in read_known(Path(text), backbone):
+            elements = sorted(set(atoms.symbols))
+            if len(elements) > 1 or elements[0] in found:
+                raise ConfigError(
+                    f"{text}: {atoms.symbols}; expected one structure of each element alone"
+                )
+            found[elements[0]] = atoms
+    return found
+
+
+def _paths(frames: list["Atoms"], ends: list["Atoms"] | None) -> list[list["Atoms"]]:
+    """Pair structures with their ends; without ends they are one path."""
+    if ends is None:
+        return [frames]
+    if len(ends) != len(frames):
+        raise ConfigError(f"{len(frames)} structures and {len(ends)} ends; expected one for each")
+    return [list(pair) for pair in zip(frames, ends, strict=True)]
+
+
+def _kept(found: "Properties", file: Path) -> dict[str, Any]:
+    """Plot a result that is new; return its quantities without the members' values."""
+    figure = file.with_suffix(".png")
+    if not figure.exists() or figure.stat().st_mtime < file.stat().st_mtime:
         found.plot().savefig(figure, dpi=150)
     content = found.to_dict()
     for one in content["quantities"].values():
         del one["members"]
     return {"quantities": content["quantities"], "failures": content["failures"]}
-
-
-def _processes(count: int) -> Any:
-    """Start processes with one thread each; spawned, as torch requires."""
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    from torch import set_num_threads
-
-    return ProcessPoolExecutor(
-        count,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=set_num_threads,
-        initargs=(1,),
-    )

@@ -10,7 +10,7 @@ all of them take: method, members, seed, fmax, steps, progress.
 
 from blips.properties.barrier import barrier
 from blips.properties.calculation import Calculation
-from blips.properties.dynamics import diffusion, distribution
+from blips.properties.dynamics import averages, distribution, dynamics
 from blips.properties.elastic import elastic
 from blips.properties.eos import equation_of_state
 from blips.properties.formation import formation_energy
@@ -24,9 +24,10 @@ __all__ = [
     "Properties",
     "Property",
     "PropertyError",
+    "averages",
     "barrier",
-    "diffusion",
     "distribution",
+    "dynamics",
     "elastic",
     "equation_of_state",
     "formation_energy",

@@ -8,60 +8,98 @@ Every member of the posterior is a potential of its own, with its own equilibriu
       <A>_m = sum_t w_t A_t / sum_t w_t,      w_t = exp(-(E_m(t) - E_0(t)) / kT)
 
   while the effective number of frames, (sum w)^2 / sum w^2, stays large. Where it does not, run the
-  members themselves (`blips.Calculator(potential, method="frozen", member=m)`) and give their
-  averages to `over_members`. The error of time comes from the means of blocks.
+  members themselves. The error of time comes from the means of blocks.
 * Displacements and diffusion follow from no weights: every member runs its own trajectory. The
   spread over them has both errors in it, var(members) = var(model) + var(time), so that the
   model's is what is left when that of time, from parts of each trajectory, is taken off.
 
-`std` of a property is the model's, `details["time_std"]` that of time.
+`dynamics` runs the trajectories; the functions below it take any. `std` of a property is the
+model's, `details["time_std"]` that of time.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from ase import Atoms
-from ase.units import kB
+from ase.md.langevin import Langevin
+from ase.md.velocitydistribution import thermalize_momenta
+from ase.units import fs, kB
 from vesin import NeighborList
 
 from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.properties.result import Properties, Property
+from blips.properties.calculation import Calculation
+from blips.properties.result import Properties, Property, PropertyError
+from blips.sim.calculator import Calculator
 
 Array = np.ndarray
 BLOCKS, PARTS = 8, 4
 FEWEST_FRAMES = 10.0  # effective ones, below which reweighting says nothing
 CM2_PER_S = 0.1  # of A^2/fs
+STEPS, EVERY = 5000, 10  # of a trajectory, and between its frames
+FRICTION = 1e-3  # 1/fs, of Langevin dynamics: weak, as it slows diffusion down
+HOT = 10.0  # times the temperature, above which a trajectory has flown apart
 
 
-@dataclass(frozen=True)
-class Average:
-    """An average with the standard deviation over the posterior.
+def dynamics(
+    potential: BayesianPotential,
+    atoms: Atoms,
+    *,
+    temperature: float = 300.0,
+    timestep: float = 1.0,
+    **options: Any,
+) -> Properties:
+    """Run Langevin dynamics at constant volume and average over it, without its first fifth.
 
-    Attributes:
-        mean: over members, [...].
-        std: over members, (M-1)-normalised, [...].
-        by_member: [M, ...].
-        effective_frames: of each member, [M]; empty where nothing was reweighted.
+    Args:
+        potential: with a posterior.
+        atoms: where to start; velocities are drawn.
+        temperature: K.
+        timestep: fs.
+        options: of `Calculation`; `steps` are those of each trajectory. Method "linear" reweights
+            one of the plain model, see `distribution`; "members" run their own, see `averages`.
     """
+    run = Calculation(potential, **{"steps": STEPS, **options})
+    if not (temperature > 0 and timestep > 0):
+        raise InputError(f"{temperature} K and {timestep} fs; expected positive numbers")
 
-    mean: Array
-    std: Array
-    by_member: Array
-    effective_frames: Array
+    def trajectory(what: str, noise: int, **kind: Any) -> list[Atoms]:
+        run.progress(f"dynamics of {what}")
+        here, rng = atoms.copy(), np.random.default_rng([run.seed, noise])
+        here.calc = Calculator(potential, seed=run.seed, **kind)
+        thermalize_momenta(here, temperature, exact_temperature=False, rng=rng)
+        thermostat = {"temperature_K": temperature, "friction": FRICTION / fs, "rng": rng}
+        mover = Langevin(here, timestep * fs, fixcm=False, **thermostat)
+        here.get_forces()  # mistakes of the structure show here; those below are of the dynamics
+        frames: list[Atoms] = []
+        while mover.nsteps < run.steps:
+            try:
+                mover.run(EVERY)
+            except InputError as error:
+                raise PropertyError(f"the trajectory flew apart: {error}") from error
+            if not here.get_temperature() < HOT * temperature:
+                raise PropertyError(f"the trajectory flew apart after {mover.nsteps} steps")
+            frames.append(here.copy())
+        return frames[len(frames) // 5 :]
 
-
-def over_members(
-    by_member: Sequence[Array] | Array, effective_frames: Array | None = None
-) -> Average:
-    """Return mean and std of averages that the members made themselves, [M, ...]."""
-    values = np.asarray(by_member, dtype=float)
-    if len(values) < 2:
-        raise InputError(f"a standard deviation needs at least 2 members, got {len(values)}")
-    frames = np.empty(0) if effective_frames is None else effective_frames
-    return Average(values.mean(axis=0), values.std(axis=0, ddof=1), values, frames)
+    mean = trajectory("the mean", 0, method="map")
+    if run.method == "linear":
+        return distribution(potential, mean, temperature, members=run.members, seed=run.seed)
+    own: list[list[Atoms]] = []
+    failures: dict[int, str] = {}
+    for number in range(run.members):  # with noise of their own: errors of time are independent
+        what = f"member {number + 1} of {run.members}"
+        try:
+            own.append(trajectory(what, number + 1, method="frozen", member=number))
+        except PropertyError as error:
+            failures[number] = str(error)
+    if len(own) < 2:
+        raise PropertyError(
+            f"{len(failures)} of {run.members} members have no trajectory: {failures}"
+        )
+    return replace(averages(mean, own, EVERY * timestep), failures=failures)
 
 
 def reweighted(
@@ -72,7 +110,7 @@ def reweighted(
     *,
     members: int = 8,
     seed: int = 0,
-) -> Average:
+) -> tuple[Array, Array]:
     """Average an observable under every member, from one trajectory of the posterior means.
 
     Args:
@@ -82,6 +120,9 @@ def reweighted(
         temperature: K.
         members: M.
         seed: of the draws.
+
+    Returns:
+        The members' averages [M, ...], and the effective frames behind each, [M].
     """
     if not temperature > 0:
         raise InputError(f"the temperature is {temperature} K; expected a positive number")
@@ -93,7 +134,7 @@ def reweighted(
         weights = normalised_weights(energy - mean_energy, temperature)  # [T]
         averages.append(np.tensordot(weights, np.asarray(values, dtype=float), axes=1))
         effective.append(1.0 / np.square(weights).sum())
-    return over_members(averages, np.asarray(effective))
+    return np.array(averages), np.array(effective)
 
 
 def normalised_weights(energy_difference: Array, temperature: float) -> Array:
@@ -133,38 +174,49 @@ def distribution(
     _check_length(frames)
     name = "radial_distribution"
     values = np.array([radial_distribution(frame, largest, bins) for frame in frames])
-    found = reweighted(potential, frames, values, temperature, members=members, seed=seed)
-    usable = found.effective_frames >= FEWEST_FRAMES
+    found, effective = reweighted(
+        potential, frames, values, temperature, members=members, seed=seed
+    )
+    usable = effective >= FEWEST_FRAMES
     failures = {
-        int(k): f"its weights leave {found.effective_frames[k]:.1f} effective frames; run it"
+        int(k): f"its weights leave {effective[k]:.1f} effective frames; run it"
         for k in np.flatnonzero(~usable)
     }
-    one = Property.of(name, values.mean(axis=0), found.by_member[usable], "")
+    one = Property.of(name, values.mean(axis=0), found[usable], "")
     details = {
         "time_std": {name: time_std(values)},
         "distances": (np.arange(bins) + 0.5) * largest / bins,
-        "effective_frames": found.effective_frames,
+        "effective_frames": effective,
     }
     return Properties("dynamics", "reweighted", {name: one}, failures, details)
 
 
-def diffusion(
-    mean: Sequence[Atoms], members: Sequence[Sequence[Atoms]], interval: float
+def averages(
+    mean: Sequence[Atoms],
+    members: Sequence[Sequence[Atoms]],
+    interval: float,
+    *,
+    largest: float = 6.0,
+    bins: int = 60,
 ) -> Properties:
-    """Compute mean squared displacement (A^2) and diffusion coefficient (cm^2/s) of all atoms.
+    """Compute averages of trajectories that the plain model and members ran themselves.
 
     Args:
         mean: trajectory of the plain model, positions not wrapped.
         members: trajectories of members, as long as it.
         interval: between frames, fs.
+        largest: distance of the radial distribution, A.
+        bins: of it.
 
     Returns:
-        `displacement` [lags] and `diffusion`; `details["lags"]` in fs.
+        Mean squared `displacement` [lags] of all atoms, `diffusion` and, where all is periodic,
+        `radial_distribution` [bins]; `details` has the lags in fs and the distances.
     """
     if len(members) < 2 or any(len(one) != len(mean) for one in members):
-        raise InputError("diffusion needs trajectories of at least 2 members, all of one length")
+        raise InputError("averages need trajectories of at least 2 members, all of one length")
     _check_length(mean)
-    paths = [np.array([frame.positions for frame in one]) for one in (mean, *members)]
+    runs = (mean, *members)
+    paths = [np.array([frame.positions for frame in one]) for one in runs]
     count = len(mean) // (2 * PARTS)  # the same lags in the whole and in its parts
 
     def displacement(path: Array) -> Array:
@@ -173,22 +225,27 @@ def diffusion(
     def coefficient(path: Array) -> Array:
         return np.array(slope(displacement(path)) / 6 / interval * CM2_PER_S)
 
+    kinds: list[tuple[str, str, Callable[[Array], Array], list[Array]]] = [
+        ("displacement", "A^2", displacement, paths),
+        ("diffusion", "cm^2/s", coefficient, paths),
+    ]
+    if mean[0].pbc.all():
+        pairs = [np.array([radial_distribution(f, largest, bins) for f in one]) for one in runs]
+        kinds.append(("radial_distribution", "", lambda g: g.mean(axis=0), pairs))
     quantities: dict[str, Property] = {}
     time: dict[str, Any] = {}
-    for name, units, of in (
-        ("displacement", "A^2", displacement),
-        ("diffusion", "cm^2/s", coefficient),
-    ):
-        value, *values = (of(path) for path in paths)
-        parts = np.array([[of(part) for part in np.array_split(path, PARTS)] for path in paths])
+    for name, units, of, data in kinds:
+        value, *values = (of(one) for one in data)
+        parts = np.array([[of(part) for part in np.array_split(one, PARTS)] for one in data])
         time[name] = np.sqrt(parts.var(axis=1, ddof=1).mean(axis=0) / PARTS)
         var = np.var(values, axis=0, ddof=1) - time[name] ** 2
         std = np.sqrt(np.clip(var, 0.0, None))
         scalar = np.ndim(value) == 0
         value, std = (float(value), float(std)) if scalar else (value, std)
         quantities[name] = Property(name, value, std, np.array(values), units)
-    lags = np.arange(1, count + 1) * interval
-    return Properties("dynamics", "members", quantities, {}, {"time_std": time, "lags": lags})
+    details = {"time_std": time, "lags": np.arange(1, count + 1) * interval}
+    details["distances"] = (np.arange(bins) + 0.5) * largest / bins
+    return Properties("dynamics", "members", quantities, {}, details)
 
 
 def mean_squared_displacement(path: Array, count: int) -> Array:

@@ -60,7 +60,7 @@ def formation_energy(
         return {"formation_energy": value + factor * (own - value)}
 
     values: Values = {"formation_energy": value}
-    return run.finished("formation_energy", UNITS, values, first_order, of_member)
+    return run.finished("formation", UNITS, values, first_order, of_member)
 
 
 def reaction(atoms: Atoms, references: References) -> tuple[Array, float]:

@@ -25,7 +25,7 @@ def plot(found: Properties) -> "Figure":
             "plot needs matplotlib; install it with: pip install matplotlib"
         ) from error
     numbers = [one for one in found.values() if np.ndim(one.value) == 0]
-    curves = CURVES.get(found.kind, ())
+    curves = [curve for name, curve in CURVES.items() if name == found.kind or name in found]
     panels = len(numbers) + len(curves)
     figure = Figure(figsize=(WIDTH * panels, HEIGHT), layout="constrained")
     axes = figure.subplots(1, panels, squeeze=False)[0]
@@ -89,12 +89,13 @@ def _profile(axes: "Axes", found: Properties) -> None:
 
 
 def _distribution(axes: "Axes", found: Properties) -> None:
-    if "distances" in found.details:
-        _with_std(axes, found.details["distances"], found["radial_distribution"])
-        axes.set(xlabel="distance (Å)", ylabel="g(r)")
-    else:
-        _with_std(axes, found.details["lags"], found["displacement"])
-        axes.set(xlabel="time (fs)", ylabel="mean squared displacement (Å²)")
+    _with_std(axes, found.details["distances"], found["radial_distribution"])
+    axes.set(xlabel="distance (Å)", ylabel="g(r)")
+
+
+def _displacement(axes: "Axes", found: Properties) -> None:
+    _with_std(axes, found.details["lags"], found["displacement"])
+    axes.set(xlabel="time (fs)", ylabel="mean squared displacement (Å²)")
 
 
 def _with_std(axes: "Axes", x: np.ndarray, one: Property) -> None:
@@ -102,9 +103,12 @@ def _with_std(axes: "Axes", x: np.ndarray, one: Property) -> None:
     axes.plot(x, one.value, color=BLUE, lw=1.5)
 
 
-CURVES: dict[str, tuple[Callable[["Axes", Properties], None], ...]] = {
-    "equation_of_state": (_equation_of_state,),
-    "phonons": (_bands, _dos, _heat),
-    "barrier": (_profile,),
-    "dynamics": (_distribution,),
+CURVES: dict[str, Callable[["Axes", Properties], None]] = {  # by kind or quantity
+    "equation_of_state": _equation_of_state,
+    "bands": _bands,
+    "dos": _dos,
+    "heat_capacity": _heat,
+    "barrier": _profile,
+    "radial_distribution": _distribution,
+    "displacement": _displacement,
 }

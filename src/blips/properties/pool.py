@@ -1,8 +1,6 @@
 """Properties of many structures: on any executor, resumable, with a file for each structure.
 
-    from distributed import Client                 # or concurrent.futures, or no executor at all
-    with Client(n_workers=4, threads_per_worker=1) as client:
-        executor = client.get_executor()
+    with make_executor(ExecutorConfig(kind="local", workers=4)) as executor:  # of blips.active
         for number, found in run_pool("elastic", "chgnet", structures, "out", executor):
             print(number, found)
 
@@ -13,17 +11,20 @@ that fails is a `PropertyError` in the stream and a file with its reason; the ot
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, as_completed
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from ase import Atoms
 
 from blips.errors import InputError
 from blips.files import write_atomically
 from blips.potential import BayesianPotential
+from blips.properties.barrier import barrier
+from blips.properties.dynamics import dynamics
 from blips.properties.elastic import elastic
 from blips.properties.eos import equation_of_state
 from blips.properties.formation import formation_energy
@@ -34,20 +35,53 @@ from blips.train.released import load
 
 KINDS: dict[str, Callable[..., Properties]] = {
     "relax": relax,
+    "formation": formation_energy,
     "equation_of_state": equation_of_state,
     "elastic": elastic,
-    "formation_energy": formation_energy,
     "phonons": phonons,
+    "barrier": barrier,
+    "dynamics": dynamics,
 }
 Outcome = Properties | PropertyError
+Structure = Atoms | Sequence[Atoms]  # a path, of barriers
+
+
+@dataclass(frozen=True)
+class Job:
+    """One property of one structure, and the file that keeps it."""
+
+    kind: str
+    model: str
+    structure: Structure
+    options: Mapping[str, Any]
+    file: Path
+
+    def digest(self) -> str:
+        """Digest everything that the result depends on."""
+        content = [self.kind, self.structure, dict(self.options)]
+        text = json.dumps(content, sort_keys=True, default=_plain).encode()
+        model = Path(self.model).read_bytes() if Path(self.model).is_file() else self.model.encode()
+        return hashlib.sha256(text + hashlib.sha256(model).digest()).hexdigest()[:16]
+
+    def finished(self) -> Outcome | None:
+        """Read the result, if it is there."""
+        try:
+            content = json.loads(self.file.read_text(encoding="utf-8"))
+            if content["job"] != self.digest():
+                return None
+            if "error" in content:
+                return PropertyError(content["error"])
+            return Properties.from_dict(content)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
 
 def run_pool(
     kind: str,
     model: str,
-    structures: Sequence[Atoms],
+    structures: Sequence[Structure],
     folder: str | Path,
-    executor: Executor | None = None,
+    executor: Any = None,
     **options: Any,
 ) -> Iterator[tuple[int, Outcome]]:
     """Compute one kind of property of every structure, as they finish.
@@ -55,37 +89,50 @@ def run_pool(
     Args:
         kind: one of `KINDS`.
         model: what `blips.load` takes; every worker loads it once.
-        structures: numbered from 0.
+        structures: numbered from 0; paths for barriers.
         folder: for `<kind>-<number>.json`.
-        executor: of concurrent.futures, or a Dask client's `get_executor()`; by default here.
+        executor: of `blips.active.executor`; by default one structure after the other, here.
         options: of the kind's function.
+
+    A job whose workers were lost again and again is a `PropertyError` without a file: the next
+    call tries it again.
     """
     if kind not in KINDS:
         raise InputError(f"unknown property {kind!r}; use one of {', '.join(KINDS)}")
-    waiting: dict[Future[Outcome], int] = {}
-    for number, atoms in enumerate(structures):
-        path = Path(folder) / f"{kind}-{number:04d}.json"
-        job = (kind, model, atoms, dict(options), str(path.absolute()))
-        if (known := _finished(path, _digest(*job[:4]))) is not None:
+    if Path(model).is_file():
+        model = str(Path(model).absolute())
+    folder = Path(folder).absolute()
+    left: dict[int, Job] = {}
+    for number, one in enumerate(structures):
+        job = Job(kind, model, one, options, folder / f"{kind}-{number:04d}.json")
+        if (known := job.finished()) is not None:
             yield number, known
-        elif executor is None:
-            yield number, compute(*job)
         else:
-            waiting[executor.submit(compute, *job)] = number
-    for future in as_completed(waiting):
-        yield waiting[future], future.result()
+            left[number] = job
+    if executor is None:
+        yield from ((number, compute(job)) for number, job in left.items())
+        return
+    numbers = list(left)
+    for place, found in executor.run(_on_one_thread, left.values()):
+        lost = not isinstance(found, Outcome)
+        yield numbers[place], PropertyError(f"its worker was lost: {found}") if lost else found
 
 
-def compute(kind: str, model: str, atoms: Atoms, options: Mapping[str, Any], path: str) -> Outcome:
+def compute(job: Job) -> Outcome:
     """Compute and keep one structure's property, or why it has none."""
     try:
-        found: Outcome = KINDS[kind](_loaded(model), atoms, **options)
+        found: Outcome = KINDS[job.kind](_loaded(job.model), job.structure, **job.options)
         content = found.to_dict()
     except PropertyError as error:
         found, content = error, {"error": str(error)}
-    digest = _digest(kind, model, atoms, options)
-    write_atomically(Path(path), json.dumps({"job": digest, **content}, indent=1).encode())
+    content = {"job": job.digest(), **content}
+    write_atomically(job.file, json.dumps(content, indent=1).encode())
     return found
+
+
+def _on_one_thread(job: Job) -> Outcome:
+    torch.set_num_threads(1)
+    return compute(job)
 
 
 @lru_cache(maxsize=1)
@@ -96,29 +143,9 @@ def _loaded(model: str) -> BayesianPotential:
     return potential
 
 
-def _digest(kind: str, model: str, atoms: Atoms, options: Mapping[str, Any]) -> str:
-    """Digest everything that a result depends on."""
-    digest = hashlib.sha256(repr((kind, model, sorted(options.items()))).encode())
-    if Path(model).is_file():
-        digest.update(_contents(model, Path(model).stat().st_mtime))
-    for array in (atoms.numbers, atoms.pbc, atoms.positions, atoms.cell.array):
-        digest.update(np.asarray(array, dtype=float).round(8).tobytes())
-    return digest.hexdigest()[:16]
-
-
-@lru_cache(maxsize=1)
-def _contents(model: str, changed: float) -> bytes:
-    """Digest the contents of a file as they are now."""
-    return hashlib.sha256(Path(model).read_bytes()).digest()
-
-
-def _finished(path: Path, digest: str) -> Outcome | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["job"] != digest:
-            return None
-        if "error" in content:
-            return PropertyError(content["error"])
-        return Properties.from_dict(content)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _plain(one: Any) -> Any:
+    """Turn a structure or an array into lists."""
+    if isinstance(one, Atoms):
+        arrays = (one.numbers, one.pbc, one.positions, one.cell.array)
+        return [np.asarray(array, dtype=float).round(8).tolist() for array in arrays]
+    return np.asarray(one).tolist()

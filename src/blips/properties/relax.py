@@ -60,5 +60,6 @@ def relax(
         return one
 
     units = UNITS if run.method == "members" else {"energy": "eV"}
+    mean.info = {}  # of the file that it came from; not all of it is JSON-able
     details = {"structure": mean.todict()}
     return run.finished("relax", units, value, first_order, of_member, details)

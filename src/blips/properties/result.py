@@ -126,16 +126,11 @@ class Properties(Mapping[str, Property]):
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Properties":
         """Restore what `to_dict` returned, also through JSON; lists of `details` become arrays."""
-        quantities = {
-            name: Property(
-                name,
-                _array(one["value"]),
-                _array(one["std"]),
-                np.array(one["members"], dtype=float),
-                one["units"],
-            )
-            for name, one in content["quantities"].items()
-        }
+        quantities: dict[str, Property] = {}
+        for name, one in content["quantities"].items():
+            members = np.array(one["members"], dtype=float)
+            value, std = _array(one["value"]), _array(one["std"])
+            quantities[name] = Property(name, value, std, members, one["units"])
         failures = {int(number): why for number, why in content["failures"].items()}
         details = {name: _array(value) for name, value in content["details"].items()}
         return cls(content["kind"], content["method"], quantities, failures, details)
