@@ -142,9 +142,7 @@ def _heat(run: Run, chosen: Sequence[Material], options: Mapping[str, Any]) -> J
 def _formation(run: Run, chosen: Sequence[Material], options: Mapping[str, Any]) -> Judged:
     """Yield formation energies with elements by DFT, and by the model where crystals are simple."""
     references, own = dft_references(), _own_references(run, options)
-    for material, found in _computed(
-        run, "formation", chosen, references=references, **options
-    ):
+    for material, found in _computed(run, "formation", chosen, references=references, **options):
         if isinstance(found, str):
             yield material, found
             continue
