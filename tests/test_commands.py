@@ -305,7 +305,10 @@ def exit_of(monkeypatch, capsys, folder, *arguments):
         (["predict", "data.extxyz", "data.extxyz", "-o", "x"], ["safetensors"]),
         (["predict", "model.safetensors", "data.extxyz", "-o", "no/x"], ["no", "create it"]),
         (["predict", "model.safetensors", "data.extxyz", "-o", "x", "--method", "mp"], ["mp"]),
-        (["calibrate", "model.safetensors", "data.extxyz", "-o", "x", "--kind", "k"], ["isotonic"]),
+        (
+            ["calibrate", "model.safetensors", "data.extxyz", "-o", "x", "--kind", "k"],
+            ["conformal"],
+        ),
         (["report", "absent"], ["absent is not there"]),
         (["predict"], ["Missing argument"]),
         (["prdict"], ["No such command"]),

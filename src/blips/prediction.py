@@ -34,7 +34,7 @@ SHOWN = 5  # structures in a notebook
 
 
 class Calibrator(Protocol):
-    """Recalibrates standard deviations; `blips.uq.calibrate` has three kinds."""
+    """Recalibrates standard deviations; `blips.uq.calibrate` has two kinds."""
 
     def apply(self, std: Array) -> Array:
         """Return recalibrated standard deviations, same shape and unit."""

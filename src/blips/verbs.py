@@ -59,7 +59,7 @@ def calibrate(
     Args:
         potential: its `calibration` is replaced.
         structures: labelled, or a file of such; neither trained on nor tested on.
-        kind: "scale" (one factor, NLL-optimal), "isotonic" or "conformal".
+        kind: "scale" (one factor, NLL-optimal) or "conformal".
         labels: names and units of the labels; those that the model was trained with if not given.
         options: of `potential.predict` (samples, method, seed, ...).
     """

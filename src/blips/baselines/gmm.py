@@ -11,8 +11,8 @@ which grows with the square of the distance from a component. Error bars are mon
 
     sigma_F,i^2 = a_F + b_F u_i,    sigma_E^2 = sum_i ( a_E + b_E u_i ),    a > 0, b >= 0,
 
-with a and b of least Gaussian NLL on validation data. Unlike an isotonic map this goes on beyond
-the validation data, where it matters: their order is that of u.
+with a and b of least Gaussian NLL on validation data. This goes on beyond the validation data,
+where it matters: their order is that of u.
 """
 
 import math

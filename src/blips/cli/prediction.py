@@ -243,7 +243,7 @@ def calibrate(
     model: Model,
     structures: Structures,
     output: Output,
-    kind: Annotated[str, typer.Option(help="scale, isotonic or conformal")] = "scale",
+    kind: Annotated[str, typer.Option(help="scale or conformal")] = "scale",
     samples: Samples = SAMPLES,
     seed: Seed = 0,
     epochs: Annotated[int, typer.Option(help="for models without posterior")] = 30,

@@ -3,7 +3,7 @@
 `assess` compares predictions with labels and recalibrates them; `metrics` takes arrays.
 """
 
-from blips.uq.calibrate import ConformalCalibrator, IsotonicCalibrator, ScaleCalibrator
+from blips.uq.calibrate import ConformalCalibrator, ScaleCalibrator
 from blips.uq.evaluate import Evaluation
 
-__all__ = ["ConformalCalibrator", "Evaluation", "IsotonicCalibrator", "ScaleCalibrator"]
+__all__ = ["ConformalCalibrator", "Evaluation", "ScaleCalibrator"]

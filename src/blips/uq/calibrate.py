@@ -1,11 +1,10 @@
 """Recalibrate predicted standard deviations on held-out data.
 
-Three calibrators with the same verbs, in the order of how much they correct:
+Two calibrators with the same verbs:
 
 | class | what it learns | what it promises |
 |---|---|---|
 | ScaleCalibrator | one factor on std | least Gaussian NLL of all constant factors |
-| IsotonicCalibrator | a monotone map of std | locally right error size, ranking unchanged |
 | ConformalCalibrator | quantiles of abs(error)/std | finite-sample coverage of intervals |
 
 The class method ``fit(mean, std, target)`` returns a fitted, immutable calibrator, ``apply(std)``
@@ -26,25 +25,16 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import isotonic_regression
 
 from blips.errors import InputError
-from blips.uq.checks import (
-    FloatArray,
-    finite_array,
-    non_negative_array,
-    positive_array,
-    same_shape,
-    standardised_error,
-)
-from blips.uq.metrics import equal_bins, tie_averaged
+from blips.uq.checks import FloatArray, finite_array, non_negative_array, standardised_error
 
 ONE_STD = math.erf(math.sqrt(0.5))
 """Probability of a Gaussian within one standard deviation, 0.6827."""
 
 
 class Calibrator:
-    """Base of the three calibrators: frozen dataclasses of numbers that go through JSON."""
+    """Base of the calibrators: frozen dataclasses of numbers that go through JSON."""
 
     kind: ClassVar[str]
 
@@ -94,98 +84,6 @@ class ScaleCalibrator(Calibrator):
     def describe(self) -> str:
         """Name the factor."""
         return f"every std is multiplied by {self.factor:.3g}"
-
-
-@dataclass(frozen=True)
-class IsotonicCalibrator(Calibrator):
-    """Replace std by a monotone function of itself that matches the observed error size.
-
-    Held-out points are ordered by std and averaged in bins of equal count, at least ``min_count``
-    points and at most 100 bins; a non-decreasing least-squares fit (pool adjacent violators) of
-    the mean squared error on the mean variance gives knots. Between knots the logarithm of the new
-    std is linear in that of the old; beyond them the last ratio is kept. The map is therefore
-    continuous, strictly increasing (Spearman's rho and AUROC do not change), zero at zero alone,
-    and consistent under a change of units. The variance of a knot is the mean squared error of the
-    points pooled in it, an estimate whose relative error is sqrt(2 / count) for independent
-    Gaussian errors. There is no finite-sample guarantee of coverage.
-    """
-
-    kind: ClassVar[str] = "isotonic"
-    max_bins: ClassVar[int] = 100
-    std_in: tuple[float, ...]  # the model's std at the knots, ascending
-    std_out: tuple[float, ...]  # recalibrated, ascending
-
-    def __post_init__(self) -> None:
-        std_in = positive_array("std_in", self.std_in)
-        std_out = positive_array("std_out", self.std_out)
-        same_shape(std_in=std_in, std_out=std_out)
-        if np.any(np.diff(std_in) <= 0.0) or np.any(np.diff(std_out) < 0.0):
-            raise InputError(
-                "the knots of an isotonic calibrator do not ascend; expected the output of fit. "
-                "Fit it again on held-out data."
-            )
-
-    @classmethod
-    def fit(
-        cls,
-        mean: npt.ArrayLike,
-        std: npt.ArrayLike,
-        target: npt.ArrayLike,
-        min_count: int = 50,
-    ) -> Self:
-        """Fit the map on held-out data of at least ``min_count`` scalars, in bins of that size."""
-        z, std = standardised_error(mean, std, target)
-        if min_count < 1 or std.size < min_count:
-            raise InputError(
-                f"isotonic recalibration got {std.size} values with min_count={min_count}; "
-                "expected min_count of at least 1 and no fewer values. Use ScaleCalibrator or "
-                "more held-out data."
-            )
-        order = np.argsort(std, axis=None, kind="stable")
-        var = std.ravel()[order] ** 2
-        squared_error = tie_averaged(var, z.ravel()[order] ** 2 * var)
-        starts, counts = equal_bins(std.size, min(std.size // min_count, cls.max_bins))
-        sums = np.stack([var, squared_error, np.ones_like(var)])  # [3, n]
-        sums = _pool(sums, starts)
-        sums = _pool(sums, _steps(sums[0] / counts))  # bins of one std
-        fitted = isotonic_regression(sums[1] / sums[2], weights=sums[2]).x
-        sums = _pool(sums, _steps(fitted))
-        if sums[1, -1] <= 0.0:
-            raise InputError(
-                "all held-out errors are zero; expected errors to calibrate against. Use data "
-                "that the model was not fitted to."
-            )
-        if sums[1, 0] <= 0.0:  # a first knot without error joins the next
-            sums = _pool(sums, np.delete(np.arange(sums.shape[1]), 1))
-        knots = np.sqrt(sums[:2] / sums[2])
-        return cls(tuple(knots[0].tolist()), tuple(knots[1].tolist()))
-
-    def apply(self, std: npt.ArrayLike) -> FloatArray:
-        """Return the recalibrated standard deviations."""
-        std = non_negative_array("std", std)
-        knots = np.log(np.array(self.std_in))
-        log_ratio = np.log(np.array(self.std_out)) - knots
-        # Below the first knot the ratio is constant, so that zero needs no logarithm.
-        log_std = np.log(np.maximum(std, self.std_in[0]))
-        return std * np.exp(np.interp(log_std, knots, log_ratio))
-
-    def describe(self) -> str:
-        """Name the range of factors."""
-        factors = np.divide(self.std_out, self.std_in)
-        return (
-            f"a monotone map of {len(factors)} knots multiplies std by {factors.min():.3g} to "
-            f"{factors.max():.3g}"
-        )
-
-
-def _steps(ascending: FloatArray) -> npt.NDArray[np.intp]:
-    """Find where each run of values equal to rounding begins."""
-    return np.flatnonzero(np.diff(ascending, prepend=-np.inf) > 1e-12 * ascending)
-
-
-def _pool(sums: FloatArray, starts: npt.NDArray[np.intp]) -> FloatArray:
-    """Add up columns of [3, n] in blocks that begin at ``starts``."""
-    return np.add.reduceat(sums, starts, axis=1)
 
 
 @dataclass(frozen=True)
@@ -253,8 +151,8 @@ class ConformalCalibrator(Calibrator):
         )
 
 
-CALIBRATORS: dict[str, type[ScaleCalibrator | IsotonicCalibrator | ConformalCalibrator]] = {
-    cls.kind: cls for cls in (ScaleCalibrator, IsotonicCalibrator, ConformalCalibrator)
+CALIBRATORS: dict[str, type[ScaleCalibrator | ConformalCalibrator]] = {
+    cls.kind: cls for cls in (ScaleCalibrator, ConformalCalibrator)
 }
 
 
