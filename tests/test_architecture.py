@@ -19,7 +19,7 @@ LAYERS = [
     {"inference"},
     {"potential"},
     {"conversion", "testing", "uq"},
-    {"train", "verbs"},
+    {"train"},
     {"baselines"},
     {"sim"},
     {"properties"},

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from blips.train.checkpoint import save
     from blips.train.fit import fit
     from blips.train.released import load
-    from blips.verbs import calibrate, evaluate
+    from blips.uq.assess import calibrate, evaluate
 
 __version__ = "0.1.0"
 
@@ -58,8 +58,8 @@ _LAZY = {
     "Calculator": "blips.sim.calculator",
     "Prediction": "blips.prediction",
     "bayesianize": "blips.conversion",
-    "calibrate": "blips.verbs",
-    "evaluate": "blips.verbs",
+    "calibrate": "blips.uq.assess",
+    "evaluate": "blips.uq.assess",
     "fit": "blips.train.fit",
     "load": "blips.train.released",
     "save": "blips.train.checkpoint",

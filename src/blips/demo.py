@@ -32,7 +32,7 @@ from blips.report.sources import Manifest
 from blips.train.checkpoint import save
 from blips.train.fit import fit
 from blips.train.released import load_released
-from blips.uq.assess import References, assess, recalibrate, write_evaluation, write_figures
+from blips.uq.assess import References, assess, calibrate, write_evaluation, write_figures
 from blips.uq.evaluate import Evaluation
 
 NUM_TRAIN = 64
@@ -110,7 +110,7 @@ def _trained(
         config = {"training": {**training, **few}, "seed": seed}
         fit(potential, train, valid=valid, config=config, folder=_fresh(folder / name))
         found.append(potential)
-    recalibrate(found[1], valid, samples=BLIP_SAMPLES, seed=seed)
+    calibrate(found[1], valid, samples=BLIP_SAMPLES, seed=seed)
     return found[0], found[1]
 
 

@@ -20,7 +20,7 @@ from blips.train.command import build_model
 from blips.train.fit import FitResult, fit
 from blips.train.objective import Model
 from blips.units import KCAL_PER_MOL
-from blips.uq.assess import STD_FLOOR, References, assess, recalibrate
+from blips.uq.assess import STD_FLOOR, References, assess, calibrate
 from studies.ammonia.data import Data, load_data
 from studies.errorbars.run import conditioned
 from studies.spec import BLIP_TRAINING, Findings, Run
@@ -54,7 +54,7 @@ def execute(run: Run) -> Findings:
     options = _options(model, settings, run.spec.seed)
     options["batch_size"] = len(data.test)  # one batch, in which every row has its own noise
     is_scaled = settings["method"]["kind"] == "conditioned"  # on validation data, by itself
-    fitted = {} if is_scaled else recalibrate(model, data.valid, **options)
+    fitted = {} if is_scaled else calibrate(model, data.valid, **options)
     as_predicted = model.predict(data.test, calibrated=False, **options)
     calibrated = as_predicted.recalibrated(model.calibration)
     metrics = measure(as_predicted, references, bootstrap)

@@ -21,7 +21,7 @@ from blips.train.checkpoint import Saveable, load
 from blips.train.command import build_model
 from blips.train.fit import fit
 from blips.train.objective import Model
-from blips.uq.assess import References, assess, recalibrate
+from blips.uq.assess import References, assess, calibrate
 from studies.errorbars.data import NearFar, load_set
 from studies.spec import Findings, Run
 
@@ -39,7 +39,7 @@ def execute(run: Run) -> Findings:
     model, details = trained(run, data)
     options = _options(model, settings, run.spec.seed)
     if not isinstance(model, Backbone) and settings["method"]["kind"] != "conditioned":
-        fitted = recalibrate(model, data.valid, **options)
+        fitted = calibrate(model, data.valid, **options)
         details["calibration"] = {name: found.to_dict() for name, found in fitted.items()}
     metrics: Metrics = {}
     for where, structures in (("near", data.near), ("far", data.far), ("valid", data.valid)):

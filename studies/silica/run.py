@@ -36,7 +36,7 @@ from blips.train.checkpoint import load
 from blips.train.command import build_model
 from blips.train.fit import fit
 from blips.train.references import set_reference_energies
-from blips.uq.assess import STD_FLOOR, References, assess, recalibrate
+from blips.uq.assess import STD_FLOOR, References, assess, calibrate
 from studies.silica.data import Data, load_data
 from studies.spec import BLIP_TRAINING, Findings, Run
 
@@ -63,7 +63,7 @@ def execute(run: Run) -> Findings:
     model, details = finetuned(run, data)
     options = _options(model, settings, run.spec.seed)
     if not isinstance(model, Backbone) and settings["method"]["kind"] != "conditioned":
-        fitted = recalibrate(model, data.calibration, **options)
+        fitted = calibrate(model, data.calibration, **options)
         details["calibration"] = {name: found.to_dict() for name, found in fitted.items()}
     metrics: Metrics = {}
     parts = {"valid": data.valid, **data.tests} if isinstance(model, Backbone) else data.tests

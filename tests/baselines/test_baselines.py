@@ -30,7 +30,7 @@ from blips.baselines import (
 from blips.cli import app
 from blips.errors import CheckpointError, ConfigError, InputError
 from blips.train.wrapper import Wrapper
-from blips.uq.assess import References, assess, recalibrate, write_figures
+from blips.uq.assess import References, assess, calibrate, write_figures
 from helpers import QUICK, TINY, morse_ammonia
 from studies.nbody import EGNN
 
@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_prediction(name, fitted, structures):
 def test_recalibration_makes_the_mean_squared_z_one(name, fitted, structures):
     baseline = copy.copy(fitted(name)[0])
     baseline.calibration = {}
-    recalibrate(baseline, structures[1])
+    calibrate(baseline, structures[1])
     prediction, references = baseline.predict(structures[1]), References.of(structures[1])
     z = (references.forces - prediction.forces) / prediction.forces_total_std
     assert np.mean(z**2) == pytest.approx(1.0)

@@ -13,7 +13,6 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import bulk, molecule
-from ase.calculators.singlepoint import SinglePointCalculator
 
 import blips
 from blips import keys, testing
@@ -26,7 +25,6 @@ from blips.bayes.linear import StochasticMap
 from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
 from blips.errors import CheckpointError, InputError, MissingPackageError
 from blips.testing.compare import rotation_matrix
-from blips.train.uncertainty import uncertainty_for
 from helpers import QUICK, morse_ammonia, quartz
 from recipes.fetch_weights import fetch
 
@@ -264,33 +262,6 @@ def test_training_moves_weights_and_widths_and_stays_finite(request, model, tmp_
     assert found.method == "conditioned"
     assert (found.forces_total_std > 0).all()
     np.testing.assert_array_equal(found.forces, potential.predict(structures, method="map").forces)
-
-
-def labelled_by_a_stretched_model(backbone: MACE, structures: list[Atoms]) -> list[Atoms]:
-    """Another level of theory: that of a model whose lattice constants are 1 % smaller."""
-    found = []
-    for atoms in structures:
-        stretched = atoms.copy()
-        stretched.set_cell(1.01 * atoms.cell, scale_atoms=True)
-        outputs = evaluate(backbone, stretched)
-        copy_of = atoms.copy()
-        copy_of.calc = SinglePointCalculator(
-            copy_of,
-            energy=float(outputs[keys.ENERGY].detach()),
-            forces=outputs[keys.FORCES].detach().numpy(),
-        )
-        found.append(copy_of)
-    return found
-
-
-def test_error_bars_without_training_grow_with_the_disorder(released):
-    structures = [quartz(rattle=scale, seed=k) for k, scale in enumerate((0.02, 0.1, 0.15, 0.08))]
-    structures = labelled_by_a_stretched_model(released, structures)
-    potential = uncertainty_for(copy.deepcopy(released), structures, epochs=1, samples=8)
-    prediction = potential.predict([quartz(), quartz(rattle=0.1, seed=9)], samples=8)
-    assert np.isfinite(prediction.energy_std).all()
-    ideal, rattled = prediction.forces_std[:9], prediction.forces_std[9:]
-    assert 0 < 1.2 * ideal.mean() < rattled.mean() < np.inf
 
 
 @pytest.mark.parametrize("heads", [["Default"], ["pbe", "scan"]])

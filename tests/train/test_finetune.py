@@ -16,13 +16,12 @@ from blips.cli.configuration import template_config
 from blips.config import ModelConfig, TrainingConfig, load_config
 from blips.conversion import FROM_SCRATCH, PRETRAINED
 from blips.data.dataset import StructureData
-from blips.errors import CheckpointError, ConfigError, InputError
+from blips.errors import CheckpointError, ConfigError
 from blips.train.checkpoint import read_tensors
 from blips.train.command import build_model
 from blips.train.loss import Anchor
 from blips.train.objective import Objective, plain_outputs
 from blips.train.references import set_reference_energies, unexplained_energies
-from blips.train.uncertainty import uncertainty_for
 from helpers import QUICK, TINY, morse_ammonia, quartz
 from recipes.fetch_weights import fetch
 
@@ -268,41 +267,6 @@ def test_a_frozen_backbone_predicts_the_same_bits(tmp_path, loss):
     assert changed
     assert all(name.startswith("encoder.") for name in changed)
     assert all(parameter.requires_grad for parameter in model.backbone.parameters())
-
-
-def test_a_released_model_gets_error_bars_and_stays_as_it_is(chgnet):
-    scales = (0.02, 0.05, 0.1, 0.15, 0.08)
-    structures = [quartz(rattle=scale, seed=seed) for seed, scale in enumerate(scales)]
-    structures = labelled(structures, load("chgnet-r2scan"))
-    new = [quartz(), quartz(rattle=0.1, seed=9)]
-    with torch.no_grad():
-        before = plain_outputs(chgnet, next(graph_batches(chgnet, new, 2)), forces=True)
-    potential = uncertainty_for(load("chgnet"), structures, epochs=1, samples=8)
-    after = potential(next(graph_batches(potential.backbone, new, 2)))
-    assert torch.equal(before["forces"], after["forces"])
-    moved = (after["energy"] - before["energy"]).detach()  # both are Si3O6
-    assert abs(float(moved[0])) > 1.0
-    assert float(moved[0]) == pytest.approx(float(moved[1]), abs=1e-4)
-    kept = potential.backbone.reference.shift
-    assert float(moved[0]) == pytest.approx(float(3 * kept[14] + 6 * kept[8]), abs=1e-4)
-    prediction = potential.predict(new, samples=8)
-    assert set(potential.calibration) == {"energy", "forces"}
-    assert np.isfinite(prediction.energy_std).all()
-    ideal, rattled = prediction.forces_std[:9], prediction.forces_std[9:]
-    assert 0 < 1.5 * ideal.mean() < rattled.mean() < np.inf
-    with pytest.raises(InputError, match="at least three"):
-        uncertainty_for(chgnet, structures[:2])
-
-
-@pytest.mark.parametrize("name", ["mattersim-1m", "sevennet-0"])
-def test_error_bars_of_other_models_grow_with_the_disorder(name, chgnet):
-    scales = (0.02, 0.1, 0.15, 0.08)
-    structures = [quartz(rattle=scale, seed=seed) for seed, scale in enumerate(scales)]
-    potential = uncertainty_for(load(name), labelled(structures, chgnet), epochs=1, samples=8)
-    prediction = potential.predict([quartz(), quartz(rattle=0.1, seed=9)], samples=8)
-    assert np.isfinite(prediction.energy_std).all()
-    ideal, rattled = prediction.forces_std[:9], prediction.forces_std[9:]
-    assert 0 < 1.5 * ideal.mean() < rattled.mean() < np.inf
 
 
 # Configuration

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from blips.errors import InputError
 from blips.prediction import Prediction
-from blips.uq.assess import References, assess, recalibrate, stress_too, verdict
+from blips.uq.assess import References, assess, calibrate, stress_too, verdict
 
 COUNTS = [2, 3, 1, 2, 2, 3]
 RNG = np.random.default_rng(0)
@@ -139,6 +140,7 @@ class Fixed:
     """A model that predicts the same whatever it is given."""
 
     calibration: dict = {}  # noqa: RUF012
+    backbone = SimpleNamespace(labels=None)
 
     def predict(self, atoms, calibrated, **options):
         return prediction(error=0.2, std=0.1)
@@ -147,7 +149,7 @@ class Fixed:
 def test_calibration_uses_what_is_labelled_and_says_what_it_gained():
     said = []
     model = Fixed()
-    found = recalibrate(model, structures(energies=(0, 1)), say=said.append)
+    found = calibrate(model, structures(energies=(0, 1)), say=said.append)
     assert model.calibration == found
     assert found["forces"].factor == pytest.approx(2.0)
     assert found["energy"].factor == pytest.approx(np.sqrt((2**2 + 1**2) / 2))
@@ -159,7 +161,7 @@ def test_calibration_uses_what_is_labelled_and_says_what_it_gained():
     model.predict = lambda atoms, calibrated: replace(
         prediction(error=0.2), forces_std=np.where(np.arange(39).reshape(13, 3) % 3, 0.1, 0.0)
     )
-    certain = recalibrate(model, structures())  # what symmetry makes certain does not count
+    certain = calibrate(model, structures())  # what symmetry makes certain does not count
     assert certain["forces"].factor == pytest.approx(2.0)
     with pytest.raises(InputError, match="unknown calibration"):
-        recalibrate(model, structures(), kind="temperature")
+        calibrate(model, structures(), kind="temperature")

@@ -224,8 +224,8 @@ def evaluate(
     typer.echo(verdict(result))
     if getattr(potential, "alignment", None) is None and _far_off(result.energy):
         typer.echo(
-            "Labels and model may have different energies of single atoms: blips calibrate fits "
-            "them and keeps them with the model."
+            "Labels and model may have different energies of single atoms: blips condition "
+            "--valid fits them to a released model and keeps them with it."
         )
     if everything:
         Console().print(evaluation_table({name: result}))
@@ -246,12 +246,6 @@ def calibrate(
     kind: Annotated[str, typer.Option(help="scale or conformal")] = "scale",
     samples: Samples = SAMPLES,
     seed: Seed = 0,
-    epochs: Annotated[int, typer.Option(help="for models without posterior")] = 30,
-    align: Annotated[
-        bool, typer.Option(help="for these: fit energies per element, and keep them")
-    ] = True,
-    weights: Weights = None,
-    trust: Trust = False,
     device: Device = "cpu",
     energy_key: EnergyKey = None,
     forces_key: ForcesKey = None,
@@ -259,29 +253,24 @@ def calibrate(
 ) -> None:
     """Fit the error bars to held-out structures and store the calibration with the model.
 
-    A released model (chgnet, ...) and any other without posterior first gets one: an inference
-    network is fitted to part of the structures, and the model itself is left as it is.
-
     Example: blips calibrate model.safetensors valid.extxyz -o calibrated.safetensors
     """
     from blips.files import writing
     from blips.progress import progress_shown
     from blips.train.checkpoint import save
-    from blips.train.command import calibrated, plain_or_saved
+    from blips.uq.assess import calibrate as fit_calibration
 
-    found = plain_or_saved(model, weights, trust, device)
-    _, labels, atoms = model_and_structures(found, structures, energy_key, forces_key)
+    potential = load_model(model, device)
+    labels = labels_of(potential.backbone, energy_key, forces_key)
+    atoms = read_known(structures, potential.backbone, labels)
     with writing(output), messages_aside(json), progress_shown():
-        options = {"kind": kind, "samples": samples, "seed": seed, "epochs": epochs}
-        options |= {"align": align, "labels": labels, "say": None if json else typer.echo}
-        potential = calibrated(found, atoms, **options)
-        save(potential, output)
+        options = {"kind": kind, "samples": samples, "seed": seed, "labels": labels}
+        found = fit_calibration(potential, atoms, say=typer.echo, **options)
+        save(potential, output)  # pyright: ignore[reportArgumentType]
     if json:
-        found = {name: one.to_dict() for name, one in potential.calibration.items()}
-        print_json({"output": str(output), "calibration": found})
+        fitted = {name: one.to_dict() for name, one in found.items()}
+        print_json({"output": str(output), "calibration": fitted})
         return
-    if potential.alignment is not None:
-        typer.echo(f"{potential.alignment}; they are part of the model")
     typer.echo(f"calibrated model in {output}; its error bars use the calibration from now on")
 
 

@@ -1,4 +1,4 @@
-"""What the commands `train`, `finetune`, `calibrate` and `export` do."""
+"""What the commands `train`, `finetune`, `condition` and `export` do."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +23,7 @@ from blips.train.references import align as align_energies
 from blips.train.references import moved
 from blips.train.released import is_released_name, usable_device
 from blips.train.released import load as load_saved
-from blips.train.uncertainty import uncertainty_for
 from blips.train.wrapper import Wrapper
-from blips.uq.assess import recalibrate
 
 
 def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:
@@ -59,23 +57,6 @@ def plain_or_saved(model: str, weights: Path | None, trust: bool, device: str) -
         return load_saved(model, place)
     given = {} if weights is None else {"weights": weights, "trust": trust}
     return load(model, **given).to(place)
-
-
-def calibrated(
-    model: Saveable, structures: Sequence[Atoms], *, epochs: int, align: bool, **options: Any
-) -> BayesianPotential:
-    """Calibrate a model's error bars on labelled structures.
-
-    A plain model gets an inference network first, see `uncertainty_for` for `epochs` and `align`.
-    Options are those of `recalibrate`: kind, labels, samples and seed.
-    """
-    if isinstance(model, Wrapper):
-        raise ConfigError(f"this is a {model.kind}, which calibrates itself as it is trained")
-    if isinstance(model, Backbone):
-        options |= {"epochs": epochs, "align": align, "display": True}
-        return uncertainty_for(model, structures, **options)
-    recalibrate(model, structures, **options)
-    return model
 
 
 def conditioned(

@@ -14,11 +14,13 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from blips.data.labels import QUANTITIES, Labels, available, extract
 from blips.data.sanity import warn_of_labels
+from blips.data.structures import check_structures, read_structures
 from blips.errors import InputError
 from blips.files import replacing
 from blips.prediction import Model, Prediction
+from blips.progress import progress_shown
 from blips.uq.bootstrap import Bootstrap, Interval
-from blips.uq.calibrate import CALIBRATORS, Calibrator
+from blips.uq.calibrate import CALIBRATORS, Calibrator, ConformalCalibrator, ScaleCalibrator
 from blips.uq.checks import finite_array
 from blips.uq.evaluate import Evaluation, Tables
 from blips.uq.metrics import coverage
@@ -26,6 +28,8 @@ from blips.uq.plots import prediction_plots
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+Structures = str | Path | Sequence[Atoms]
 
 STD_FLOOR = 1e-6  # eV, eV/A: symmetry can make a std zero, by which no metric can divide
 ONE_SIDED = 0.15  # ECE that a wrong size alone does not give where coverage is right
@@ -157,38 +161,75 @@ def assess(
     )
 
 
-def recalibrate(
+def evaluate(
     potential: Model,
-    structures: Sequence[Atoms],
+    structures: Structures,
+    *,
+    labels: Labels | None = None,
+    n_bootstrap: int = 1000,
+    **options: Any,
+) -> Evaluation:
+    """Compare predictions with labels: every metric that these allow.
+
+    Args:
+        potential: with error bars or without.
+        structures: labelled, or a file of such.
+        labels: names and units of the labels; those that the model was trained with if not given.
+        n_bootstrap: resamples for the intervals; 0 for none.
+        options: of `potential.predict` (samples, method, seed, ...).
+    """
+    found = _read(structures)
+    references = References.of(found, labels or potential.backbone.labels)
+    options = stress_too(found, references) | options
+    with progress_shown():
+        return assess(potential.predict(found, **options), references, n_bootstrap=n_bootstrap)
+
+
+def calibrate(
+    potential: Model,
+    structures: Structures,
     *,
     kind: str = "scale",
     labels: Labels | None = None,
-    say: Callable[[str], object] | None = None,
+    say: Callable[[str], object] = lambda text: None,
     **options: Any,
-) -> dict[str, Any]:
-    """Fit a calibration on held-out structures and store it with the potential.
+) -> dict[str, ScaleCalibrator | ConformalCalibrator]:
+    """Fit a calibration of the error bars to labelled structures and store it with the potential.
 
-    As `blips.calibrate`; `say` is told, in a sentence for each quantity, what was done and gained.
+    Args:
+        potential: its `calibration` is replaced.
+        structures: labelled, or a file of such; neither trained on nor tested on.
+        kind: "scale" (one factor, NLL-optimal) or "conformal".
+        labels: names and units of the labels; those that the model was trained with if not given.
+        say: is told, in a sentence for each quantity, what was done and gained.
+        options: of `potential.predict` (samples, method, seed, ...).
     """
     if kind not in CALIBRATORS:
         raise InputError(f"unknown calibration {kind!r}; use one of {', '.join(CALIBRATORS)}")
-    references = References.of(structures, labels)
-    prediction = potential.predict(structures, calibrated=False, **options)
-    fitted: dict[str, Any] = {}
+    found = _read(structures)
+    references = References.of(found, labels or potential.backbone.labels)
+    with progress_shown():
+        prediction = potential.predict(found, calibrated=False, **options)
+    fitted: dict[str, ScaleCalibrator | ConformalCalibrator] = {}
     for quantity in ("energy", "forces"):
         matched = references.match(prediction, quantity)
-        if matched is not None:
-            if matched.std is None:
-                raise InputError(f"the model has no std of {WORDS[quantity]} to calibrate")
-            uncertain = matched.std > STD_FLOOR  # what symmetry makes certain tells no scale
-            mean, std = matched.mean[uncertain], matched.std[uncertain]
-            target = matched.target[uncertain]
-            fitted[quantity] = CALIBRATORS[kind].fit(mean, std, target)
-            if say is not None:
-                gain = _gain(fitted[quantity], mean, std, target)
-                say(f"{WORDS[quantity].capitalize()} of {matched.chosen.sum()} structures: {gain}")
+        if matched is None:
+            continue
+        if matched.std is None:
+            raise InputError(f"the model has no std of {WORDS[quantity]} to calibrate")
+        uncertain = matched.std > STD_FLOOR  # what symmetry makes certain tells no scale
+        arrays = (matched.mean[uncertain], matched.std[uncertain], matched.target[uncertain])
+        fitted[quantity] = CALIBRATORS[kind].fit(*arrays)
+        gain = _gain(fitted[quantity], *arrays)
+        say(f"{WORDS[quantity].capitalize()} of {matched.chosen.sum()} structures: {gain}")
     potential.calibration = dict(fitted)
     return fitted
+
+
+def _read(structures: Structures) -> list[Atoms]:
+    if isinstance(structures, str | Path):
+        return check_structures(read_structures(structures), structures)
+    return [structures] if isinstance(structures, Atoms) else list(structures)
 
 
 def _gain(calibrator: Calibrator, mean: np.ndarray, std: np.ndarray, target: np.ndarray) -> str:
