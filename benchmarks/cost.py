@@ -17,9 +17,7 @@ import torch
 from benchmarks.measure import Call, measure
 from benchmarks.structures import SIZES, structure
 from blips.backbones import PaiNN
-from blips.baselines import DeepEnsemble, LastLayerRigidity, ShallowEnsemble, predict_plain
-from blips.baselines.last_layer import inputs_of, readout_of
-from blips.baselines.llpr import Rigidity
+from blips.baselines import DeepEnsemble, predict_plain
 from blips.bayes import generators
 from blips.bayes.condition import Evidence, normals
 from blips.conversion import bayesianize
@@ -30,6 +28,9 @@ from blips.inference.maps import READOUT, choose_maps
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.potential import BayesianPotential
 from blips.train.objective import plain_outputs
+from studies.baselines import LastLayerRigidity, ShallowEnsemble
+from studies.baselines.last_layer import inputs_of, readout_of
+from studies.baselines.llpr import Rigidity
 
 MEMBERS = 4
 SMALL = 100  # atoms; beyond, only the smallest number of samples is also drawn one by one

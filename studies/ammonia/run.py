@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from blips import baselines
 from blips.backbones.base import Backbone
-from blips.baselines import Baseline, DeepEnsemble, MCDropout, predict_plain
+from blips.baselines import Baseline, DeepEnsemble, predict_plain
 from blips.config import ModelConfig
 from blips.conversion import bayesianize
 from blips.data.dataset import StructureData
@@ -22,6 +21,14 @@ from blips.train.objective import Model
 from blips.units import KCAL_PER_MOL
 from blips.uq.assess import STD_FLOOR, References, assess, calibrate
 from studies.ammonia.data import Data, load_data
+from studies.baselines import (
+    EmbeddingMixture,
+    Evidential,
+    LastLayerRigidity,
+    MCDropout,
+    MeanVariance,
+    ShallowEnsemble,
+)
 from studies.errorbars.run import conditioned
 from studies.spec import BLIP_TRAINING, Findings, Run
 
@@ -30,11 +37,11 @@ Metrics = dict[str, dict[str, float | None]]
 
 WRAPPERS: dict[str, Any] = {
     "mc_dropout": MCDropout,
-    "mean_variance": baselines.MeanVariance,
-    "evidential": baselines.Evidential,
-    "shallow_ensemble": baselines.ShallowEnsemble,
+    "mean_variance": MeanVariance,
+    "evidential": Evidential,
+    "shallow_ensemble": ShallowEnsemble,
 }
-ON_FEATURES: Any = {"llpr": baselines.LastLayerRigidity, "gmm": baselines.EmbeddingMixture}
+ON_FEATURES: Any = {"llpr": LastLayerRigidity, "gmm": EmbeddingMixture}
 UNCHANGED_BY_SCALE = ("mae", "mse", "spearman", "auroc", "rejection_auc", "auc_normalised")
 
 

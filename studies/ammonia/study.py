@@ -20,7 +20,7 @@ ensemble the CRPS, with the same weights. K = 100 samples at test time.
 | base | the plain model |
 | deep_ensemble | five seeds of `base` together |
 | llpr, gmm | error bars for `base` from its last-layer features, or its embeddings' density |
-| mean_variance, evidential, shallow_ensemble, mc_dropout | see `blips.baselines` |
+| mean_variance, evidential, shallow_ensemble, mc_dropout | see `studies.baselines` |
 | blip_local_paper | local estimator on scalar maps, paper's inference network, lambda 10 |
 | blip_flipout | flipout, vector maps too, nodes see their neighbours, lambda 3 |
 | blip_flipout_crps | the same with the CRPS of two samples, lambda 1 |

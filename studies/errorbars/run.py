@@ -8,7 +8,6 @@ import torch
 from ase import Atoms
 from scipy.stats import norm
 
-from blips import baselines
 from blips.backbones.base import Backbone
 from blips.baselines import Baseline, DeepEnsemble, predict_plain
 from blips.config import ModelConfig
@@ -22,13 +21,14 @@ from blips.train.command import build_model
 from blips.train.fit import fit
 from blips.train.objective import Model
 from blips.uq.assess import References, assess, calibrate
+from studies.baselines import EmbeddingMixture, LastLayerRigidity, ShallowEnsemble
 from studies.errorbars.data import NearFar, load_set
 from studies.spec import Findings, Run
 
 Uncertain = BayesianPotential | Baseline
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
 Metrics = dict[str, dict[str, float | None]]
-ON_FEATURES: Any = {"llpr": baselines.LastLayerRigidity, "gmm": baselines.EmbeddingMixture}
+ON_FEATURES: Any = {"llpr": LastLayerRigidity, "gmm": EmbeddingMixture}
 
 
 def execute(run: Run) -> Findings:
@@ -91,7 +91,7 @@ def build_method(settings: Mapping[str, Any], seed: int) -> Model:
     )
     model = build_model(config, seed)
     if kind == "shallow_ensemble":
-        return baselines.ShallowEnsemble(model, **options, seed=seed)  # type: ignore[arg-type]
+        return ShallowEnsemble(model, **options, seed=seed)  # type: ignore[arg-type]
     return model
 
 

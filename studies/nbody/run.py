@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from blips.backbones.base import Backbone
-from blips.baselines import DeepEnsemble, MCDropout, predict_plain
+from blips.baselines import DeepEnsemble, predict_plain
 from blips.config import ModelConfig
 from blips.errors import ConfigError
 from blips.potential import BayesianPotential
@@ -18,6 +18,7 @@ from blips.train.checkpoint import load, write_atomically
 from blips.train.command import build_model
 from blips.train.fit import FitResult, fit
 from blips.uq.assess import References, assess
+from studies.baselines import MCDropout
 from studies.nbody.data import POSITIONS, ParticleData
 from studies.nbody.simulations import NBodySplit, generate, load_nbody
 from studies.spec import BLIP_TRAINING, Findings, Run

@@ -16,22 +16,20 @@ from typer.testing import CliRunner
 
 import blips
 from blips.backbones import PaiNN, SchNet
-from blips.baselines import (
-    Baseline,
-    DeepEnsemble,
+from blips.baselines import Baseline, DeepEnsemble, predict_plain
+from blips.cli import app
+from blips.errors import CheckpointError, ConfigError, InputError
+from blips.train.wrapper import Wrapper
+from blips.uq.assess import References, assess, calibrate, write_figures
+from helpers import QUICK, TINY, morse_ammonia
+from studies.baselines import (
     EmbeddingMixture,
     Evidential,
     LastLayerRigidity,
     MCDropout,
     MeanVariance,
     ShallowEnsemble,
-    predict_plain,
 )
-from blips.cli import app
-from blips.errors import CheckpointError, ConfigError, InputError
-from blips.train.wrapper import Wrapper
-from blips.uq.assess import References, assess, calibrate, write_figures
-from helpers import QUICK, TINY, morse_ammonia
 from studies.nbody import EGNN
 
 
@@ -135,10 +133,10 @@ def test_saved_and_loaded_they_predict_the_same(name, fitted, structures, tmp_pa
 
 
 def test_a_fresh_process_loads_baselines_without_importing_them(fitted, tmp_path):
-    path = blips.save(fitted("gmm")[0], tmp_path / "model.safetensors")
+    path = blips.save(fitted("ensemble")[0], tmp_path / "model.safetensors")
     code = f"import blips; print(type(blips.load({str(path)!r})).__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "EmbeddingMixture"
+    assert done.stdout.strip() == "DeepEnsemble"
 
 
 def test_a_checkpoint_of_an_unknown_kind_says_so(fitted, tmp_path, monkeypatch):

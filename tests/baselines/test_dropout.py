@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from blips.baselines import MCDropout
-from blips.baselines.dropout import Masks
 from blips.bayes.noise import generators
 from blips.errors import ConversionError, InputError, TooLargeError
 from blips.testing.compare import rotation_matrix
 from helpers import QUICK
+from studies.baselines import MCDropout
+from studies.baselines.dropout import Masks
 from studies.nbody import EGNN, GNN, ParticleData, ParticleGraph
 from studies.nbody.checks import random_particles
 

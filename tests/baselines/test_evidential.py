@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from blips.baselines import Evidential
-from blips.baselines.second_readout import FLOOR, NormalInverseGamma
 from blips.errors import InputError
+from studies.baselines import Evidential
+from studies.baselines.second_readout import FLOOR, NormalInverseGamma
 
 positive = st.floats(0.05, 20.0)
 

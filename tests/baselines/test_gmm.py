@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from blips.baselines import EmbeddingMixture
-from blips.baselines.gmm import GaussianMixture, fit_variance
 from blips.data.dataset import StructureData
 from blips.errors import InputError
 from helpers import morse_ammonia
+from studies.baselines import EmbeddingMixture
+from studies.baselines.gmm import GaussianMixture, fit_variance
 
 
 def clusters(rows: int = 400, seed: int = 0) -> torch.Tensor:

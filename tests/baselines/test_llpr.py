@@ -7,16 +7,16 @@ from torch.testing import assert_close
 
 from blips import keys
 from blips.backbones.derivatives import energy_and_derivatives
-from blips.baselines import LastLayerRigidity
-from blips.baselines.last_layer import (
+from blips.data.dataset import StructureData
+from studies.baselines import LastLayerRigidity
+from studies.baselines.last_layer import (
     energy_scale,
     gradient_of_each,
     last_layer,
     readout_of,
     summed_features,
 )
-from blips.baselines.llpr import Rigidity
-from blips.data.dataset import StructureData
+from studies.baselines.llpr import Rigidity
 
 
 def test_energies_and_forces_are_linear_in_the_features(painn, graph):
@@ -33,7 +33,7 @@ def test_energies_and_forces_are_linear_in_the_features(painn, graph):
 def test_gradients_one_by_one_are_those_of_one_batch(painn, graph, monkeypatch, create_graph):
     found = []
     for few in (0, 10**9):
-        monkeypatch.setattr("blips.baselines.last_layer.FEW_ROWS", few)
+        monkeypatch.setattr("studies.baselines.last_layer.FEW_ROWS", few)
         gradient = gradient_of_each(
             lambda g: last_layer(painn, g)[1].sum(dim=0), graph, 4, create_graph=create_graph
         )

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from blips.baselines import MeanVariance
-from blips.baselines.second_readout import VAR_FLOOR, Gaussian
 from blips.config import TrainingConfig
 from blips.data.dataset import StructureData
+from studies.baselines import MeanVariance
+from studies.baselines.second_readout import VAR_FLOOR, Gaussian
 
 
 @given(std=st.floats(1e-3, 1e3), error=st.floats(-10, 10), factor=st.floats(0.1, 30.0))

@@ -5,13 +5,14 @@ from torch.testing import assert_close
 
 from blips import keys
 from blips.backbones.derivatives import energy_and_derivatives
-from blips.baselines import ShallowEnsemble, predict_plain
-from blips.baselines.last_layer import last_layer
+from blips.baselines import predict_plain
 from blips.config import TrainingConfig
 from blips.data.dataset import StructureData
 from blips.errors import InputError
 from blips.train.loss import sample_crps, sample_nll
 from helpers import QUICK
+from studies.baselines import ShallowEnsemble
+from studies.baselines.last_layer import last_layer
 
 
 def test_the_mean_of_the_members_is_the_backbone(painn, structures):

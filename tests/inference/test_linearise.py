@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import blips
 from blips import keys
 from blips.backbones import Adapter, PaiNN
-from blips.baselines.last_layer import inputs_of
 from blips.data.graph import AtomGraph
 from blips.errors import ConversionError
 from blips.inference.linearise import Linearised, LinearModel
@@ -30,6 +29,7 @@ from inference.models import (
     with_frozen_noise,
     with_linear_weights,
 )
+from studies.baselines.last_layer import inputs_of
 
 # The packages behind CHGNet and ORB.
 pytestmark = [

@@ -11,11 +11,12 @@ from rich.console import Console
 from scipy.stats import norm
 from scoringrules import crps_normal
 
-from blips.baselines import DeepEnsemble, MCDropout
+from blips.baselines import DeepEnsemble
 from blips.errors import InputError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 from blips.train.loop import Trainer
+from studies.baselines import MCDropout
 from studies.nbody import run as nbody_run
 from studies.nbody import study as nbody
 from studies.nbody.data import POSITIONS

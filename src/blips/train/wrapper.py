@@ -1,7 +1,7 @@
 """What training handles beside plain backbones and Bayesian potentials.
 
 A wrapper is a backbone with something around it that is trained with it: noise of another kind
-(`Stochastic`), or a likelihood of its own (`Likelihood`). `blips.baselines` has several of each.
+(`Stochastic`), or a likelihood of its own (`Likelihood`), as in `studies/baselines`.
 """
 
 from collections.abc import Sequence

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.baselines.base import QUANTITIES, Learned, data_batches
-from blips.baselines.last_layer import summed_features
 from blips.data.batch import TrainingData
 from blips.data.graph import Graph
+from studies.baselines.last_layer import summed_features
+from studies.baselines.learned import QUANTITIES, Learned, data_batches
 
 GRID = np.logspace(-10.0, 2.0, 37)  # sigma0^2 in units of the mean eigenvalue of F^T F
 FORM_FLOOR = 1e-12  # of q, in units of its mean: components that vanish by symmetry

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from blips import keys
 from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives
-from blips.baselines.base import Baseline
-from blips.baselines.last_layer import energy_scale, gradient_of_each, last_layer, readout_of
+from blips.baselines import Baseline
 from blips.config import TrainingConfig
 from blips.data.batch import Batch
 from blips.data.graph import Graph
@@ -29,6 +28,7 @@ from blips.inference.monte_carlo import monte_carlo
 from blips.prediction import Outputs, Prediction
 from blips.train.loss import atom_counts, data_loss
 from blips.train.wrapper import Likelihood
+from studies.baselines.last_layer import energy_scale, gradient_of_each, last_layer, readout_of
 
 Loss = Literal["nll", "crps"]
 

@@ -41,13 +41,6 @@ def energy_scale(backbone: Backbone) -> Tensor:
     return backbone.reference.scale if is_potential else torch.ones(())
 
 
-def embeddings(backbone: Backbone, graph: Graph) -> Tensor:
-    """Compute the readout's input for each atom, [N, F], without autograd's graph."""
-    with torch.no_grad(), inputs_of(readout_of(backbone)) as seen:
-        backbone(graph)
-    return seen[-1]
-
-
 def last_layer(backbone: Backbone, graph: Graph) -> tuple[Tensor, Tensor]:
     """Compute energies [N] eV and last-layer features [N, D] of the atoms, differentiable."""
     with inputs_of(readout_of(backbone)[-1]) as seen:

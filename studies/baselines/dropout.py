@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives
-from blips.baselines.base import Baseline
+from blips.baselines import Baseline
 from blips.bayes.linear import kind_of
 from blips.bayes.noise import generators as sample_generators
 from blips.data.graph import Graph

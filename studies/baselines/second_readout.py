@@ -17,8 +17,7 @@ from torch import Tensor
 from blips import keys
 from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives
-from blips.baselines.base import Baseline
-from blips.baselines.last_layer import energy_scale, inputs_of, readout_of
+from blips.baselines import Baseline
 from blips.bayes.encoder import mlp
 from blips.config import TrainingConfig
 from blips.data.batch import Batch
@@ -28,6 +27,7 @@ from blips.prediction import Outputs, Prediction, point_prediction
 from blips.train.loss import atom_counts, loss_factor
 from blips.train.objective import plain_outputs
 from blips.train.wrapper import Likelihood
+from studies.baselines.last_layer import energy_scale, inputs_of, readout_of
 
 FLOOR = 1e-4  # of nu, alpha - 1 and beta
 VAR_FLOOR = 1e-8  # eV^2, (eV/A)^2: keeps the likelihood of a perfect fit finite

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.baselines.base import Learned, data_batches
-from blips.baselines.last_layer import embeddings
 from blips.bayes.noise import seeded_generator
 from blips.data.batch import TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
+from studies.baselines.last_layer import inputs_of, readout_of
+from studies.baselines.learned import Learned, data_batches
 
 LOG_RANGE = np.log(1e4)  # how far a and b may be from what each would be without the other
 
@@ -130,6 +130,13 @@ def fit_variance(count: Tensor, strangeness: Tensor, error: Tensor) -> tuple[flo
     found = minimize(nll, alone - np.log(2.0), method="Nelder-Mead", bounds=bounds)
     a, b = np.exp(found.x)
     return float(a), float(b)
+
+
+def embeddings(backbone: Backbone, graph: Graph) -> Tensor:
+    """Compute the readout's input for each atom, [N, F], without autograd's graph."""
+    with torch.no_grad(), inputs_of(readout_of(backbone)) as seen:
+        backbone(graph)
+    return seen[-1]
 
 
 class EmbeddingMixture(Learned):
