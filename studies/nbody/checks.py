@@ -6,8 +6,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from blips.testing.compare import assert_close, rotation_matrix
-from blips.testing.declarations import check_declarations
+from blips.testing import assert_close, check_declarations, rotation_matrix
 from studies.nbody.data import POSITIONS, ParticleGraph
 from studies.nbody.particles import ParticleBackbone
 

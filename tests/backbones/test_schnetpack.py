@@ -18,7 +18,7 @@ from blips import keys, testing
 from blips.backbones import Adapter
 from blips.bayes.noise import generators
 from blips.data.graph import AtomGraph
-from blips.testing.compare import rotation_matrix
+from blips.testing import rotation_matrix
 from helpers import QUICK, morse_ammonia
 
 CUTOFF = 3.5

@@ -20,7 +20,7 @@ from blips.bayes import noise
 from blips.bayes.linear import StochasticMap
 from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
 from blips.errors import CheckpointError, InputError, MissingPackageError
-from blips.testing.compare import rotation_matrix
+from blips.testing import rotation_matrix
 from helpers import QUICK, morse_ammonia, quartz
 
 SETTINGS = {

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from blips.bayes.noise import generators
 from blips.errors import ConversionError, InputError, TooLargeError
-from blips.testing.compare import rotation_matrix
+from blips.testing import rotation_matrix
 from helpers import QUICK
 from studies.baselines import MCDropout
 from studies.baselines.dropout import Masks

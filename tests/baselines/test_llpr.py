@@ -104,7 +104,7 @@ def test_scales_are_optimal_on_validation_data(painn, structures):
 
 
 def test_deviations_turn_with_the_structure(painn, graph, structures):
-    from blips.testing.compare import rotation_matrix
+    from blips.testing import rotation_matrix
 
     model = LastLayerRigidity(painn)
     model.condition(*(StructureData(s, 4.0, dtype=torch.float64) for s in structures))

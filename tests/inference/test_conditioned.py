@@ -24,7 +24,7 @@ from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.inference.rows import components
 from blips.inference.sampling import Member
 from blips.inference.scale import RELATIVE_RATIOS, fit_floor
-from blips.testing.compare import rotation_matrix
+from blips.testing import rotation_matrix
 from helpers import morse_ammonia, quartz, rattled_molecules
 from inference.models import (
     boxed_ammonia,

@@ -35,20 +35,12 @@ Functions = tuple[Callable[..., Any], Callable[..., Any]]  # TorchSim's (init, u
 
 @dataclass
 class Finished:
-    """What became of one structure.
+    """What became of one structure."""
 
-    Attributes:
-        atoms: its last state with energy, forces and, where the model has momenta, those.
-        status: "converged", "done" (all steps), "halted" (by the guard) or "unfinished" (a
-            relaxation out of steps).
-        steps: that it took.
-        findings: of the guard, if it was halted.
-    """
-
-    atoms: Atoms
-    status: str
-    steps: int
-    findings: list[Finding] = field(default_factory=list)
+    atoms: Atoms  # its last state with energy, forces and, where the model has them, momenta
+    status: str  # "converged", "done" (all steps), "halted" or "unfinished" (out of steps)
+    steps: int  # that it took
+    findings: list[Finding] = field(default_factory=list)  # of the guard, if it was halted
 
     @property
     def reason(self) -> str:

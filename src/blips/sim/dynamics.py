@@ -32,21 +32,13 @@ class Event:
 
 @dataclass
 class Outcome:
-    """How a guarded run ended.
+    """How a guarded run ended."""
 
-    Attributes:
-        steps: done.
-        stopped: by the guard.
-        interrupted: by `before_step`.
-        events: all findings, in order.
-        frames: structures that were saved, with the calculator's results.
-    """
-
-    steps: int = 0
-    stopped: bool = False
-    interrupted: bool = False
-    events: list[Event] = field(default_factory=list)
-    frames: list[Atoms] = field(default_factory=list)
+    steps: int = 0  # done
+    stopped: bool = False  # by the guard
+    interrupted: bool = False  # by `before_step`
+    events: list[Event] = field(default_factory=list)  # all findings, in order
+    frames: list[Atoms] = field(default_factory=list)  # that were saved, with results
 
     @property
     def reason(self) -> str:

@@ -41,40 +41,24 @@ SEARCH_RADIUS = 6.0  # A
 
 @dataclass(frozen=True)
 class Finding:
-    """What a guard objects to, in words and numbers.
+    """What a guard objects to, in words and numbers."""
 
-    Attributes:
-        limit: name of the limit.
-        value: what was found.
-        allowed: the limit.
-        text: for people.
-        stops: whether it ends the simulation; if not, the frame is worth a label.
-    """
-
-    limit: str
-    value: float
+    limit: str  # its name
+    value: float  # what was found
     allowed: float
-    text: str
-    stops: bool = True
+    text: str  # for people
+    stops: bool = True  # ends the simulation; if not, the frame is worth a label
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Limits of a simulation; None leaves one out.
+    """Limits of a simulation; None leaves one out."""
 
-    Attributes:
-        low: largest atomic force std above which frames are saved, eV/A.
-        high: largest atomic force std above which the simulation stops, eV/A.
-        energy_std_per_atom: largest energy std per atom, eV.
-        closest: shortest distance in units of the sum of covalent radii.
-        farthest: longest distance of an atom to its nearest neighbour, A, below 6.
-    """
-
-    low: float | None = None
-    high: float | None = None
-    energy_std_per_atom: float | None = None
-    closest: float | None = 0.4
-    farthest: float | None = None
+    low: float | None = None  # largest atomic force std above which frames are saved, eV/A
+    high: float | None = None  # ... above which the simulation stops, eV/A
+    energy_std_per_atom: float | None = None  # largest one, eV
+    closest: float | None = 0.4  # shortest distance in units of the sum of covalent radii
+    farthest: float | None = None  # distance of an atom to its nearest neighbour, A, below 6
 
     def __post_init__(self) -> None:
         """Refuse limits that nothing can keep."""

@@ -39,41 +39,23 @@ PRESSURE_TIME = 20  # relaxation of the volume over that of the temperature
 
 @dataclass(frozen=True)
 class MDSettings:
-    """Settings of a run.
+    """Settings of a run."""
 
-    Attributes:
-        temperature: K, of the thermostat at the start, and of drawn velocities.
-        to: K, of the thermostat at the end; None keeps the temperature.
-        steps: number of time steps.
-        timestep: fs.
-        ensemble: "langevin" (NVT), "nve" or "npt" (Langevin, and a cell that keeps its shape).
-        friction: 1/ps, of Langevin dynamics.
-        pressure: GPa, of "npt".
-        method: what drives the atoms: "map", "frozen", "auto" or "mc", see `blips.Calculator`.
-        member: number of the draw, of method "frozen".
-        samples: posterior samples behind the std.
-        every: steps between two looks of the guard, and between two frames of the trajectory.
-        save_every: least number of steps between two frames for labelling.
-        distinct: A, by which such frames differ at least, see `blips.sim.frames`.
-        reference_limit: with a reference: largest atomic force error to go on with, eV/A.
-        seed: of velocities, thermostat and samples.
-    """
-
-    temperature: float = 300.0
-    to: float | None = None
+    temperature: float = 300.0  # K, of the thermostat at the start, and of drawn velocities
+    to: float | None = None  # K, of the thermostat at the end; None keeps the temperature
     steps: int = 1000
-    timestep: float = 0.5
-    ensemble: str = "langevin"
-    friction: float = 10.0
-    pressure: float = 0.0
-    method: str = "map"
-    member: int = 0
-    samples: int = SAMPLES
-    every: int = 10
-    save_every: int = 10
-    distinct: float = 0.1
-    reference_limit: float = 0.5
-    seed: int = 0
+    timestep: float = 0.5  # fs
+    ensemble: str = "langevin"  # NVT; "nve", or "npt": Langevin, and a cell that keeps its shape
+    friction: float = 10.0  # 1/ps, of Langevin dynamics
+    pressure: float = 0.0  # GPa, of "npt"
+    method: str = "map"  # what drives the atoms: see `blips.Calculator`
+    member: int = 0  # number of the draw, of method "frozen"
+    samples: int = SAMPLES  # behind the std
+    every: int = 10  # steps between two looks of the guard, and two frames of the trajectory
+    save_every: int = 10  # least number of steps between two frames for labelling
+    distinct: float = 0.1  # A, by which such frames differ at least, see `blips.sim.frames`
+    reference_limit: float = 0.5  # largest atomic force error to go on with, eV/A
+    seed: int = 0  # of velocities, thermostat and samples
 
     def __post_init__(self) -> None:
         """Refuse what no run can be made of."""

@@ -1,18 +1,29 @@
-"""Checks of backbones that give atomic energies, or energy and forces directly."""
+"""The backbone contract as importable checks: run them on your own model.
 
-from collections.abc import Sequence
+    from blips import testing
+    testing.check_contract(my_backbone)
+
+An `AtomisticBackbone` is checked as a copy in double precision. A check that fails raises
+AssertionError and says by how much. Lengths in A, energies in eV.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from fnmatch import fnmatchcase
+from functools import partial
 
 import numpy as np
 import torch
 from ase import Atoms
-from torch import Tensor
+from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import AtomisticBackbone
+from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.backbones.derivatives import energy_and_derivatives
-from blips.testing.compare import assert_all_close, assert_close, gradient, rotation_matrix
-from blips.testing.declarations import check_declarations
+from blips.backbones.generic import Adapter
+from blips.bayes.linear import kind_of
+from blips.data.graph import Graph
 
 
 def random_structure(
@@ -232,3 +243,111 @@ def _evaluate(
         outputs = backbone(graph)
         return {k: v.detach() for k, v in outputs.items() if stress or k != keys.STRESS}
     return energy_and_derivatives(lambda some: backbone(some)[keys.ENERGIES], graph, stress=stress)
+
+
+# ------------------------------------------------- what a backbone says about itself
+def check_declarations(backbone: Backbone, graph: Graph) -> None:
+    """Check that roles, row features and hyperparameters describe the backbone on this graph."""
+    check_roles(backbone, graph)
+    check_row_features(backbone, graph)
+    if not isinstance(backbone, Adapter):  # such a one is made of a module, not of numbers
+        check_hyperparameters(backbone)
+
+
+def check_roles(backbone: Backbone, graph: Graph) -> None:
+    """Check that every role names existing maps, each with one row per edge or node."""
+    maps = {name: m for name, m in backbone.named_modules() if kind_of(m) is not None}
+    for pattern in backbone.roles:
+        if not any(fnmatchcase(name, pattern) for name in maps):
+            raise AssertionError(f"roles: no linear map is called {pattern!r}")
+    seen: dict[str, int] = {}
+
+    def count_rows(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen[name] = inputs[0].shape[0]
+
+    hooks = [m.register_forward_pre_hook(partial(count_rows, name)) for name, m in maps.items()]
+    try:
+        backbone(graph)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    rows = backbone.row_counts(graph)
+    for name in maps:
+        role = next((r for p, r in backbone.roles.items() if fnmatchcase(name, p)), None)
+        if role is not None and seen.get(name) != rows.get(role):
+            raise AssertionError(
+                f"roles: {name!r} is declared to act on {role!r} rows, of which this graph has "
+                f"{rows.get(role)}, but was applied to {seen.get(name)}"
+            )
+
+
+def check_row_features(backbone: Backbone, graph: Graph) -> None:
+    """Check that row features have the declared sizes and, but for vectors, are invariant."""
+    features = backbone.row_features(graph)
+    sizes, rows = backbone.feature_sizes, backbone.row_counts(graph)
+    for name in (keys.NODE, keys.EDGE):
+        if name in sizes and features[name].shape != (rows[name], sizes[name]):
+            raise AssertionError(
+                f"row features {name!r} have shape {tuple(features[name].shape)}, "
+                f"declared are {(rows[name], sizes[name])}"
+            )
+    if keys.NODE_TYPE in sizes:
+        labels = features[keys.NODE_TYPE]
+        if labels.shape != (rows[keys.NODE],) or not bool((labels < sizes[keys.NODE_TYPE]).all()):
+            raise AssertionError(f"node types must be [N] labels below {sizes[keys.NODE_TYPE]}")
+    if features[keys.EDGE_WEIGHT].shape != (rows[keys.EDGE],):
+        raise AssertionError("edge weights must be one number for each edge")
+    turned = backbone.row_features(graph.turned(_turn(graph.positions)))
+    if keys.EDGE_VECTOR in features:
+        vectors = features[keys.EDGE_VECTOR]
+        features[keys.EDGE_VECTOR] = vectors @ _turn(vectors).T
+    assert_all_close(turned, features, 1e-4, "row features of a turned graph")
+
+
+def check_hyperparameters(backbone: Backbone) -> None:
+    """Check that the hyperparameters survive JSON and rebuild a model of equal parameters."""
+    stored = json.loads(json.dumps(backbone.hyperparameters))
+    rebuilt = type(backbone)(**stored)
+    if rebuilt.hyperparameters != backbone.hyperparameters:
+        raise AssertionError("hyperparameters change when the model is built from them")
+    rebuilt.load_state_dict(backbone.state_dict())
+
+
+def _turn(like: Tensor) -> Tensor:
+    """Return the rotation matrix in the dtype and on the device of `like`."""
+    return torch.as_tensor(rotation_matrix()).to(like)
+
+
+# -------------------------------------------------------------------------------- comparison
+def assert_close(actual: Tensor, expected: Tensor, atol: float, what: str) -> None:
+    """Raise AssertionError unless |actual - expected| <= atol * max(1, |expected|) everywhere."""
+    if actual.shape != expected.shape:
+        raise AssertionError(
+            f"{what}: shape {tuple(actual.shape)} where {tuple(expected.shape)} was expected"
+        )
+    if actual.numel() == 0:
+        return
+    deviation = float((actual - expected).detach().abs().max())
+    allowed = atol * max(1.0, float(expected.detach().abs().max()))
+    if not deviation <= allowed:  # also true of NaN
+        raise AssertionError(f"{what}: deviates by {deviation:.3g}, allowed are {allowed:.3g}")
+
+
+def assert_all_close(
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float, what: str
+) -> None:
+    """Apply `assert_close` to every expected quantity, by name."""
+    for name, value in expected.items():
+        assert_close(actual[name], value, atol, f"{what} ({name})")
+
+
+def rotation_matrix(seed: int = 0) -> np.ndarray:
+    """Draw a random proper rotation Q, [3, 3]; row vectors turn as r @ Q.T."""
+    orthogonal, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))
+    return orthogonal * np.sign(np.linalg.det(orthogonal))
+
+
+def gradient(value: Tensor, inputs: Tensor) -> Tensor:
+    """Compute d(value)/d(inputs), itself differentiable."""
+    (result,) = torch.autograd.grad(value, inputs, create_graph=True)
+    return result
