@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+import blips.baselines as ensembles
 from blips.backbones import PaiNN
 from blips.baselines import DeepEnsemble, predict_plain
-from blips.baselines import ensemble as ensembles
 from blips.errors import InputError
 from helpers import QUICK, TINY
 from studies.nbody import EGNN, GNN, ParticleData
