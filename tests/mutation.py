@@ -54,8 +54,7 @@ TESTS: dict[str, str] = {
     "uq/bootstrap": "tests/uq/test_bootstrap.py tests/uq/test_evaluate.py",
     "uq/calibrate": "tests/uq/test_calibrate.py tests/uq/test_conformal.py "
     "tests/uq/test_scale.py tests/uq/test_evaluate.py",
-    "train/objective": "tests/train/test_objective.py tests/train/test_beyond.py "
-    "tests/train/test_fit.py",
+    "train/objective": "tests/train/test_objective.py tests/train/test_fit.py",
     "train/loss": "tests/train/test_loss.py",
     "sim/guard": "tests/sim/test_guard.py",
     "active/select": "tests/active/test_select.py",

@@ -117,12 +117,6 @@ class TrainingConfig(Section):
     kl_reduction: Literal["mean", "elbo"] = Field(
         default="mean", description="KL of a row, or of all weights over the number of data"
     )
-    beyond_weight: float = Field(
-        default=0.0, ge=0, description="mu: KL on displaced structures, the prior beyond the data"
-    )
-    beyond_displacement: float = Field(
-        default=0.5, gt=0, description="largest standard deviation of the displacements, A"
-    )
     kl_warmup_epochs: int = Field(default=0, ge=0, description="epochs until lambda is full")
     anchor_weight: float = Field(
         default=0.0, ge=0, description="keeps weights near those at the start"

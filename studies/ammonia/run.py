@@ -20,6 +20,7 @@ from blips.train.fit import FitResult, fit
 from blips.train.objective import Model
 from blips.units import KCAL_PER_MOL
 from blips.uq.assess import STD_FLOOR, References, assess, calibrate
+from studies.ammonia.beyond import split_settings
 from studies.ammonia.data import Data, load_data
 from studies.baselines import (
     EmbeddingMixture,
@@ -105,11 +106,13 @@ def trained(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any]]
         return _assembled(run, data), {"built_on": list(run.needs)}
     else:
         model = build_method(settings, seed)
+    training, objective = split_settings({**BLIP_TRAINING, **settings["training"]})
     result = fit(
         model,
         data.train,
         valid=data.valid,
-        config={"training": {**BLIP_TRAINING, **settings["training"]}, "seed": seed},
+        config={"training": training, "seed": seed},
+        objective=objective,
         folder=run.folder,
         resume=True,
     )

@@ -1,11 +1,14 @@
 """A potential that knows ammonia near its minimum, and nothing else."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import blips
 from blips.backbones import PaiNN
 from blips.data.ammonia import load_ammonia
+from studies.ammonia.beyond import BeyondObjective
 
 TRAINING = {
     "epochs": 80,
@@ -18,7 +21,6 @@ TRAINING = {
     "noise": True,
     "condition": False,
     "kl_weight": 0.1,
-    "beyond_weight": 1.0,
     "checkpoint_every": 1000,
     "threads": 1,
     "tensorboard": False,
@@ -35,5 +37,6 @@ def ammonia_potential(tmp_path_factory):
         valid=load_ammonia("valid"),
         config={"training": TRAINING},
         folder=tmp_path_factory.mktemp("ammonia"),
+        objective=partial(BeyondObjective, weight=1.0),
     )
     return potential

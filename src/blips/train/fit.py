@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from blips.train.checkpoint import describe, read_tensors, restore, state_of, wr
 from blips.train.display import TrainingDisplay, errors_of
 from blips.train.loop import Trainer
 from blips.train.loss import DISTRIBUTION_LOSSES
-from blips.train.objective import Model
+from blips.train.objective import Model, Objective
 from blips.train.references import moved, set_reference_energies, unexplained_energies
 from blips.train.run import Progress, RunFolder
 
@@ -63,6 +63,7 @@ def fit(
     folder: str | Path | None = None,
     resume: bool = False,
     display: bool = True,
+    objective: Callable[..., Objective] = Objective,
     **training: Any,
 ) -> FitResult:
     """Train `potential` in place; it ends with the weights of the best validation loss.
@@ -82,6 +83,7 @@ def fit(
         folder: of the run; default: config's folder.
         resume: continue the run in that folder.
         display: show progress.
+        objective: what a step minimises; a class like `Objective`, for a loss of your own.
         training: settings of the configuration's `training`, such as epochs, lr and batch_size;
             they count more than `config`.
     """
@@ -96,7 +98,9 @@ def fit(
         replay_data = _replay(potential, replay, settings, run, resume=resume)
         shown = TrainingDisplay("training", settings.training.epochs) if display else None
         with shown or nullcontext():
-            trainer = Trainer(potential, train_data, valid_data, settings, run, shown, replay_data)
+            trainer = Trainer(
+                potential, train_data, valid_data, settings, run, shown, replay_data, objective
+            )
             if resume:
                 trainer.resume()
             progress = trainer.run()
@@ -112,7 +116,7 @@ def _check_noise(potential: Model, settings: RunConfig) -> None:
     training = settings.training
     if not isinstance(potential, BayesianPotential):
         return
-    needing = [name for name in ("freeze_backbone", "beyond_weight") if getattr(training, name)]
+    needing = ["freeze_backbone"] if training.freeze_backbone else []
     if training.loss in DISTRIBUTION_LOSSES:
         needing.append(f"loss={training.loss}")
     if needing and not training.noise:

@@ -1,7 +1,7 @@
 """One readable training loop; devices, precision and processes are Lightning Fabric's."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
@@ -46,6 +46,7 @@ class Trainer:
         folder: RunFolder,
         display: TrainingDisplay | None = None,
         replay: TrainingData | None = None,
+        make_objective: Callable[..., Objective] = Objective,
     ) -> None:
         settings = config.training
         if settings.threads is not None:
@@ -57,7 +58,7 @@ class Trainer:
         self.fabric.launch()
         self.model = model.to(self.dtype)
         self._frozen = _frozen_parameters(model, settings)
-        objective = Objective(self.model, settings, num_data=len(train))
+        objective = make_objective(self.model, settings, num_data=len(train))
         self.objective, self.optimizer = self.fabric.setup(
             objective, make_optimizer(self.model, settings)
         )

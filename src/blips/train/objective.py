@@ -1,11 +1,6 @@
 """What a training step minimises: the data loss, of the plain model or of posterior samples.
 
-With `training.noise`, data loss of samples + lambda * KL + mu * KL' + ..., the paper's objective.
-
-KL is taken on the training structures, where the data loss holds the posterior narrow. KL' is
-taken on displaced copies of them (`displaced`), where no label speaks: there the
-posterior is pulled to the prior, so that it widens with the distance from the data instead of
-being whatever the inference network extrapolates to. Off (mu = 0) is the paper's objective.
+With `training.noise`, data loss of samples + lambda * KL: the paper's objective.
 
 Two more terms, off by default, keep a pretrained model from forgetting: `anchor_weight` times the
 distance of the weights from where they began (`blips.train.loss`), and `replay_weight` times
@@ -13,8 +8,7 @@ the data loss of a batch from a second set.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar, Unpack
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +26,6 @@ from blips.train.loss import DISTRIBUTION_LOSSES, Anchor, atom_counts, data_loss
 from blips.train.wrapper import Likelihood, Stochastic
 
 Model = BayesianPotential | Backbone | Stochastic | Likelihood
-AnyGraph = TypeVar("AnyGraph", bound=Graph)
 NoiseKey = tuple[int | str, ...]
 Penalties = dict[str, tuple[float, Tensor]]  # (weight, value) by name
 
@@ -129,16 +122,11 @@ class Objective(nn.Module):
         noise_key: NoiseKey,
         kl_scale: float,
     ) -> Penalties:
-        config = self.config
-        options: dict[str, Any] = {"reduction": config.kl_reduction, "num_data": self.num_data}
-        penalties = {"kl": (config.kl_weight * kl_scale, model.kl(coefficients, **options))}
-        if config.beyond_weight > 0:
-            device = batch.graph.positions.device
-            generator = seeded_generator(*noise_key, "beyond", device=device)
-            beyond = displaced(batch.graph, config.beyond_displacement, generator)
-            kl = model.kl(model.coefficients(beyond), **options)
-            penalties["kl_beyond"] = (config.beyond_weight * kl_scale, kl)
-        return penalties
+        """Return the weighted KL of the coefficients that a step sampled with."""
+        return {"kl": (self.config.kl_weight * kl_scale, self._kl(model, coefficients))}
+
+    def _kl(self, model: BayesianPotential, coefficients: Mapping[str, Tensor]) -> Tensor:
+        return model.kl(coefficients, reduction=self.config.kl_reduction, num_data=self.num_data)
 
     def _derivatives(self, batch: Batch, *, create_graph: bool) -> Derivatives:
         weights = self.config.weights
@@ -196,18 +184,3 @@ def _mean_coefficients(
     for name, role in model.conversion.roles.items():
         by_role.setdefault(role, []).append(coefficients[name].detach())
     return {role: float(torch.cat(group).mean()) for role, group in by_role.items()}
-
-
-def displaced(graph: AnyGraph, largest_std: float, generator: torch.Generator) -> AnyGraph:
-    """Displace every coordinate by N(0, s^2); neighbour lists are kept.
-
-    Args:
-        graph: a batch of structures.
-        largest_std: s of each structure is uniform between zero and this, A.
-        generator: on the graph's device.
-    """
-    positions = graph.positions.detach()
-    options = {"generator": generator, "device": positions.device, "dtype": positions.dtype}
-    std = largest_std * torch.rand(graph.num_structures, **options)  # [S]
-    move = torch.randn(positions.shape, **options) * std[graph.structure][:, None]  # [N, 3]
-    return replace(graph, positions=positions + move)

@@ -9,7 +9,8 @@ from blips.bayes.noise import seeded_generator
 from blips.config import TrainingConfig
 from blips.data.ammonia import load_ammonia
 from blips.data.dataset import StructureData
-from blips.train.objective import Objective, displaced
+from blips.train.objective import Objective
+from studies.ammonia.beyond import BeyondObjective, displaced, split_settings
 
 CUTOFF = 4.0
 
@@ -46,8 +47,9 @@ def test_the_loss_has_the_weighted_kl_of_displaced_structures(batch):
         for parameter in potential.encoder.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
     key = ("step", 3)
-    config = TrainingConfig(noise=True, kl_weight=0.5, beyond_weight=2.0, beyond_displacement=0.4)
-    terms = Objective(potential, config, num_data=6)(batch, key, 1.0)
+    config = TrainingConfig(noise=True, kl_weight=0.5)
+    options = {"weight": 2.0, "displacement": 0.4, "num_data": 6}
+    terms = BeyondObjective(potential, config, **options)(batch, key, 1.0)
     moved = displaced(batch.graph, 0.4, seeded_generator(*key, "beyond"))
     expected = potential.kl(potential.coefficients(moved))
     assert terms.parts["kl_beyond"] == pytest.approx(float(expected.detach()))
@@ -55,11 +57,21 @@ def test_the_loss_has_the_weighted_kl_of_displaced_structures(batch):
     assert float(terms.total.detach()) == pytest.approx(
         terms.parts["loss"] + 0.5 * terms.parts["kl"] + 2.0 * terms.parts["kl_beyond"]
     )
-    without = Objective(potential, TrainingConfig(noise=True, kl_weight=0.5), num_data=6)(
-        batch, key, 1.0
+    quarter = BeyondObjective(potential, config, **options)(batch, key, 0.25)  # the KL's warm-up
+    assert float(quarter.total.detach()) == pytest.approx(
+        terms.parts["loss"] + 0.125 * terms.parts["kl"] + 0.5 * terms.parts["kl_beyond"]
     )
+    without = Objective(potential, config, num_data=6)(batch, key, 1.0)
     assert "kl_beyond" not in without.parts
     assert without.parts["loss"] == terms.parts["loss"]
+
+
+def test_settings_are_told_from_those_of_fit():
+    given = {"lr": 0.1, "beyond_weight": 0.3, "beyond_displacement": 0.2}
+    settings, objective = split_settings(given)
+    assert settings == {"lr": 0.1}
+    assert objective.keywords == {"weight": 0.3, "displacement": 0.2}
+    assert split_settings({"beyond_weight": 0.0}) == ({}, Objective)
 
 
 def test_the_posterior_learns_to_be_wide_beyond_the_data_and_narrow_on_it(batch):
