@@ -24,11 +24,10 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
 import blips
-from blips.backbones import load
-from blips.backbones.ani import MEMBERS
 from blips.data.structures import read_structures
 from blips.potential import BayesianPotential
 from blips.uq.metrics import coverage, ece, force_items, spearman
+from studies.released.ani_backbone import ANI, MEMBERS
 
 CONDITIONED, VALID, TEST = 100, 50, 100
 SETS = {
@@ -64,7 +63,7 @@ def main() -> None:
 def compare(folder: Path, name: str) -> list[dict[str, Any]]:
     """Compute metrics of both methods, near and far, for one molecule."""
     train, near, far = (shuffled(folder / file) for file in SETS[name])
-    members = [blips.bayesianize(load("ani-1x", member=k)) for k in range(MEMBERS)]
+    members = [blips.bayesianize(ANI.released(member=k)) for k in range(MEMBERS)]
     first, valid = members[0], train[CONDITIONED : CONDITIONED + VALID]
     true = labels(valid)["energy"]
     shift = [float(np.mean(energies(member, valid) - true)) for member in members]

@@ -40,7 +40,6 @@ BACKBONES: dict[str, type[Backbone]] = {"painn": PaiNN, "schnet": SchNet}
 
 # family -> (module of this folder, class)
 ADAPTERS: dict[str, tuple[str, str]] = {
-    "ani": ("ani", "ANI"),
     "chgnet": ("chgnet", "CHGNet"),
     "mace": ("mace", "MACE"),
     "mattersim": ("mattersim", "MatterSim"),
@@ -50,7 +49,6 @@ ADAPTERS: dict[str, tuple[str, str]] = {
 }
 # name -> (family, options of the adapter's `released`)
 RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
-    "ani-1x": ("ani", {"variant": "1x"}),
     "chgnet": ("chgnet", {"version": "0.3.0"}),
     "chgnet-r2scan": ("chgnet", {"version": "r2scan"}),
     "mace": ("mace", {}),

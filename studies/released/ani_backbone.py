@@ -7,6 +7,9 @@ the mean of eight, whose spread is its own measure of uncertainty.
 
 Atoms exchange no messages, so every map belongs to the readout. A network runs on all atoms and
 counts for those of its element: maps have a row for each atom, as everywhere in blips.
+
+An example of an adapter outside of blips: with its name in `BACKBONES`, `blips.save` and
+`blips.load` know it wherever this module is imported.
 """
 
 import sys
@@ -22,6 +25,7 @@ from ase.units import Hartree
 from torch import Tensor
 
 from blips import keys
+from blips.backbones import BACKBONES
 from blips.backbones.base import edge_lengths, gather_rows
 from blips.backbones.foreign import ForeignBackbone, require
 from blips.backbones.rows import edge_pairs
@@ -64,7 +68,9 @@ class ANI(ForeignBackbone):
         cls, *, variant: str = "1x", member: int = 0, weights: str | Path | None = None
     ) -> Self:
         """Load one of the eight released members; arguments as for the class."""
-        return cls(variant, member, weights)
+        backbone = cls(variant, member, weights)
+        backbone.pretrained = True
+        return backbone
 
     def package_energies(self, graph: AtomGraph) -> Tensor:
         """Compute the package's own energies of the atoms, [N] eV."""
@@ -105,6 +111,9 @@ class ANI(ForeignBackbone):
         corners = corners.index_add(0, receiver[first] * kinds + kind, angular)
         n_atoms = graph.num_nodes
         return torch.cat([rows.view(n_atoms, -1), corners.view(n_atoms, -1)], dim=1)
+
+
+BACKBONES["ani"] = ANI
 
 
 def _package_model(variant: str, member: int, weights: str | Path | None) -> Any:

@@ -8,9 +8,9 @@ from ase.units import Hartree
 
 import blips
 from blips import testing
-from blips.backbones import load
 from blips.data.structures import check_structures
 from blips.errors import CheckpointError, ConfigError, InputError
+from studies.released.ani_backbone import ANI
 
 pytest.importorskip("importlib_metadata")
 if not __import__("importlib").util.find_spec("torchani"):
@@ -28,12 +28,12 @@ MOLECULES = [distorted("CH3CH2OH"), distorted("CH3CONH2"), distorted("H2O")]
 
 @pytest.fixture(scope="module")
 def potential():
-    return blips.bayesianize(load("ani-1x", member=3)).double()
+    return blips.bayesianize(ANI.released(member=3)).double()
 
 
 def test_energies_and_forces_are_the_packages(potential):
     """The package's own features, neighbour search and sum over elements on the same member."""
-    own = load("ani-1x", member=3).model.double()
+    own = ANI.released(member=3).model.double()
     prediction = potential.predict(MOLECULES, method="map")
     for number, atoms in enumerate(MOLECULES):
         positions = torch.tensor(atoms.positions)[None].requires_grad_()
@@ -48,14 +48,14 @@ def test_the_contract():
         testing.random_structure(seed, periodic=periodic, elements=("C", "N", "O", "H"))
         for seed, periodic in ((0, True), (3, False))
     ]
-    testing.check_contract(load("ani-1x"), structures)
+    testing.check_contract(ANI.released(), structures)
 
 
 def test_members_differ_and_error_bars_grow_away_from_what_was_seen(potential):
     known = [distorted("CH3CH2OH", seed) for seed in range(12)]
-    other = load("ani-1x", member=4)
+    other = ANI.released(member=4)
     labelled = check_structures(other_labels(other, known[8:]), "known")
-    fresh = blips.bayesianize(load("ani-1x", member=3))
+    fresh = blips.bayesianize(ANI.released(member=3))
     fresh.condition(known[:8], valid=labelled)
     near, far = molecule("CH3CH2OH"), molecule("CH3CH2OH")
     far.rattle(0.4, seed=1)
@@ -80,8 +80,8 @@ def test_a_checkpoint_keeps_its_weights(potential, tmp_path):
 
 def test_mistakes_name_the_remedy(potential, tmp_path):
     with pytest.raises(ConfigError, match="members 0 to 7"):
-        load("ani-1x", member=8)
+        ANI.released(member=8)
     with pytest.raises(CheckpointError, match="weights=folder"):
-        load("ani-1x", weights=tmp_path)
+        ANI.released(weights=tmp_path)
     with pytest.raises(InputError, match="does not know S"):
         potential.predict(molecule("SH2"), method="map")
