@@ -12,7 +12,8 @@ import blips
 from blips.backbones import PaiNN
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
-from blips.inference.monte_carlo import Tolerance, monte_carlo, relative_error
+from blips.inference import monte_carlo as module
+from blips.inference.monte_carlo import monte_carlo, relative_error
 
 GRAPH = AtomGraph.from_atoms(molecule("H2O"), 3.0)
 
@@ -44,27 +45,25 @@ def _sampler(law):
 
 @pytest.mark.parametrize("chunk", [5, 64])
 def test_it_stops_as_soon_as_the_tolerance_is_reached(chunk):
-    found = monte_carlo(_sampler("normal"), GRAPH, Tolerance(0.1, 500), method="mc", chunk=chunk)
+    found = monte_carlo(_sampler("normal"), GRAPH, "auto", method="mc", chunk=chunk)
     assert 51 <= found.samples <= 72  # 1 / (2 * 0.1^2) for normal samples, and a little caution
     assert found.details["std_relative_error"]["energy"] <= 0.1
     assert found.details["tolerance_reached"]
 
 
 def test_heavy_tails_need_more_samples():
-    tolerance = Tolerance(0.1, 2000)
     normal, heavy = (
-        monte_carlo(_sampler(law), GRAPH, tolerance, method="mc", chunk=64).samples
+        monte_carlo(_sampler(law), GRAPH, "auto", method="mc", chunk=64).samples
         for law in ("normal", "laplace")
     )
     assert heavy > 1.5 * normal
 
 
-def test_the_maximum_holds_and_is_reported():
-    found = monte_carlo(_sampler("normal"), GRAPH, Tolerance(0.01, 40), method="mc", chunk=8)
+def test_the_maximum_holds_and_is_reported(monkeypatch):
+    monkeypatch.setattr(module, "MOST", 40)
+    found = monte_carlo(_sampler("normal"), GRAPH, "auto", method="mc", chunk=8, tolerance=0.01)
     assert found.samples == 40
     assert not found.details["tolerance_reached"]
-    with pytest.raises(InputError, match="between 0 and 1"):
-        Tolerance(0.0)
 
 
 @pytest.fixture(scope="module")
@@ -90,5 +89,7 @@ def test_a_prediction_is_that_of_the_samples_it_drew(potential):
 
 
 def test_other_words_for_samples_are_refused(potential):
+    with pytest.raises(InputError, match="between 0 and 1"):
+        potential.predict(molecule("H2O"), samples="auto", tolerance=0.0)
     with pytest.raises(InputError, match='"auto"'):
         potential.predict(molecule("H2O"), samples="many")

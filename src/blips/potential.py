@@ -120,9 +120,7 @@ class BayesianPotential(StochasticModel):
 
     def member(self, number: int, seed: int = 0, *, method: str = "auto") -> Member:
         """Draw member `number` of the committee that `draw` gives."""
-        if self._draws_linearly(method):
-            return Member(self, self.conditioned().draws(number + 1, seed)[-1])
-        return Member(self, FrozenDraw(seed, number))
+        return self.draw(number + 1, seed, method=method)[-1]
 
     def _draws_linearly(self, method: str) -> bool:
         """Return whether members are of the conditioned posterior."""
@@ -144,7 +142,6 @@ class BayesianPotential(StochasticModel):
         memory_gb: float | None = None,
         calibrated: bool = True,
         tolerance: float = 0.1,
-        max_samples: int = 512,
     ) -> Prediction:
         """Predict means and standard deviations in eV, eV/A and eV/A^3.
 
@@ -164,14 +161,13 @@ class BayesianPotential(StochasticModel):
                 fit it, and a structure too large for it is refused. By default 2 GB, but for a
                 single structure as much as the machine has.
             calibrated: apply the potential's calibration, where it has one.
-            tolerance: of samples="auto": relative standard error of a typical std.
-            max_samples: of samples="auto": stop here in any case.
+            tolerance: of samples="auto": relative standard error of a typical std; 512 samples
+                at most.
         """
         request = Request(
             method=method,
             samples=samples,
             tolerance=tolerance,
-            max_samples=max_samples,
             seed=seed,
             forces=forces,
             stress=stress,

@@ -17,8 +17,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -35,53 +35,36 @@ R = TypeVar("R")
 Sampler = Callable[[Graph, range], Outputs]  # (graph, sample numbers) -> [K * rows, ...]
 
 FIRST_ROUND = 16  # samples before the first look: kurtosis from fewer says nothing
-ROUND_TO = 8
+ROUND_TO, MOST = 8, 512  # samples of later rounds, and of all
 NORMAL_KURTOSIS = 3.0
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """When to stop drawing."""
-
-    relative_error: float = 0.1  # largest relative standard error of a typical std
-    max_samples: int = 512
-
-    def __post_init__(self) -> None:
-        """Refuse what no number of samples reaches."""
-        if not 0 < self.relative_error < 1:
-            raise InputError(
-                f"tolerance={self.relative_error}: the relative error of a standard deviation is "
-                "a number between 0 and 1, such as 0.1 (about 50 samples)"
-            )
-        if self.max_samples < 2:
-            raise InputError(f"max_samples={self.max_samples}: a deviation needs at least 2")
+Samples = int | Literal["auto"]
 
 
 def monte_carlo(
     sampler: Sampler,
     graph: Graph,
-    samples: int | Tolerance,
+    samples: Samples,
     *,
     method: str,
     chunk: int,
     covariance: bool = False,
+    tolerance: float = 0.1,
 ) -> Prediction:
     """Return mean and std of samples on a batch of structures.
-
-    By a tolerance, drawing goes on in rounds until the relative standard error of a typical std
-    (the root mean square over all energies, force components, ... of the batch) is below it.
 
     Args:
         sampler: evaluates the samples of a range of numbers as one replicated batch.
         graph: the structures.
-        samples: K >= 2, or when to stop; `details` then has the "std_relative_error" of each
-            quantity, and "tolerance_reached".
+        samples: K >= 2, or "auto": draw in rounds until the relative standard error of a typical
+            std (the root mean square over all energies, force components, ... of the batch) is
+            below the tolerance. `details` then has the "std_relative_error" of each quantity, and
+            "tolerance_reached".
         method: name for the result.
         chunk: at most so many samples at once.
         covariance: also the 3x3 covariance of the forces.
+        tolerance: of "auto".
     """
-    tolerance = samples if isinstance(samples, Tolerance) else None
-    goal = min(FIRST_ROUND, samples.max_samples) if isinstance(samples, Tolerance) else samples
+    goal = FIRST_ROUND if samples == "auto" else samples
     if goal < 2:
         raise InputError(
             f"samples={goal}: a deviation needs at least 2 samples; "
@@ -92,11 +75,13 @@ def monte_carlo(
         more = sampled_outputs(sampler, graph, range(count, goal), chunk)
         drawn = {k: torch.cat([drawn[k], v]) if drawn else v for k, v in more.items()}
         count = goal
-        if tolerance is not None:
+        if samples == "auto":
             errors = {name: relative_error(value) for name, value in drawn.items()}
-            goal = _next_goal(count, max(errors.values()), tolerance)
-            reached = max(errors.values()) <= tolerance.relative_error
-            details |= {"std_relative_error": errors, "tolerance_reached": reached}
+            excess = max(errors.values()) / tolerance
+            details |= {"std_relative_error": errors, "tolerance_reached": excess <= 1.0}
+            if excess > 1.0:  # as the error demands, at most twice as many
+                needed = ROUND_TO * math.ceil(count * min(excess**2, 2.0) / ROUND_TO)
+                goal = min(max(needed, count + ROUND_TO), MOST)
     found = point_prediction(moments(drawn, covariance), graph, method, count)
     return replace(found, details=details)
 
@@ -125,15 +110,6 @@ def relative_error(samples: Tensor) -> float:
     kurtosis = torch.where(m2 > 0, m4 / m2.square().clamp_min(1e-300), NORMAL_KURTOSIS)
     square = 0.25 * (kurtosis.clamp_min(NORMAL_KURTOSIS) - (count - 3) / (count - 1)) / count
     return float(square.mean().sqrt())
-
-
-def _next_goal(drawn: int, error: float, tolerance: Tolerance) -> int:
-    """Return the sample count after the next round: as the error demands, at most doubled."""
-    if error <= tolerance.relative_error:
-        return drawn
-    needed = drawn * (error / tolerance.relative_error) ** 2
-    rounded = ROUND_TO * math.ceil(min(needed, 2 * drawn) / ROUND_TO)
-    return min(max(rounded, drawn + ROUND_TO), tolerance.max_samples)
 
 
 def joined_details(parts: Sequence[Prediction]) -> Mapping[str, Any]:

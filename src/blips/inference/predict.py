@@ -12,7 +12,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
@@ -24,14 +23,13 @@ from blips.errors import InputError, TooLargeError
 from blips.inference.conditioned import predict_conditioned
 from blips.inference.domain import EVERY_ELEMENT
 from blips.inference.memory import is_large
-from blips.inference.monte_carlo import Tolerance, joined_details, monte_carlo
+from blips.inference.monte_carlo import MOST, Samples, joined_details, monte_carlo
 from blips.inference.onepass import one_pass
 from blips.inference.posterior import ConditionedPosterior
 from blips.inference.sampling import StochasticModel
 from blips.prediction import Outputs, Prediction, point_prediction
 
 METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "map")
-Samples = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,6 @@ class Request:
     method: str = "auto"
     samples: Samples = SAMPLES
     tolerance: float = 0.1
-    max_samples: int = 512
     seed: int = 0
     forces: bool = True
     stress: bool = False
@@ -54,6 +51,11 @@ class Request:
             raise InputError(f"unknown method {self.method!r}; use one of {', '.join(METHODS)}")
         if isinstance(self.samples, str) and self.samples != "auto":
             raise InputError(f'samples={self.samples!r}; expected a whole number or "auto"')
+        if not 0 < self.tolerance < 1:
+            raise InputError(
+                f"tolerance={self.tolerance}: the relative error of a standard deviation is a "
+                "number between 0 and 1, such as 0.1 (about 50 samples)"
+            )
 
     @property
     def derivatives(self) -> Derivatives:
@@ -157,19 +159,14 @@ def _sampled(model: StochasticModel, graph: Graph, request: Request) -> Predicti
         sources = generators(request.seed, len(numbers), numbers.start, device)
         return model.sample(graph, sources, **request.derivatives).outputs
 
-    most = request.max_samples if request.samples == "auto" else request.samples
+    most = MOST if request.samples == "auto" else request.samples
     kind = (request.method, request.forces, request.stress)
     chunk = model.gauge.chunk(
         kind, graph, most, request.memory_gb, lambda part: sampler(part, range(1))
     )
-    samples = Tolerance(request.tolerance, most) if request.samples == "auto" else most
+    options = {"covariance": request.covariance, "tolerance": request.tolerance}
     return monte_carlo(
-        sampler,
-        graph,
-        samples,
-        method=request.method,
-        chunk=chunk,
-        covariance=request.covariance,
+        sampler, graph, request.samples, method=request.method, chunk=chunk, **options
     )
 
 

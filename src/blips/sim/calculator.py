@@ -28,7 +28,7 @@ from blips.data.graph import Graph
 from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.inference.predict import Samples
+from blips.inference.monte_carlo import Samples
 from blips.inference.sampling import Member
 from blips.potential import BayesianPotential
 from blips.prediction import Model, Prediction
