@@ -114,19 +114,15 @@ class BayesianPotential(StochasticModel):
             method: "conditioned" (linear in the noise of a conditioned posterior), "frozen"
                 (weights of the paper's posterior), or "auto": the former where there is one.
         """
-        if self._draws_linearly(method):
+        if method not in ("auto", "conditioned", "frozen"):
+            raise InputError(f"unknown method {method!r}; use auto, conditioned or frozen")
+        if method == "conditioned" or (method == "auto" and self.posterior is not None):
             return [Member(self, v) for v in self.conditioned().draws(count, seed)]
         return [Member(self, FrozenDraw(seed, number)) for number in range(count)]
 
     def member(self, number: int, seed: int = 0, *, method: str = "auto") -> Member:
         """Draw member `number` of the committee that `draw` gives."""
         return self.draw(number + 1, seed, method=method)[-1]
-
-    def _draws_linearly(self, method: str) -> bool:
-        """Return whether members are of the conditioned posterior."""
-        if method not in ("auto", "conditioned", "frozen"):
-            raise InputError(f"unknown method {method!r}; use auto, conditioned or frozen")
-        return method == "conditioned" or (method == "auto" and self.posterior is not None)
 
     def predict(
         self,

@@ -175,6 +175,14 @@ class Prediction:
         lists = {name: value.tolist() for name, value in arrays.items() if value is not None}
         return {"structures": len(self), "method": self.method, "samples": self.samples, **lists}
 
+    def results(self) -> dict[str, Array]:
+        """Return means, `*_uncertainty` (total std) and `in_domain`, as far as known, by key."""
+        found: dict[str, Array | None] = {keys.IN_DOMAIN: self.in_domain}
+        for name in UNCERTAIN:
+            std = getattr(self, f"{name}_total_std", getattr(self, f"{name}_std"))
+            found |= {name: getattr(self, name), f"{name}_uncertainty": std}
+        return {key: array for key, array in found.items() if array is not None}
+
     def ase_results(self) -> dict[str, Any]:
         """Return ASE's results for one structure, with `*_uncertainty` (total std) beside them.
 
@@ -182,15 +190,7 @@ class Prediction:
         """
         if len(self) != 1:
             raise InputError(f"results of one structure, not of {len(self)}; take prediction[i]")
-        found: dict[str, Any] = {}
-        for name in UNCERTAIN:
-            std = getattr(self, f"{name}_total_std", getattr(self, f"{name}_std"))
-            for key, array in ((name, getattr(self, name)), (f"{name}_uncertainty", std)):
-                if array is not None:
-                    found[key] = _as_ase(name, array)
-        if self.in_domain is not None:
-            found[keys.IN_DOMAIN] = np.array(self.in_domain)
-        return found
+        return {key: _as_ase(key, array) for key, array in self.results().items()}
 
     def to_atoms(
         self, structures: Atoms | Sequence[Atoms], *, beside: Labels | None = None
@@ -354,11 +354,12 @@ def _predicted(atoms: Atoms, one: Prediction, beside: Labels | None) -> Atoms:
     return frame
 
 
-def _as_ase(name: str, array: Array) -> float | Array:
+def _as_ase(key: str, array: Array) -> float | Array:
     """Convert [1] to a number, [1, 3, 3] to ASE's six components; leave atoms' arrays."""
-    if name == keys.ENERGY:
+    if key in (keys.ENERGY, keys.ENERGY_UNCERTAINTY):
         return float(array[0])
-    return full_3x3_to_voigt_6_stress(array[0]) if name == keys.STRESS else np.array(array)
+    stress = key in (keys.STRESS, keys.STRESS_UNCERTAINTY)
+    return full_3x3_to_voigt_6_stress(array[0]) if stress else np.array(array)
 
 
 def point_prediction(

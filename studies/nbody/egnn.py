@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import gather_rows, pair_rows, require_positive, scatter_sum
+from blips.backbones.base import gather_rows, require_positive, scatter_sum
 from blips.bayes.encoder import mlp
 from blips.data.graph import Graph
 from studies.nbody.data import POSITIONS
@@ -36,6 +36,7 @@ from studies.nbody.particles import (
     NODE_ATTRIBUTES,
     ParticleBackbone,
     edge_attributes,
+    pair_rows,
     speeds,
 )
 

@@ -22,11 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import pair_rows, require_positive, scatter_sum
+from blips.backbones.base import require_positive, scatter_sum
 from blips.bayes.encoder import mlp
 from blips.data.graph import Graph
 from studies.nbody.data import POSITIONS
-from studies.nbody.particles import EDGE_ATTRIBUTES, ParticleBackbone, edge_attributes
+from studies.nbody.particles import (
+    EDGE_ATTRIBUTES,
+    ParticleBackbone,
+    edge_attributes,
+    pair_rows,
+)
 
 
 class GNN(ParticleBackbone):

@@ -52,3 +52,9 @@ def edge_attributes(graph: ParticleGraph) -> Tensor:
 def speeds(graph: ParticleGraph) -> Tensor:
     """Compute |v| of each particle, [N, 1]."""
     return graph.velocities.norm(dim=1, keepdim=True)
+
+
+def pair_rows(node: Tensor, pair: Tensor, edges: Tensor) -> Tensor:
+    """Concatenate [a_i, a_j, c_ij] of nodes a [N, H] and pairs c [E, C], [E, 2 H + C]."""
+    receiver, sender = edges
+    return torch.cat([gather_rows(node, receiver), gather_rows(node, sender), pair], dim=1)

@@ -241,12 +241,6 @@ class ReferenceEnergies(nn.Module):
         return self
 
 
-def pair_rows(node: Tensor, pair: Tensor, edges: Tensor) -> Tensor:
-    """Concatenate [a_i, a_j, c_ij] of nodes a [N, H] and pairs c [E, C], [E, 2 H + C]."""
-    receiver, sender = edges
-    return torch.cat([gather_rows(node, receiver), gather_rows(node, sender), pair], dim=1)
-
-
 def edge_lengths(vectors: Tensor) -> Tensor:
     """Compute |r| of each edge, [E, 3] -> [E]."""
     return torch.linalg.vector_norm(vectors, dim=-1)

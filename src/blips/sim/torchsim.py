@@ -37,6 +37,7 @@ else:
 
 STATE_DTYPE = torch.float64
 PER_ATOM = (keys.FORCES, keys.FORCES_UNCERTAINTY)
+PER_STRUCTURE = (keys.ENERGY, keys.ENERGY_UNCERTAINTY, keys.STRESS, keys.STRESS_UNCERTAINTY)
 
 
 class TorchSimModel(ModelInterface):
@@ -122,23 +123,12 @@ class TorchSimModel(ModelInterface):
         if not any(whole):
             raise InputError("no structure of the batch has finite positions: all have exploded")
         graph = self._graph([a for a, good in zip(structures, whole, strict=True) if good])
-        arrays = _arrays(predict(graph, self._compute_stress))
+        arrays = predict(graph, self._compute_stress).results()
         rows = np.repeat(whole, [len(atoms) for atoms in structures])  # [N]
         found: dict[str, Tensor] = {}
-        for name, array in arrays.items():
+        for name in (one for one in (*PER_STRUCTURE, *PER_ATOM) if one in arrays):
             keep = rows if name in PER_ATOM else np.asarray(whole)
-            full = np.full((len(keep), *array.shape[1:]), np.nan)
-            full[keep] = array
+            full = np.full((len(keep), *arrays[name].shape[1:]), np.nan)
+            full[keep] = arrays[name]
             found[name] = torch.as_tensor(full, dtype=self._dtype, device=self._device)
         return found
-
-
-def _arrays(prediction: Prediction) -> dict[str, np.ndarray]:
-    """Collect energy, forces, stress and what is known of their (total) stds, by result key."""
-    found: dict[str, np.ndarray] = {}
-    for name in (keys.ENERGY, keys.FORCES, keys.STRESS):
-        std = getattr(prediction, f"{name}_total_std", getattr(prediction, f"{name}_std"))
-        for key, array in ((name, getattr(prediction, name)), (f"{name}_uncertainty", std)):
-            if array is not None:
-                found[key] = array
-    return found
