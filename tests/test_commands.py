@@ -108,8 +108,8 @@ def example_of(name):
 def test_examples_run(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     if name == "report":
-        assert example_of(name)[1] == "runs/demo"
-        invoke("train", "config.yaml", "folder=runs/demo")
+        assert example_of(name)[1] == "runs/blips"
+        invoke("train", "config.yaml", "folder=runs/blips")
     arguments = example_of(name)
     into = None
     if ">" in arguments:

@@ -28,7 +28,6 @@ from blips.errors import MissingPackageError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 from blips.report import write_report
-from blips.report.sources import Manifest
 from blips.train.checkpoint import save
 from blips.train.fit import fit
 from blips.train.released import load_released
@@ -74,17 +73,15 @@ def run_demo(folder: str | Path, *, epochs: int | None = None, seed: int = 0) ->
     potential, blip = _trained(folder, train, valid, epochs, seed, console)
     path = save(potential, folder / "ammonia.safetensors")
     evaluations: dict[str, dict[str, Evaluation]] = {}
-    files: dict[str, str] = {}
+    files: list[Path] = []
     for label, test_set in ((NEAR, near), (FAR, far)):
         evaluations[label] = _evaluate(folder, label, test_set, potential, blip, seed)
-        files[label] = f"test_{_slug(label)}.extxyz"
-        ase.io.write(folder / files[label], test_set, format="extxyz")
-    title = "Error bars for ammonia"
-    Manifest(title=title, model=path.name, run=CONDITIONED, labelled=files).write(folder)
+        files.append(folder / f"test_{_slug(label)}.extxyz")
+        ase.io.write(files[-1], test_set, format="extxyz")
     console.print(_table(evaluations))
     console.print(_conclusion(*(by_model[CONDITIONED] for by_model in evaluations.values())))
     _released_model(console)
-    report = write_report(folder, folder / "report.html", seed=seed)
+    report = write_report(folder / CONDITIONED, folder / "report.html", structures=files, seed=seed)
     seconds = time.perf_counter() - start
     console.print(f"{seconds:.0f} s; model {path}; figures {folder / 'figures'}")
     console.print(f"report   {report}")

@@ -5,12 +5,6 @@
 | a folder of `blips train` | the calibrated, conditioned or best one | those it validated on |
 | a model file | itself | those of the run that it lies in, if any |
 | a file that `blips predict` wrote | none: the predictions are in the file | its own |
-| a folder with `report.json` | the one named there | the ones named there |
-
-The file `report.json`, which `blips demo` writes, has paths relative to its folder:
-
-    {"title": "...", "model": "model.safetensors", "run": "training",
-     "labelled": {"test": "test.extxyz"}}
 """
 
 import csv
@@ -18,23 +12,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from ase import Atoms
-from pydantic import BaseModel, ValidationError
 
 from blips.config import RunConfig, load_config
 from blips.data.labels import Labels
 from blips.data.splits import Split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import InputError
-from blips.files import write_atomically
 from blips.prediction import Prediction
 from blips.train.released import is_released_name
 from blips.train.run import RunFolder
 
-MANIFEST = "report.json"
 MODELS = ("calibrated.safetensors", "conditioned.safetensors", "best.safetensors")
 
 
@@ -53,30 +44,6 @@ class Sources:
     notes: tuple[str, ...] = ()  # what is missing, for the reader
 
 
-class Manifest(BaseModel):
-    """What a report on a folder covers; paths are relative to it."""
-
-    title: str
-    model: str
-    run: str
-    labelled: dict[str, str]  # file by name
-
-    def write(self, folder: Path) -> None:
-        """Write the file into the folder."""
-        write_atomically(folder / MANIFEST, self.model_dump_json(indent=1).encode())
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read what `write` wrote."""
-        try:
-            return cls.model_validate(_json(path))
-        except ValidationError:
-            raise InputError(
-                f'{path}: expected {{"title": ..., "model": ..., "run": ..., "labelled": '
-                "{name: file, ...}}"
-            ) from None
-
-
 def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> Sources:
     """Find everything that a report needs; `structures` are in place of the target's own."""
     target = Path(target)
@@ -91,11 +58,6 @@ def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> S
         )
     if target.is_file() and target.suffix != ".safetensors":
         return _of_predictions(target, given)
-    if (target / MANIFEST).is_file():
-        named = Manifest.read(target / MANIFEST)
-        found = given or {name: _read(target / path) for name, path in named.labelled.items()}
-        recorded = _run(RunFolder(target / named.run))
-        return Sources(named.title, target / named.model, found, **recorded)
     run = RunFolder(target if target.is_dir() else target.parent)
     config = load_config(run.config_file) if run.config_file.is_file() else None
     notes: tuple[str, ...] = ()
@@ -118,7 +80,7 @@ def _model_in(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise InputError(
-        f"{folder} has neither {MANIFEST} nor {MODELS[-1]}; is it the folder of a blips run, "
+        f"{folder} has no {MODELS[-1]}; is it the folder of a blips run, "
         "and has the run finished an epoch?"
     )
 
