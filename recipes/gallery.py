@@ -39,12 +39,11 @@ import blips
 from blips import properties
 from blips.data.ammonia import load_ammonia
 from blips.potential import BayesianPotential
-from blips.sim.batched import integrate
 from blips.sim.frames import FrameSaver
 from blips.sim.guard import Guard
 from blips.sim.lammps import Coupling, start
 from blips.sim.pyscf import PySCF
-from blips.sim.torchsim import TorchSimModel
+from blips.sim.torchsim import TorchSimModel, integrate
 from blips.train.released import load_released
 from blips.uq.figures import COLOURS, DASHES, DPI, GUIDE, TEXT_SIZE, dress, new_figure
 from blips.uq.plots import reliability

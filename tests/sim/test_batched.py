@@ -19,8 +19,7 @@ from blips.sim.frames import FrameSaver
 from blips.sim.guard import Guard
 
 pytest.importorskip("torch_sim", reason="needs torch-sim-atomistic", exc_type=ImportError)
-from blips.sim.batched import halting, integrate, relax
-from blips.sim.torchsim import TorchSimModel, ts
+from blips.sim.torchsim import TorchSimModel, halting, integrate, relax, ts
 
 NO_LIMIT = Guard(closest=None)
 

@@ -16,8 +16,8 @@ import blips
 from blips.cli import app
 from blips.data.ammonia import load_ammonia
 from blips.errors import BlipsError, ConfigError, InputError
+from blips.sim.dynamics import MDSettings
 from blips.sim.reference import make_calculator
-from blips.sim.run import MDSettings
 
 HEATING = [
     "--temperature", 300, "--to", 8000, "--friction", 50, "--steps", 500, "--every", 5, "--seed", 2,
@@ -210,7 +210,7 @@ def test_the_volume_follows_the_pressure(folder, tmp_path):
     from ase.calculators.emt import EMT
     from ase.units import GPa
 
-    from blips.sim.run import _dynamics
+    from blips.sim.dynamics import _dynamics
 
     volumes = {}
     for pressure in (0.0, 20.0, 20.0):

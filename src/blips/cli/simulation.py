@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from ase import Atoms
 
     from blips.prediction import Model as Potential
-    from blips.sim.dynamics import Outcome
+    from blips.sim.dynamics import MDSettings, Outcome
     from blips.sim.guard import Guard
-    from blips.sim.run import MDSettings
 
 GUARD, RUN = "Guard", "Dynamics"
 
@@ -117,8 +116,8 @@ def md(
     Example: blips md model.safetensors start.extxyz --temperature 300 --to 2000 --low 0.3 --high 1
     """
     from blips.data.structures import check_structures, read_structures
+    from blips.sim.dynamics import MDSettings, outcome_dict
     from blips.sim.reference import make_calculator
-    from blips.sim.run import MDSettings, outcome_dict
 
     settings = MDSettings(
         temperature=temperature,
@@ -166,7 +165,7 @@ def _run(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
 
-    from blips.sim.run import run_md
+    from blips.sim.dynamics import run_md
 
     if not guard.needs_std:
         text = "no limit on the std, only the geometry is guarded; give --low and --high"

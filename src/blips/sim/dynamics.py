@@ -1,4 +1,4 @@
-"""Molecular dynamics under a guard.
+"""Molecular dynamics under a guard, and in a folder.
 
     atoms.calc = blips.Calculator(potential, method="map")
     dynamics = Langevin(atoms, 0.5 * fs, temperature_K=300, friction=0.01 / fs, fixcm=False)
@@ -6,19 +6,42 @@
 
 Frames above `low` are saved; above `high` the run stops, or, where there is a reference calculator,
 it is asked: the run goes on while the potential's true force error stays below a limit.
+
+`run_md` is what `blips md` does. The temperature of its thermostat is T, or goes linearly from T to
+`to` over the steps. It leaves
+
+trajectory.extxyz    a frame at every look of the guard: momenta, energy, forces, and std
+uncertain.extxyz     frames for labelling that the guard found, with std and the reason
+outcome.json         how the run ended
 """
 
+import json
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ase import Atoms
+from ase.md.langevin import Langevin
+from ase.md.langevinbaoab import LangevinBAOAB
 from ase.md.md import MolecularDynamics
+from ase.md.velocitydistribution import thermalize_momenta
+from ase.md.verlet import VelocityVerlet
+from ase.units import GPa, fs
 
+from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.sim.frames import FrameSaver
+from blips.files import replacing
+from blips.prediction import Model
+from blips.sim.calculator import Calculator, snapshot
+from blips.sim.frames import FrameSaver, append_frame
 from blips.sim.guard import Finding, Guard
+
+FILES = ("trajectory.extxyz", "uncertain.extxyz", "outcome.json")
+ENSEMBLES = ("langevin", "nve", "npt")
+PRESSURE_TIME = 20  # relaxation of the volume over that of the temperature
 
 
 @dataclass(frozen=True)
@@ -122,3 +145,169 @@ def check_run(every: int, steps: int) -> None:
     """Refuse arguments of `run_guarded` that no run can be made of."""
     if every < 1 or steps < 0:
         raise InputError(f"steps is {steps} and every is {every}; expected >= 0 and >= 1")
+
+
+@dataclass(frozen=True)
+class MDSettings:
+    """Settings of a run."""
+
+    temperature: float = 300.0  # K, of the thermostat at the start, and of drawn velocities
+    to: float | None = None  # K, of the thermostat at the end; None keeps the temperature
+    steps: int = 1000
+    timestep: float = 0.5  # fs
+    ensemble: str = "langevin"  # NVT; "nve", or "npt": Langevin, and a cell that keeps its shape
+    friction: float = 10.0  # 1/ps, of Langevin dynamics
+    pressure: float = 0.0  # GPa, of "npt"
+    method: str = "map"  # what drives the atoms: see `blips.Calculator`
+    member: int = 0  # number of the draw, of method "frozen"
+    samples: int = SAMPLES  # behind the std
+    every: int = 10  # steps between two looks of the guard, and two frames of the trajectory
+    save_every: int = 10  # least number of steps between two frames for labelling
+    distinct: float = 0.1  # A, by which such frames differ at least, see `blips.sim.frames`
+    reference_limit: float = 0.5  # largest atomic force error to go on with, eV/A
+    seed: int = 0  # of velocities, thermostat and samples
+
+    def __post_init__(self) -> None:
+        """Refuse what no run can be made of."""
+        if self.ensemble not in ENSEMBLES:
+            expected = ", ".join(ENSEMBLES)
+            raise InputError(f"unknown ensemble {self.ensemble!r}; use one of {expected}")
+        for name in ("temperature", "timestep", "friction", "to"):
+            value = getattr(self, name)
+            if value is not None and not (np.isfinite(value) and value > 0):
+                raise InputError(f"{name} is {value}; expected a positive number")
+        if not np.isfinite(self.pressure) or (self.pressure and self.ensemble != "npt"):
+            raise InputError(f"pressure is {self.pressure} GPa; expected a number, with npt alone")
+        if self.to is not None and self.ensemble == "nve":
+            raise InputError(
+                "a ramp needs a thermostat: use the ensemble langevin or npt, or no ramp"
+            )
+
+    def temperature_at(self, step: int) -> float:
+        """Return the temperature of the thermostat, K."""
+        if self.to is None:
+            return self.temperature
+        return self.temperature + (self.to - self.temperature) * step / max(1, self.steps)
+
+
+def run_md(
+    potential: Model,
+    atoms: Atoms,
+    settings: MDSettings,
+    guard: Guard,
+    folder: str | Path,
+    *,
+    reference: Any = None,
+    overwrite: bool = False,
+    should_end: Callable[[], bool] = lambda: False,
+    progress: Callable[[int, Atoms], object] = lambda step, atoms: None,
+) -> Outcome:
+    """Run from a structure, with its velocities or, where it has none, with drawn ones.
+
+    Args:
+        potential: a Bayesian potential or a baseline.
+        atoms: the start; left as it is.
+        settings: of the run.
+        guard: its limits.
+        folder: for the files, see above.
+        reference: ASE calculator that is asked above the guard's `high`.
+        overwrite: replace an earlier run in that folder.
+        should_end: asked before every step; True ends the run with everything saved.
+        progress: called at every look with the steps done and the structure.
+    """
+    check_run(settings.every, settings.steps)
+    folder = Path(folder)
+    atoms = atoms.copy()
+    samples, seed, member = settings.samples, settings.seed, settings.member
+    atoms.calc = Calculator(potential, settings.method, samples=samples, seed=seed, member=member)
+    rng = np.random.default_rng(seed)
+    if not atoms.get_momenta().any():
+        thermalize_momenta(atoms, settings.temperature, exact_temperature=False, rng=rng)
+    dynamics = _dynamics(atoms, settings, rng)
+    paths = {name: folder / name for name in FILES}
+    if (present := [name for name, path in paths.items() if path.exists()]) and not overwrite:
+        raise InputError(
+            f"{folder} holds {', '.join(present)} of an earlier run; choose another folder "
+            "(--folder), or overwrite it (--overwrite)"
+        )
+    saver = FrameSaver(
+        paths["uncertain.extxyz"], every=settings.save_every, distinct=settings.distinct
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in paths.values():
+        path.unlink(missing_ok=True)
+
+    def before(step: int) -> bool:
+        if isinstance(dynamics, Langevin | LangevinBAOAB) and settings.to is not None:
+            dynamics.set_temperature(temperature_K=settings.temperature_at(step))
+        return not should_end()
+
+    def after(step: int) -> None:
+        frame = snapshot(atoms)
+        frame.info["step"] = step
+        append_frame(paths["trajectory.extxyz"], frame)
+        progress(step, atoms)
+
+    outcome = run_guarded(
+        dynamics,
+        settings.steps,
+        guard,
+        every=settings.every,
+        saver=saver,
+        reference=reference,
+        reference_limit=settings.reference_limit,
+        progress=after,
+        before_step=before,
+    )
+    with replacing(paths["outcome.json"]) as temporary:
+        temporary.write_text(json.dumps(outcome_dict(outcome, settings, guard, folder), indent=1))
+    return outcome
+
+
+def outcome_dict(
+    outcome: Outcome, settings: MDSettings, guard: Guard, folder: str | Path
+) -> dict[str, Any]:
+    """Describe an outcome with its settings, for JSON."""
+    events = [
+        {"step": event.step, **asdict(event.finding), "reference_error": event.reference_error}
+        for event in outcome.events
+    ]
+    for event in events:  # NaN is no JSON
+        event["value"] = event["value"] if np.isfinite(event["value"]) else None
+    return {
+        "steps": outcome.steps,
+        "time_fs": outcome.steps * settings.timestep,
+        "stopped": outcome.stopped,
+        "interrupted": outcome.interrupted,
+        "reason": outcome.reason,
+        "events": events,
+        "settings": asdict(settings),
+        "guard": asdict(guard),
+        "files": {name.split(".")[0]: str(Path(folder) / name) for name in FILES},
+    }
+
+
+def _dynamics(atoms: Atoms, settings: MDSettings, rng: np.random.Generator) -> MolecularDynamics:
+    timestep, temperature = settings.timestep * fs, settings.temperature
+    if settings.ensemble == "nve":
+        return VelocityVerlet(atoms, timestep)
+    if settings.ensemble == "langevin":
+        rate = settings.friction / (1000.0 * fs)
+        return Langevin(
+            atoms, timestep, temperature_K=temperature, friction=rate, fixcm=False, rng=rng
+        )
+    if not atoms.pbc.all():
+        raise InputError("npt needs a cell that is periodic along all three directions")
+    relaxation = 1000.0 * fs / settings.friction
+    with warnings.catch_warnings():  # ASE tells the mass of the barostat that it chooses
+        warnings.simplefilter("ignore")
+        return LangevinBAOAB(
+            atoms,
+            timestep,
+            temperature_K=temperature,
+            externalstress=-settings.pressure * GPa,
+            hydrostatic=True,
+            T_tau=relaxation,
+            P_tau=PRESSURE_TIME * relaxation,
+            rng=rng,
+        )

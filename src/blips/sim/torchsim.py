@@ -1,18 +1,26 @@
-"""A Bayesian potential as a model of TorchSim, which advances many structures in one batch.
+"""TorchSim: relaxations and molecular dynamics of many structures in one batch, under a guard.
 
     model = TorchSimModel(potential)                         # method="map"
-    state = torch_sim.optimize(structures, model, optimizer=torch_sim.optimizers.fire)
+    finished = relax(structures, model, Guard(high=0.3), force_tolerance=0.02)
+    guard, saver = Guard(low=0.1, high=0.3), FrameSaver("uncertain.extxyz", every=50)
+    finished = integrate(structures, model, guard, saver=saver, temperature=300, steps=2000)
+    for one in finished:
+        print(one.status, one.steps, one.reason)
 
-`blips.sim.batched` relaxes and integrates with it under a guard. TorchSim holds positions in
-double precision here; the potential computes in its own.
+All structures advance in one batch. At every n-th step the guard looks at each of them: above `low`
+its frame is saved; above `high` it is halted and leaves the batch, the others go on. TorchSim holds
+positions in double precision here; the potential computes in its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.stress import full_3x3_to_voigt_6_stress
 from torch import Tensor
 
 from blips import keys
@@ -23,7 +31,9 @@ from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.prediction import Model, Prediction
-from blips.sim.calculator import UNCERTAINTIES, Evaluator
+from blips.sim.calculator import UNCERTAINTIES, Evaluator, annotate
+from blips.sim.dynamics import check_run
+from blips.sim.frames import FrameSaver
 from blips.sim.guard import Finding, Guard, check_domain
 
 PIP_LINE = "pip install torch-sim-atomistic==0.3.0"
@@ -36,6 +46,7 @@ else:
     ModelInterface = require("torch_sim.models.interface", PIP_LINE).ModelInterface
 
 STATE_DTYPE = torch.float64
+Functions = tuple[Callable[..., Any], Callable[..., Any]]  # TorchSim's (init, update)
 PER_ATOM = (keys.FORCES, keys.FORCES_UNCERTAINTY)
 PER_STRUCTURE = (keys.ENERGY, keys.ENERGY_UNCERTAINTY, keys.STRESS, keys.STRESS_UNCERTAINTY)
 
@@ -132,3 +143,200 @@ class TorchSimModel(ModelInterface):
             full[keep] = arrays[name]
             found[name] = torch.as_tensor(full, dtype=self._dtype, device=self._device)
         return found
+
+
+@dataclass
+class Finished:
+    """What became of one structure."""
+
+    atoms: Atoms  # its last state with energy, forces and, where the model has them, momenta
+    status: str  # "converged", "done" (all steps), "halted" or "unfinished" (out of steps)
+    steps: int  # that it took
+    findings: list[Finding] = field(default_factory=list)  # of the guard, if it was halted
+
+    @property
+    def reason(self) -> str:
+        """Why it was halted; empty if it was not."""
+        return "; ".join(finding.text for finding in self.findings)
+
+
+def relax(
+    structures: Sequence[Atoms],
+    model: TorchSimModel,
+    guard: Guard,
+    *,
+    force_tolerance: float = 0.02,
+    steps: int = 500,
+    every: int = 5,
+    saver: FrameSaver | None = None,
+    optimizer: Callable[..., Functions] | None = None,
+    **options: Any,
+) -> list[Finished]:
+    """Relax structures in one batch; those that the guard objects to are halted.
+
+    Args:
+        structures: all periodic, or none.
+        model: of method "map" or "frozen": samples are no smooth function to minimise.
+        guard: limits.
+        force_tolerance: largest force of a relaxed structure, eV/A (with a cell, of that too).
+        steps: at most.
+        every: steps between two looks at convergence and guard.
+        saver: of frames for labelling, above the guard's `low`.
+        optimizer: of TorchSim, `optimizers.fire` by default; `frechet_cell_fire` relaxes cells.
+        options: of the optimizer.
+    """
+    if not force_tolerance > 0:
+        raise InputError(f"force_tolerance is {force_tolerance} eV/A; expected a positive number")
+    init, update = (optimizer or ts.optimizers.fire)(model, **options)
+    state = init(_state(structures, model))
+    converged = ts.generate_force_convergence_fn(
+        force_tolerance, include_cell_forces=hasattr(state, "cell_forces")
+    )
+    return _advance(
+        state, lambda state, _: update(state), model, guard, steps, every, saver, converged
+    )
+
+
+def integrate(
+    structures: Sequence[Atoms],
+    model: TorchSimModel,
+    guard: Guard,
+    *,
+    temperature: float | Sequence[float],
+    steps: int,
+    timestep: float = 0.5,
+    every: int = 10,
+    seed: int = 0,
+    saver: FrameSaver | None = None,
+    integrator: Callable[..., Functions] | None = None,
+    **options: Any,
+) -> list[Finished]:
+    """Run molecular dynamics in one batch; structures that the guard objects to are halted.
+
+    Args:
+        structures: all periodic, or none. Momenta are drawn from the temperature, unless every
+            structure has its own already.
+        model: of method "map" or "frozen".
+        guard: limits.
+        temperature: K, one for all or one for each structure.
+        steps: at most.
+        timestep: fs.
+        every: steps between two looks of the guard.
+        seed: of momenta and thermostat.
+        saver: of frames for labelling, above the guard's `low`.
+        integrator: of TorchSim, `nvt_langevin` by default.
+        options: of the integrator, in TorchSim's units.
+    """
+    structures = [structures] if isinstance(structures, Atoms) else list(structures)
+    temperatures = np.broadcast_to(np.asarray(temperature, dtype=float), (len(structures),))
+    if not ((temperatures > 0).all() and timestep > 0):
+        raise InputError(
+            f"temperature is {temperature} K and timestep {timestep} fs; expected positive numbers"
+        )
+    units = ts.units.UnitSystem.metal
+    here = {"dtype": STATE_DTYPE, "device": model.device}
+    kT = torch.tensor(temperatures * units.temperature, **here)  # [S] eV
+    dt = torch.tensor(timestep * 1e-3 * units.time, **here)
+    make: Any = integrator or ts.nvt_langevin
+    init, update = make(model, dt=dt, kT=kT, **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        state = _state(structures, model)
+        if all(atoms.get_momenta().any() for atoms in structures):
+            momenta = np.concatenate([atoms.get_momenta() for atoms in structures])
+            state.momenta = torch.tensor(momenta, **here)  # [N, 3], TorchSim's unit is ASE's
+        state = init(state, seed=seed)
+
+        def step(state: Any, alive: list[int]) -> Any:
+            return update(state, kT=kT[alive])
+
+        return _advance(state, step, model, guard, steps, every, saver)
+
+
+def halting(
+    model: TorchSimModel, guard: Guard, convergence_fn: Callable[..., Tensor] | None = None
+) -> Callable[..., Tensor]:
+    """Make a convergence function for `torch_sim.optimize` that also ends what the guard stops.
+
+    `convergence_fn` is one of TorchSim, such as `torch_sim.generate_force_convergence_fn(0.02)`.
+    """
+
+    def ended(state: Any, last_energy: Tensor | None = None) -> Tensor:
+        halted = [_stops(found) for found in model.check(state, guard)]
+        halted = torch.tensor(halted, device=state.device)
+        return halted if convergence_fn is None else halted | convergence_fn(state, last_energy)
+
+    return ended
+
+
+def _state(structures: Sequence[Atoms], model: TorchSimModel) -> Any:
+    structures = [structures] if isinstance(structures, Atoms) else list(structures)
+    if not structures:
+        raise InputError("nothing to simulate: the list of structures is empty")
+    if len({flag for atoms in structures for flag in atoms.pbc.tolist()}) > 1:
+        raise InputError(
+            "TorchSim takes structures that are all periodic in three directions, or all not"
+        )
+    return ts.initialize_state(structures, model.device, model.dtype)
+
+
+def _advance(
+    state: Any,
+    update: Callable[[Any, list[int]], Any],
+    model: TorchSimModel,
+    guard: Guard,
+    steps: int,
+    every: int,
+    saver: FrameSaver | None,
+    converged: Callable[..., Tensor] | None = None,
+) -> list[Finished]:
+    """Run the batch; structures leave it as they converge or are halted."""
+    check_run(every, steps)
+    alive = list(range(state.n_systems))  # number of each structure that is still in the batch
+    finished: dict[int, Finished] = {}
+    done = 0
+    while True:
+        findings = model.check(state, guard)
+        relaxed = converged(state).tolist() if converged else [False] * len(alive)
+        at_end = done >= steps
+        leaving: list[int] = []
+        for place, (found, is_relaxed) in enumerate(zip(findings, relaxed, strict=True)):
+            status = "halted" if _stops(found) else "converged" if is_relaxed else ""
+            if at_end and not status:
+                status = "unfinished" if converged else "done"
+            if not status and (saver is None or not found):
+                continue
+            frame, number = _frame(state[[place]], model), alive[place]
+            if saver is not None and found:
+                saver.offer(frame, done, found, walker=number, last=status == "halted")
+            if status:
+                leaving.append(place)
+                finished[number] = Finished(frame, status, done, found if _stops(found) else [])
+        if len(leaving) == len(alive):
+            return [finished[number] for number in sorted(finished)]
+        if leaving:
+            state.pop(leaving)
+            alive = [number for place, number in enumerate(alive) if place not in leaving]
+        for _ in range(min(every, steps - done)):
+            state = update(state, alive)
+            done += 1
+
+
+def _stops(findings: list[Finding]) -> bool:
+    return any(finding.stops for finding in findings)
+
+
+def _frame(state: Any, model: TorchSimModel) -> Atoms:
+    """Return the structure of a state with one system, with its results, std and momenta."""
+    (atoms,) = state.to_atoms()
+    atoms.set_masses(state.masses.cpu().numpy())
+    if hasattr(state, "momenta"):
+        atoms.set_momenta(state.momenta.cpu().numpy())
+    results = {keys.ENERGY: float(state.energy[0]), keys.FORCES: state.forces.cpu().numpy()}
+    if hasattr(state, "stress"):
+        results[keys.STRESS] = full_3x3_to_voigt_6_stress(state.stress[0].cpu().numpy())
+    atoms.calc = SinglePointCalculator(atoms, **results)
+    if np.isfinite(atoms.positions).all():
+        stds = {name: value.cpu().numpy() for name, value in model.uncertainties(state).items()}
+        annotate(atoms, {name: v[0] if name not in PER_ATOM else v for name, v in stds.items()})
+    return atoms
