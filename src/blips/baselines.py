@@ -38,17 +38,11 @@ MakeBackbone = Callable[[int], Backbone]  # seed -> untrained backbone
 
 
 class Baseline:
-    """A way to error bars other than BLIP, with the same verbs and the same `Prediction`.
+    """A way to error bars other than BLIP, with the same verbs and the same `Prediction`."""
 
-    Attributes:
-        backbone: the model (one of the models) that predicts.
-        calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
-        takes_samples: whether the number of samples is chosen in `predict`.
-    """
-
-    backbone: Backbone
-    calibration: dict[str, Calibrator]
-    takes_samples: ClassVar[bool] = False
+    backbone: Backbone  # the model (one of the models) that predicts
+    calibration: dict[str, Calibrator]  # by quantity: "energy", "forces", ...
+    takes_samples: ClassVar[bool] = False  # whether their number is chosen in `predict`
     predict_graph: Callable[..., Prediction]  # (graph, *, seed, forces, stress, **options)
 
     def fit(

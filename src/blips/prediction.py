@@ -47,13 +47,9 @@ class Calibrator(Protocol):
 
 @runtime_checkable
 class Model(Protocol):
-    """A potential with error bars: a Bayesian potential or a baseline.
+    """A potential with error bars: a Bayesian potential or a baseline."""
 
-    Attributes:
-        calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
-    """
-
-    calibration: dict[str, Calibrator]
+    calibration: dict[str, Calibrator]  # by quantity: "energy", "forces", ...
 
     @property
     def backbone(self) -> Backbone:

@@ -49,7 +49,7 @@ def assert_same(one: Batch, two: Batch) -> None:
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
 def test_a_batch_is_the_graph_and_the_labels_of_its_structures(indices):
     frames = crystals()
-    batch = StructureData(frames, CUTOFF, ALL).batch(indices)
+    batch = StructureData(frames, CUTOFF, quantities=ALL).batch(indices)
     chosen = [frames[i] for i in indices]
     expected = AtomGraph.from_atoms(chosen, CUTOFF)
     assert isinstance(batch.graph, AtomGraph)
@@ -82,7 +82,7 @@ def test_graphs_are_built_once_and_at_first_use(monkeypatch):
 
 
 def test_batch_moves_to_another_dtype():
-    batch = StructureData(crystals(), CUTOFF, ALL).batch([0, 1]).to(dtype=torch.float64)
+    batch = StructureData(crystals(), CUTOFF, quantities=ALL).batch([0, 1]).to(dtype=torch.float64)
     assert batch.graph.positions.dtype == torch.float64
     assert {target.dtype for target in batch.targets.values()} == {torch.float64}
     assert batch.graph.edge_index.dtype == torch.int64
@@ -91,7 +91,7 @@ def test_batch_moves_to_another_dtype():
 def test_large_total_energies_keep_their_digits():
     atoms = molecule("H2O")
     atoms.info["energy"] = -93910.123456789
-    data = StructureData([atoms], CUTOFF, ("energy",), dtype=torch.float32)
+    data = StructureData([atoms], CUTOFF, quantities=("energy",), dtype=torch.float32)
     batch = data.batch([0]).to(dtype=torch.float32)
     assert batch.targets[keys.ENERGY].item() == -93910.123456789
     assert batch.graph.positions.dtype == torch.float32
@@ -109,7 +109,7 @@ def test_labels_are_checked_before_training():
 def test_bad_geometry_is_named():
     atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0]])
     atoms.info["energy"] = 0.0
-    data = StructureData([atoms], CUTOFF, ("energy",), source="bad.xyz")
+    data = StructureData([atoms], CUTOFF, quantities=("energy",), source="bad.xyz")
     with pytest.raises(InputError, match=r"bad\.xyz, frame 0: .*same place"):
         data.batch([0])
 
@@ -119,8 +119,8 @@ def test_streamed_batches_are_those_in_memory(tmp_path, cache_gb):
     path = tmp_path / "crystals.extxyz"
     ase.io.write(path, crystals())
     frames = ase.io.read(path, index=":")
-    memory = StructureData(frames, CUTOFF, ALL, dtype=torch.float64, source=path)
-    stream = StreamedData(path, CUTOFF, ALL, dtype=torch.float64, cache_gb=cache_gb)
+    memory = StructureData(frames, CUTOFF, quantities=ALL, dtype=torch.float64, source=path)
+    stream = StreamedData(path, CUTOFF, quantities=ALL, dtype=torch.float64, cache_gb=cache_gb)
     assert len(stream) == len(memory)
     for indices in ([0], [5, 1, 1, 3], [2, 0, 4, 5], [5, 1]):
         assert_same(stream.batch(indices), memory.batch(indices))

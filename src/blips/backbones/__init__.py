@@ -87,12 +87,7 @@ def family_of(backbone: Backbone) -> str | None:
 
 
 def load(name: str, **options: Any) -> ForeignBackbone:
-    """Load a released potential by its name.
-
-    Args:
-        name: one of `RELEASED`.
-        options: of the adapter, such as `weights` (a file) and `trust`.
-    """
+    """Load a released potential by its name, with options such as `weights` (a file), `trust`."""
     if name not in RELEASED:
         raise ConfigError(f"unknown model {name!r}; {nearest(name, RELEASED)}")
     family, preset = RELEASED[name]

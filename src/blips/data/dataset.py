@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from ase import Atoms
@@ -18,7 +19,6 @@ from blips.data.structures import read_xyz_frame, xyz_frame_offsets
 from blips.errors import InputError
 
 GraphOf = Callable[[Atoms, torch.dtype], AtomGraph]
-ENERGY_AND_FORCES = (keys.ENERGY, keys.FORCES)
 
 
 class AtomData:
@@ -37,7 +37,7 @@ class AtomData:
         self,
         source: str | Path,
         cutoff: float | GraphOf,
-        quantities: Sequence[str] = ENERGY_AND_FORCES,
+        quantities: Sequence[str] = (keys.ENERGY, keys.FORCES),
         labels: Labels | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -96,12 +96,11 @@ class StructureData(AtomData):
         self,
         structures: Sequence[Atoms],
         cutoff: float | GraphOf,
-        quantities: Sequence[str] = ENERGY_AND_FORCES,
-        labels: Labels | None = None,
-        dtype: torch.dtype | None = None,
+        *,
         source: str | Path = "structures",
+        **options: Any,
     ) -> None:
-        super().__init__(source, cutoff, quantities, labels, dtype)
+        super().__init__(source, cutoff, **options)
         if len(structures) == 0:
             raise InputError(f"{source}: no structures; expected at least one")
         self.structures = tuple(structures)
@@ -132,15 +131,9 @@ class StreamedData(AtomData):
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        cutoff: float | GraphOf,
-        quantities: Sequence[str] = ENERGY_AND_FORCES,
-        labels: Labels | None = None,
-        dtype: torch.dtype | None = None,
-        cache_gb: float = 1.0,
+        self, path: str | Path, cutoff: float | GraphOf, *, cache_gb: float = 1.0, **options: Any
     ) -> None:
-        super().__init__(path, cutoff, quantities, labels, dtype)
+        super().__init__(path, cutoff, **options)
         self.path = Path(path)
         self.cache_bytes = cache_gb * 1e9
         self._offsets = xyz_frame_offsets(self.path)  # [F + 1]

@@ -51,15 +51,10 @@ class Seen(NamedTuple):
 def collect(
     model: LinearModel, structures: Iterable[Atoms], *, rows: int, seed: int, first: int = 0
 ) -> Seen:
-    """Sum the rows of energies and forces of all structures.
+    """Sum the rows of energies and forces of all structures, read one batch at a time.
 
-    Args:
-        model: linear in the weights that are conditioned.
-        structures: geometries; read one batch at a time.
-        rows: force rows of a structure: its components where it has at most so many, else so many
-            random sums.
-        seed: of the random sums.
-        first: number of the first structure, for its random numbers.
+    A structure has its force components for rows where these are at most `rows`, else so many
+    random sums, functions of the seed and of its number, which begins with `first`.
     """
     backbone, size = atomistic(model.backbone), model.maps.sketch.size
     check_memory(size)

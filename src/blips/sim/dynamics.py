@@ -204,16 +204,10 @@ def run_md(
 ) -> Outcome:
     """Run from a structure, with its velocities or, where it has none, with drawn ones.
 
-    Args:
-        potential: a Bayesian potential or a baseline.
-        atoms: the start; left as it is.
-        settings: of the run.
-        guard: its limits.
-        folder: for the files, see above.
-        reference: ASE calculator that is asked above the guard's `high`.
-        overwrite: replace an earlier run in that folder.
-        should_end: asked before every step; True ends the run with everything saved.
-        progress: called at every look with the steps done and the structure.
+    The reference is an ASE calculator that is asked above the guard's `high`. `should_end` is asked
+    before every step, and ends the run with everything saved; `progress` is called at every look
+    with the steps done and the structure. An earlier run in the folder is refused unless
+    `overwrite`.
     """
     check_run(settings.every, settings.steps)
     folder = Path(folder)

@@ -58,16 +58,8 @@ class TorchSimModel(ModelInterface):
     but "map" and "frozen" also give their `*_uncertainty`. A structure whose positions are no
     finite numbers gets NaN and leaves the others alone.
 
-    Args:
-        potential: made by `blips.bayesianize` or `blips.load`, or a baseline.
-        method: "map" (the plain model, at its cost), "frozen" (one member), or another one of
-            `blips.Calculator` (uncertainties at every step).
-        samples: posterior samples behind uncertainties.
-        member: "frozen": number of the draw.
-        seed: of all noise.
-        compute_stress: also give the stress, for cells that change.
-        skin: A, of the neighbour lists that are kept between steps; 0 searches at every step.
-        options: of `BayesianPotential.predict`.
+    Arguments are those of `blips.Calculator`; `compute_stress` also gives the stress, for cells
+    that change.
     """
 
     def __init__(
@@ -213,19 +205,10 @@ def integrate(
 ) -> list[Finished]:
     """Run molecular dynamics in one batch; structures that the guard objects to are halted.
 
-    Args:
-        structures: all periodic, or none. Momenta are drawn from the temperature, unless every
-            structure has its own already.
-        model: of method "map" or "frozen".
-        guard: limits.
-        temperature: K, one for all or one for each structure.
-        steps: at most.
-        timestep: fs.
-        every: steps between two looks of the guard.
-        seed: of momenta and thermostat.
-        saver: of frames for labelling, above the guard's `low`.
-        integrator: of TorchSim, `nvt_langevin` by default.
-        options: of the integrator, in TorchSim's units.
+    Momenta are drawn from the temperature (K, one for all or one for each structure), unless every
+    structure has its own already; the seed is that of momenta and thermostat, the time step in fs.
+    The integrator is one of TorchSim, `nvt_langevin` by default, with options in TorchSim's units.
+    The other arguments are those of `relax`.
     """
     structures = [structures] if isinstance(structures, Atoms) else list(structures)
     temperatures = np.broadcast_to(np.asarray(temperature, dtype=float), (len(structures),))

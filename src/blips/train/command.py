@@ -70,13 +70,8 @@ def conditioned(
 ) -> BayesianPotential:
     """Condition a model on geometries, with labelled ones for the scale of its error bars.
 
-    Args:
-        model: what `plain_or_saved` gives.
-        structures: geometries.
-        valid: labelled.
-        anew: forget what the model was conditioned on before.
-        align: fit energies per element of a released model to `valid`, if it has energies.
-        options: of `BayesianPotential.condition`.
+    What it was conditioned on before is forgotten if `anew`. Energies per element of a released
+    model are fitted to those of `valid` if `align`. Options are those of `condition`.
     """
     if isinstance(model, Wrapper):
         raise ConfigError(f"this is a {model.kind}, which has error bars of its own")

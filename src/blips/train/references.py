@@ -53,13 +53,9 @@ def unexplained_energies(
     labels: Labels | None = None,
     var: np.ndarray | None = None,
 ) -> Alignment:
-    """Fit the energies per element that a model's energies leave unexplained.
+    """Fit the energies per element that a model leaves of those of structures.
 
-    Args:
-        backbone: the model.
-        structures: with energies.
-        labels: names and units of the energies.
-        var: variances of the model's energies, [S] eV^2; None for zero.
+    `var` are variances of the model's energies, [S] eV^2; None for zero.
     """
     energies: list[float] = []
     for graph in graph_batches(backbone, structures):

@@ -63,10 +63,7 @@ def is_released_name(name: object) -> bool:
 def load_released(name: str, **options: Any) -> BayesianPotential:
     """Load a released potential with the error bars that are shipped for it, if any.
 
-    Args:
-        name: one of `blips.backbones.RELEASED`.
-        options: of the adapter, such as `weights` and `trust`; other weights than the released
-            ones come without error bars until the potential is conditioned.
+    With options of the adapter (`weights`, `trust`) it has none until it is conditioned.
     """
     potential = bayesianize(load_backbone(name, **options))
     with _shipped(name) as path:

@@ -22,14 +22,10 @@ from blips.prediction import Calibrator, Outputs
 class Wrapper(nn.Module):
     """A backbone and what a method puts around it; `cls(backbone, **settings)` makes it again.
 
-    Attributes:
-        kind: name in checkpoints, of its own for every class that can be saved.
-        backbone: the plain model.
-        settings: the other arguments of the constructor, JSON-able.
-        calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
+    Settings are JSON-able; a calibration belongs to a quantity ("energy", "forces", ...).
     """
 
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # name in checkpoints, of its own for every class that can be saved
     kinds: ClassVar[dict[str, type["Wrapper"]]] = {}
 
     def __init__(self, backbone: Backbone, settings: dict[str, Any]) -> None:
