@@ -36,13 +36,6 @@ class BayesianPotential(StochasticModel):
 
     Calling it gives the MAP outputs of the backbone. `sample` draws weights from the posterior,
     `draw` freezes draws into potentials of their own, `predict` gives means and error bars.
-
-    Attributes:
-        rho: prior variance of a weight in units of its mean squared, p / (1 - p).
-        settings: what `bayesianize` was called with, for checkpoints.
-        calibration: quantity ("energy", "forces", ...) -> object with `apply(std)`.
-        alignment: what is unsure about the energies per element, where these were fitted to labels
-            of another level of theory; the energies themselves are the backbone's `reference`.
     """
 
     def __init__(
@@ -55,9 +48,11 @@ class BayesianPotential(StochasticModel):
         super().__init__(backbone, encoder, conversion.roles, settings["estimator"])
         keep_freed_memory()
         self.conversion = conversion
-        self.settings = settings
-        self.rho = prior_coefficient(settings["prior_dropout"])
-        self.calibration: dict[str, Calibrator] = {}
+        self.settings = settings  # what `bayesianize` was called with, for checkpoints
+        self.rho = prior_coefficient(settings["prior_dropout"])  # p / (1 - p)
+        self.calibration: dict[str, Calibrator] = {}  # by quantity: "energy", "forces", ...
+        # What is unsure about energies per element, where these were fitted to labels of another
+        # level of theory; the energies themselves are the backbone's `reference`.
         self.alignment: Alignment | None = None
 
     def condition(

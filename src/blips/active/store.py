@@ -40,23 +40,14 @@ __all__ = ["DATABASE", "CampaignStore", "Pick"]
 
 @dataclass(frozen=True)
 class Pick:
-    """A structure that was chosen for labelling.
-
-    Attributes:
-        round: in which.
-        number: within the round.
-        atoms: without labels.
-        score: of the selection, None for initial structures.
-        reason: where the candidate came from and how it was chosen, JSON-able.
-        status: "open", "labelled" or "quarantined".
-    """
+    """A structure that was chosen for labelling."""
 
     round: int
-    number: int
-    atoms: Atoms
-    score: float | None
-    reason: dict[str, Any]
-    status: str = "open"
+    number: int  # within the round
+    atoms: Atoms  # without labels
+    score: float | None  # of the selection, None for initial structures
+    reason: dict[str, Any]  # where the candidate came from and how it was chosen, JSON-able
+    status: str = "open"  # or "labelled", "quarantined"
 
     @property
     def name(self) -> str:

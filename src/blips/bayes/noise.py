@@ -77,11 +77,9 @@ class Noise:
 class SampledNoise(Noise):
     """Every row sees its own weights w ~ N(theta, coef theta^2).
 
-    Attributes:
-        generators: one per replica; the noise of replica k depends on generator k alone, so
-            results do not depend on how many replicas run at once.
-        estimator: "local", "flipout", or "auto": local on scalar rows, flipout where the
-            features have an irrep axis (where local noise would break equivariance).
+    There is a generator for each replica, on which alone its noise depends, so results do not
+    depend on how many run at once. The estimator is "local", "flipout", or "auto": local on scalar
+    rows, flipout where features have an irrep axis (where local noise would break equivariance).
     """
 
     generators: Sequence[torch.Generator] = ()

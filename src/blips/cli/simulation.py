@@ -162,8 +162,7 @@ def _run(
 ) -> "Outcome":
     """Run with a bar on the terminal; Ctrl-C ends it after the current step."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
+    from rich.progress import MofNCompleteColumn, Progress
 
     from blips.sim.dynamics import run_md
 
@@ -172,8 +171,7 @@ def _run(
         typer.echo(text, err=True)
     console = Console(stderr=True)
     console.quiet = not console.is_terminal
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeLeft())
-    bar = Progress(*columns, console=console)
+    bar = Progress(MofNCompleteColumn(), *Progress.get_default_columns(), console=console)
     with bar, ctrl_c_asks() as pressed:
         task = bar.add_task("", total=settings.steps)
 

@@ -37,26 +37,17 @@ class Sample:
 
 
 class StochasticModel(nn.Module):
-    """A backbone whose maps have posteriors: the paper's, and one that has seen data.
-
-    Attributes:
-        backbone: the converted model; its state dict is that of the plain one.
-        encoder: the inference network of the paper's posterior.
-        roles: row type of each Bayesian map, by name.
-        estimator: how rows are sampled: "auto", "local" or "flipout".
-        posterior: the conditioned posterior; None before `condition`.
-        gauge: of the memory that passes need.
-    """
+    """A backbone whose maps have posteriors: the paper's, and one that has seen data."""
 
     def __init__(
         self, backbone: Backbone, encoder: InferenceNetwork, roles: dict[str, str], estimator: str
     ) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.encoder = encoder
-        self.roles = roles
-        self.estimator = estimator
-        self.posterior = None
+        self.backbone = backbone  # converted; its state dict is that of the plain model
+        self.encoder = encoder  # the inference network of the paper's posterior
+        self.roles = roles  # row type of each Bayesian map, by name
+        self.estimator = estimator  # how rows are sampled: "auto", "local" or "flipout"
+        self.posterior = None  # the conditioned one
         self.gauge = MemoryGauge(
             sum(
                 weight.nbytes

@@ -122,8 +122,7 @@ class Calculator(ASECalculator):
 class Evaluator:
     """Predictions of graphs by one method, see above; arguments as of `Calculator`.
 
-    Attributes:
-        always: whether a std comes with every energy.
+    `always` says whether a std comes with every energy.
     """
 
     def __init__(

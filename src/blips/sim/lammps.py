@@ -103,9 +103,6 @@ class Coupling:
         guard: its `high` stops the run, as `fix halt ... error soft` does.
         every: steps between two evaluations of the std, and looks of the guard.
         saver: of frames above the guard's `low`; by default they are kept in memory.
-
-    Attributes:
-        findings: of the guard at its last look.
     """
 
     def __init__(
@@ -123,7 +120,7 @@ class Coupling:
             raise InputError(f"the std is asked for every {every} steps; expected 1 or more")
         self.lmp, self.calculator, self.fix = lmp, calculator, fix
         self.guard, self.every, self.saver = guard, every, saver or FrameSaver()
-        self.findings: list[Finding] = []
+        self.findings: list[Finding] = []  # of the guard at its last look
         self.error: BaseException | None = None
         self._numbers = _numbers_of_types(lmp, calculator, elements)
         self._energy_unit = _checked_unit(lmp)
