@@ -108,8 +108,8 @@ def example_of(name):
 def test_examples_run(folder, monkeypatch, name):
     monkeypatch.chdir(folder)
     if name == "report":
-        assert example_of(name)[1] == "runs/blips"
-        invoke("train", "config.yaml", "folder=runs/blips")
+        assert example_of(name)[1] == "runs/nh3"
+        invoke("train", "config.yaml", "folder=runs/nh3")
     arguments = example_of(name)
     into = None
     if ">" in arguments:

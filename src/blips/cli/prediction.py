@@ -299,7 +299,7 @@ def report(
 ) -> None:
     """Write one HTML file that opens offline: metrics, plots, structures in 3D.
 
-    Example: blips report runs/blips -o report.html
+    Example: blips report runs/nh3 -o report.html
     """
     from blips.progress import progress_shown
     from blips.report import write_report
