@@ -83,7 +83,7 @@ def property_(
     Writes JSON and a figure for each structure; those that are finished are not computed again.
     A structure that fails is named, the others go on.
 
-    Examples: blips property elastic chgnet quartz.cif -o runs/quartz
+    Example: blips property elastic chgnet quartz.cif -o runs/quartz
 
     blips property formation chgnet oxides.extxyz --reference metals.extxyz --reference O=-4.95
 
