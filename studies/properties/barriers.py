@@ -1,20 +1,32 @@
-"""The barrier of acetylacetone's dihedral angle: a small PaiNN against DFT.
+"""Energies along scans that leave the data: a small PaiNN against DFT.
 
-Trained on molecular dynamics at 300 K, which never crosses the barrier; the scan of the angle
-(energies only) is far from its data beyond the first few degrees.
+| scan | trained on | path |
+|---|---|---|
+| acac | acetylacetone at 300 K | a dihedral angle is turned across its barrier |
+| ethanol | ethanol at 500 K | a hydrogen is pulled off oxygen |
+
+Differences of all pairs of energies along a path are judged in three ways: the std of members, who
+know that errors of two energies are correlated; the same as if they were independent; and members
+with the misfit of the forces along the path, see `blips.properties.barrier.misfit_along`.
 """
 
 from typing import Any
 
 import numpy as np
 import torch
+from ase import Atoms
 
 import blips
 from blips.backbones import PaiNN
 from blips.properties import barrier
+from blips.uq.metrics import coverage, spearman
 from studies.errorbars.data import evenly, read_public
 from studies.spec import Findings, Run
 
+SCANS = {
+    "acac": ("acac/train_300K.xyz", "acac/test_dihedral.xyz"),
+    "ethanol": ("ethanol/train.xyz", "ethanol/test_H_removal.xyz"),
+}
 SETTINGS: dict[str, Any] = {
     "hyperparameters": {"cutoff": 5.0, "features": 32, "blocks": 2},
     "structures": 300,
@@ -29,46 +41,58 @@ SETTINGS: dict[str, Any] = {
     },
     "members": 64,
 }
+Array = np.ndarray
 
 
 def scan(run: Run) -> Findings:
-    """Train, condition, and compare barrier and profile with those of DFT."""
+    """Train, condition, and compare barrier and differences along the path with those of DFT."""
     settings = run.spec.settings
     torch.manual_seed(run.spec.seed)
-    frames = evenly(read_public("acac/train_300K.xyz"), settings["structures"])
-    fifth = len(frames) // 5
+    data, path = (read_public(file) for file in SCANS[settings["scan"]])
     potential = blips.bayesianize(PaiNN(**settings["hyperparameters"]))
+    frames = evenly(data, settings["structures"])
     blips.fit(
         potential,
         [frame for i, frame in enumerate(frames) if i % 5],
-        valid=[frames[5 * i] for i in range(fifth)],
+        valid=[frames[5 * i] for i in range(len(frames) // 5)],
         config={"training": settings["training"], "seed": run.spec.seed},
         folder=run.folder / "training",
         display=False,
     )
-    path = read_public("acac/test_dihedral.xyz")
+    return _judged(potential, path, settings["members"])
+
+
+def _judged(potential: blips.BayesianPotential, path: list[Atoms], members: int) -> Findings:
     known = np.array([frame.get_potential_energy() for frame in path])
-    found = barrier(potential, path, band=False, members=settings["members"])
-    top = int(known.argmax())
-    profile = found.details["energies"] - found.details["energies"][0]
-    members = found.details["member_energies"]
-    alone = np.sqrt(np.square(members - found.details["energies"]).mean(axis=0))
-    changes = members - members[:, :1] - profile
-    std = np.sqrt(np.square(changes).mean(axis=0))
-    error = profile - (known - known[0])
-    z = np.abs(error[1:]) / std[1:]
+    found = barrier(potential, path, band=False, members=members)
+    energies, misfit = found.details["energies"], found.details["misfit_std"]
+    changes = found.details["member_energies"] - energies  # [K, images]
+    first, last = np.triu_indices(len(path), 1)
+
+    def difference(values: Array) -> Array:
+        return values[..., last] - values[..., first]
+
+    alone = np.sqrt(np.square(changes).mean(axis=0))  # [images]
+    together = np.sqrt(np.square(difference(changes)).mean(axis=0))  # [pairs]
+    ways = {
+        "": together,
+        "independent_": np.hypot(alone[first], alone[last]),
+        "misfit_": np.hypot(together, difference(misfit)),
+    }
+    truth, guess = difference(known), difference(energies)
     metrics = {
         "barrier": found["barrier"].value,
         "barrier_std": found["barrier"].std,
+        "barrier_misfit_std": float(misfit[energies.argmax()] - misfit[0]),
         "barrier_known": float(known.max() - known[0]),
-        "reaction_energy": found["reaction_energy"].value,
-        "reaction_energy_std": found["reaction_energy"].std,
-        "reaction_energy_known": float(known[-1] - known[0]),
-        "profile_mae": float(np.abs(error).mean()),
-        "profile_coverage68": float((z < 0.994).mean()),
-        "profile_coverage90": float((z < 1.645).mean()),
-        "std_as_if_independent": float(np.hypot(alone[top], alone[0])),
+        "difference_mae": float(np.abs(guess - truth).mean()),
     }
-    rows = np.stack([known - known[0], profile, std], axis=1).tolist()
+    for way, std in ways.items():
+        metrics[f"{way}spearman"] = spearman(std, np.abs(guess - truth))
+        for level in (0.68, 0.9):
+            covered = float(coverage(guess, std, truth, [level])[0])
+            metrics[f"{way}coverage{round(100 * level)}"] = covered
+    std = np.sqrt(np.square(changes - changes[:, :1]).mean(axis=0))
+    rows = np.stack([known - known[0], energies - energies[0], std, misfit], axis=1).tolist()
     named = {key: {"value": float(v), "low": None, "high": None} for key, v in metrics.items()}
     return Findings(named, {"profile": rows})

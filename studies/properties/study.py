@@ -6,7 +6,7 @@
 | MODEL-elastic-members | the same of fewer materials, by members | the same |
 | MODEL-formation | formation energy from DFT energies of elements, or the model's own | WBM |
 | MODEL-heat | heat capacity at 300 K, to first order | Alexandria |
-| acac-barrier | profile of a dihedral angle by a small PaiNN, see `barriers.py` | BOTNet's set |
+| acac-scan, ethanol-scan | energies along a path by a small PaiNN, see `barriers.py` | BOTNet's |
 
 Materials are drawn at random among those with few atoms in the cell; a run ends after its minutes
 of processor time and judges what it has. Files are kept by structure, so that it resumes. Forces
@@ -71,7 +71,10 @@ def specs(profile: str) -> list[RunSpec]:
             settings = {"model": model, "table": table, "structures": count, "members": 16}
             settings |= {"largest": largest, "minutes": size.minutes, "fmax": 0.01}
             found.append(RunSpec(STUDY, f"{model}-{table}", settings, 0))
-    return [*found, RunSpec(STUDY, "acac-barrier", barriers.SETTINGS, 0)]
+    for scan in barriers.SCANS:
+        settings = {"scan": scan, **barriers.SETTINGS}
+        found += [RunSpec(STUDY, f"{scan}-scan", settings, seed) for seed in range(3)]
+    return found
 
 
 def prepare(profile: str, console: Console) -> None:
@@ -83,7 +86,7 @@ def execute(run: Run) -> Findings:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of elements without data
     settings = run.spec.settings
-    if run.spec.name == "acac-barrier":
+    if "scan" in settings:
         return barriers.scan(run)
     table, _, way = settings["table"].partition("-")
     chosen = materials(table, settings["structures"], settings["largest"], run.spec.seed)

@@ -6,6 +6,10 @@ to first order at the plain model's path, as its top and its ends are stationary
 errs by at both geometries cancels, and what it errs by in opposite ways adds up; error bars of the
 two energies, added as if they were independent, know neither. Members who run their own band
 start from the plain model's.
+
+The misfit of the forces is in no member. If it were the same all along the path, of std a(s) in the
+path's direction, the energy would be off by the integral of a(s) ds: `details["misfit_std"]`, an
+upper bound, as misfit that changes its sign along the path cancels.
 """
 
 from collections.abc import Sequence
@@ -13,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from ase import Atoms
+from ase.geometry import find_mic
 from ase.mep import NEB
 from ase.optimize import FIRE
 
@@ -45,8 +50,9 @@ def barrier(
         options: of `Calculation`; fmax and steps are also those of the band.
 
     Returns:
-        Quantities of `UNITS`; `details["energies"]` [images] and `details["member_energies"]`
-        [K, images] are profiles along the plain model's path.
+        Quantities of `UNITS`; `details["energies"]` [images], `details["member_energies"]`
+        [K, images] and `details["misfit_std"]` [images], from the first image on, are profiles
+        along the plain model's path, eV.
     """
     run = Calculation(potential, **{"fmax": FMAX, **options})
     if len(path) < 2 or any(list(one.symbols) != list(path[0].symbols) for one in path):
@@ -56,9 +62,15 @@ def barrier(
         run.progress("the band of the mean")
         mean = climbing_band(run, run.plain, _images(mean, images))
     energies, factor = run.plain(mean).array("energy"), run.energy_factor
-    value, details = heights(energies), {"energies": energies}
+    value: Values = heights(energies)
+    details: dict[str, Any] = {"energies": energies}
     if potential.posterior is not None or run.method == "linear":
         details["member_energies"] = energies + factor * run.energy_changes(mean)  # [K, images]
+        details["misfit_std"] = along = misfit_along(run, mean)
+        if most := along[energies.argmax()]:
+            details["notes"] = [
+                f"misfit of the forces along the path, in no member: ± {most:.2g} eV"
+            ]
 
     def first_order() -> list[Values]:
         top = int(energies.argmax())
@@ -81,6 +93,20 @@ def heights(energies: Array, top: int | None = None) -> Values:
         "reverse_barrier": highest - last,
         "reaction_energy": last - first,
     }
+
+
+def misfit_along(run: Calculation, path: Sequence[Atoms]) -> Array:
+    """Integrate the std of the forces' misfit along a path, from its first image, [images] eV."""
+    std = run.potential.predict(path, samples=2, seed=run.seed).forces_aleatoric_std
+    along = np.zeros(len(path))
+    if std is not None:
+        std = std.reshape(len(path), -1, 3)
+        steps = np.diff([atoms.positions for atoms in path], axis=0)  # [images - 1, N, 3]
+        cell, pbc = path[0].cell, path[0].pbc
+        steps = np.array([find_mic(step, cell, pbc)[0] for step in steps])
+        middle = (std[1:] + std[:-1]) / 2
+        along[1:] = np.sqrt(np.square(middle * steps).sum(axis=(1, 2))).cumsum()
+    return along
 
 
 def climbing_band(run: Calculation, surface: Surface, path: Sequence[Atoms]) -> list[Atoms]:
