@@ -86,6 +86,17 @@ def test_bands_that_do_not_converge_are_named(potential):
     assert len(found["barrier"].members) == 8 - len(found.failures)
 
 
+def test_misfit_adds_up_along_a_path_wherever_its_images_are_wrapped(potential):
+    floor = potential.conditioned().scale.floor["forces"]
+    path = [crystal() for _ in range(4)]
+    for number, atoms in enumerate(path):
+        atoms.positions[0] += np.array([0.3, 0.4, 0.0]) * number  # 0.5 A each
+    path[2].positions[0] += path[2].cell[1]  # the same atom in the next cell
+    found = properties.barrier(potential, path, band=False, members=2)
+    assert found.details["misfit_std"] == pytest.approx(floor * np.array([0, 0.5, 1, 1.5]))
+    assert "misfit of the forces along the path" in str(found)
+
+
 def test_bad_paths_are_refused(potential):
     with pytest.raises(InputError, match="at least two structures with the same atoms"):
         properties.barrier(potential, [hop(2.55), Atoms("Cu2")])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from studies.properties.data import dft_references, materials
-from studies.properties.measure import judged, softening
+from studies.properties.measure import aligned, judged, softening
 
 
 @pytest.mark.statistical
@@ -19,6 +19,31 @@ def test_one_factor_mends_error_bars_that_are_half_as_wide():
     assert found["quantile_coverage90"]["value"] == pytest.approx(0.9, abs=0.03)
     assert found["spearman"]["low"] > 0.3
     assert found["ece"]["value"] > 2 * found["quantile_ece"]["value"]
+
+
+@pytest.mark.statistical
+def test_right_error_bars_reach_the_rho_that_right_ones_have():
+    rng = np.random.default_rng(0)
+    std = np.exp(0.4 * rng.normal(size=2000))
+    found = judged(std * rng.normal(size=2000), std, np.zeros(2000))
+    assert found["spearman"]["value"] == pytest.approx(found["spearman_ideal"]["value"], abs=0.06)
+    assert found["spearman_ideal"]["value"] == pytest.approx(0.37, abs=0.03)  # far below 1
+    alike = judged(rng.normal(size=200), np.exp(1e-6 * rng.normal(size=200)), np.zeros(200))
+    assert alike["spearman_ideal"]["value"] == pytest.approx(0.0, abs=0.05)
+
+
+@pytest.mark.statistical
+def test_shifts_of_elements_are_found_and_counted():
+    rng = np.random.default_rng(0)
+    shares = np.zeros((150, 119))
+    for row in shares:
+        row[rng.choice(np.arange(1, 11), 2, replace=False)] = (0.25, 0.75)
+    shift, std = rng.normal(scale=0.3, size=119), np.full(150, 0.02)
+    value = rng.normal(size=150)
+    found = aligned(shares, value, std, value + shares @ shift + std * rng.normal(size=150))
+    assert found["n"]["value"] == 100
+    assert found["mae"]["value"] < 0.03  # 0.2 before
+    assert found["coverage90"]["value"] == pytest.approx(0.9, abs=0.07)
 
 
 def test_a_model_that_is_too_soft_has_its_scale():

@@ -103,7 +103,7 @@ def misfit_along(run: Calculation, path: Sequence[Atoms]) -> Array:
         std = std.reshape(len(path), -1, 3)
         steps = np.diff([atoms.positions for atoms in path], axis=0)  # [images - 1, N, 3]
         cell, pbc = path[0].cell, path[0].pbc
-        steps = np.array([find_mic(step, cell, pbc)[0] for step in steps])
+        steps = np.array([find_mic(step, cell, pbc)[0] for step in steps])  # type: ignore[arg-type]
         middle = (std[1:] + std[:-1]) / 2
         along[1:] = np.sqrt(np.square(middle * steps).sum(axis=(1, 2))).cumsum()
     return along

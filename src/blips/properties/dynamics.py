@@ -38,6 +38,7 @@ Array = np.ndarray
 BLOCKS, PARTS = 8, 4
 FEWEST_FRAMES = 10.0  # effective ones, below which reweighting says nothing
 CM2_PER_S = 0.1  # of A^2/fs
+LARGEST, BINS = 6.0, 60  # A, of radial distributions
 STEPS, EVERY = 5000, 10  # of a trajectory, and between its frames
 FRICTION = 1e-3  # 1/fs, of Langevin dynamics: weak, as it slows diffusion down
 HOT = 10.0  # times the temperature, above which a trajectory has flown apart
@@ -161,8 +162,8 @@ def distribution(
     frames: Sequence[Atoms],
     temperature: float,
     *,
-    largest: float = 6.0,
-    bins: int = 60,
+    largest: float = LARGEST,
+    bins: int = BINS,
     members: int = 16,
     seed: int = 0,
 ) -> Properties:
@@ -192,12 +193,7 @@ def distribution(
 
 
 def averages(
-    mean: Sequence[Atoms],
-    members: Sequence[Sequence[Atoms]],
-    interval: float,
-    *,
-    largest: float = 6.0,
-    bins: int = 60,
+    mean: Sequence[Atoms], members: Sequence[Sequence[Atoms]], interval: float
 ) -> Properties:
     """Compute averages of trajectories that the plain model and members ran themselves.
 
@@ -205,8 +201,6 @@ def averages(
         mean: trajectory of the plain model, positions not wrapped.
         members: trajectories of members, as long as it.
         interval: between frames, fs.
-        largest: distance of the radial distribution, A.
-        bins: of it.
 
     Returns:
         Mean squared `displacement` [lags] of all atoms, `diffusion` and, where all is periodic,
@@ -230,7 +224,7 @@ def averages(
         ("diffusion", "cm^2/s", coefficient, paths),
     ]
     if mean[0].pbc.all():
-        pairs = [np.array([radial_distribution(f, largest, bins) for f in one]) for one in runs]
+        pairs = [np.array([radial_distribution(f, LARGEST, BINS) for f in one]) for one in runs]
         kinds.append(("radial_distribution", "", lambda g: g.mean(axis=0), pairs))
     quantities: dict[str, Property] = {}
     time: dict[str, Any] = {}
@@ -244,7 +238,7 @@ def averages(
         value, std = (float(value), float(std)) if scalar else (value, std)
         quantities[name] = Property(name, value, std, np.array(values), units)
     details = {"time_std": time, "lags": np.arange(1, count + 1) * interval}
-    details["distances"] = (np.arange(bins) + 0.5) * largest / bins
+    details["distances"] = (np.arange(BINS) + 0.5) * LARGEST / BINS
     return Properties("dynamics", "members", quantities, {}, details)
 
 

@@ -44,19 +44,13 @@ def _number(axes: "Axes", one: Property) -> None:
     axes.axvspan(value - std, value + std, color=BLUE, alpha=0.15, lw=0)
     axes.axvline(value, color=BLUE, lw=2)
     axes.plot(one.members, np.linspace(0.1, 0.6, len(one.members)), "o", color=GREY, ms=4)
-    axes.set(ylim=(0, 1), yticks=[], xlabel=f"{_words(one.name)} ({one.units})".replace(" ()", ""))
+    label = f"{one.name.replace('_', ' ')} ({one.units})".replace(" ()", "")
+    axes.set(ylim=(0, 1), yticks=[], xlabel=label)
     axes.set_title(f"{value:.4g} ± {std:.2g}", fontsize=10)
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
 def _equation_of_state(axes: "Axes", found: Properties) -> None:
-    volumes, energies = found.details["volumes"], found.details["energies"]
-    for curve in found.details.get("member_energies", ()):
-        axes.plot(volumes, curve - curve.min(), color=GREY, lw=0.7)
-    axes.plot(volumes, energies - energies.min(), "o-", color=BLUE, lw=2, ms=4)
+    _energies(axes, found, found.details["volumes"], lambda curve: curve.min())
     axes.set(xlabel="volume (Å³)", ylabel="energy above its minimum (eV)")
 
 
@@ -81,11 +75,19 @@ def _heat(axes: "Axes", found: Properties) -> None:
 
 
 def _profile(axes: "Axes", found: Properties) -> None:
-    energies = found.details["energies"] - found.details["energies"][0]
-    for curve in found.details.get("member_energies", ()):
-        axes.plot(curve - curve[0], color=GREY, lw=0.7)
-    axes.plot(energies, "o-", color=BLUE, lw=2, ms=4)
+    images = np.arange(len(found.details["energies"]))
+    _energies(axes, found, images, lambda curve: curve[0])
     axes.set(xlabel="image", ylabel="energy above the first (eV)")
+
+
+def _energies(
+    axes: "Axes", found: Properties, x: np.ndarray, zero: Callable[[np.ndarray], float]
+) -> None:
+    """Draw the energies of the plain model and of its members above a zero of their own."""
+    for curve in found.details.get("member_energies", ()):
+        axes.plot(x, curve - zero(curve), color=GREY, lw=0.7)
+    energies = found.details["energies"]
+    axes.plot(x, energies - zero(energies), "o-", color=BLUE, lw=2, ms=4)
 
 
 def _distribution(axes: "Axes", found: Properties) -> None:
