@@ -77,7 +77,7 @@ def test_a_scan_is_taken_as_it_is(potential):
 
 def test_bands_that_do_not_converge_are_named(potential):
     ends = [hop(2.55), hop(APART - 2.55)]
-    with pytest.raises(PropertyError, match="the band did not converge in 12 steps"):
+    with pytest.raises(PropertyError, match="the band did not converge after 12 steps"):
         properties.barrier(potential, ends, steps=12, fmax=1e-6, members=MEMBERS)
     wild = lennard_jones(tau=0.8, cutoff=4.0)  # some members bind nothing
     options = {"images": 5, "members": 8, "method": "members", "steps": 60}

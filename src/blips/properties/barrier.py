@@ -23,8 +23,8 @@ from ase.optimize import FIRE
 
 from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.properties.calculation import Calculation, Surface, give_results
-from blips.properties.result import Properties, PropertyError, Values
+from blips.properties.calculation import Calculation, Surface
+from blips.properties.result import Properties, Values
 
 Array = np.ndarray
 UNITS = {"barrier": "eV", "reverse_barrier": "eV", "reaction_energy": "eV"}
@@ -115,21 +115,8 @@ def climbing_band(run: Calculation, surface: Surface, path: Sequence[Atoms]) -> 
     images = [ends[0], *(atoms.copy() for atoms in path[1:-1]), ends[1]]
     band = NEB(images, climb=True, method="improvedtangent", allow_shared_calculator=False)
     optimiser = FIRE(band, logfile=None)  # type: ignore[arg-type]
-    largest = np.inf
-    for _ in range(run.steps + 1):
-        give_results(images, surface)
-        largest = float(np.sqrt(np.square(band.get_forces()).sum(axis=1).max()))
-        if largest < run.fmax:
-            for atoms in images:
-                atoms.calc = None
-            return images
-        if not np.isfinite(largest):
-            break
-        optimiser.step()
-    raise PropertyError(
-        f"the band did not converge in {run.steps} steps: a force of {largest:.3g} eV/A is left, "
-        f"expected less than {run.fmax:g}; give a better path, or allow more steps or force"
-    )
+    run.minimise(surface, [(optimiser, band, images)], "the band did not converge")
+    return images
 
 
 def _images(path: list[Atoms], count: int) -> list[Atoms]:

@@ -87,30 +87,45 @@ class Calculation:
     def relaxed(
         self, surface: Surface, structures: Sequence[Atoms], *, cell: bool = False
     ) -> list[Atoms]:
-        """Relax structures side by side, each with a BFGS of its own; a step is one batch.
-
-        Returns copies without calculators. Raises `PropertyError` where one does not converge.
-        """
+        """Relax structures side by side, each with a BFGS of its own; return copies."""
         found = [atoms.copy() for atoms in structures]
-        movers = [FrechetCellFilter(atoms) if cell else atoms for atoms in found]
-        optimisers = [BFGS(mover, logfile=None, maxstep=0.1) for mover in movers]  # type: ignore[arg-type]
-        active = list(range(len(found)))
-        largest = np.zeros(len(found))
+        tasks: list[tuple[Any, Any, list[Atoms]]] = []
+        for atoms in found:
+            mover: Any = FrechetCellFilter(atoms) if cell else atoms
+            tasks.append((BFGS(mover, logfile=None, maxstep=0.1), mover, [atoms]))  # type: ignore[arg-type]
+        self.minimise(surface, tasks, "no minimum", stress=cell)
+        return found
+
+    def minimise(
+        self,
+        surface: Surface,
+        tasks: Sequence[tuple[Any, Any, list[Atoms]]],
+        failed: str,
+        *,
+        stress: bool = False,
+    ) -> None:
+        """Step optimisers until no force is left; a step of all is one batch.
+
+        A task is an optimiser, what has its forces, and the structures that it moves, which are
+        left without calculators. Raises `PropertyError`, "`failed` after ...", else.
+        """
+        largest = np.zeros(len(tasks))
         for _ in range(self.steps + 1):
-            give_results([found[i] for i in active], surface, stress=cell)
-            for i in active:
-                largest[i] = np.sqrt(np.square(movers[i].get_forces()).sum(axis=1).max())
-            active = [i for i in active if not largest[i] < self.fmax]
+            give_results([atoms for *_, own in tasks for atoms in own], surface, stress=stress)
+            forces = [mover.get_forces() for _, mover, _ in tasks]
+            largest = np.array([np.sqrt(np.square(f).sum(axis=1).max()) for f in forces])
             if not np.isfinite(largest).all():
                 break
-            if not active:
-                for atoms in found:
+            for (*_, own), force in zip(tasks, largest, strict=True):
+                for atoms in own if force < self.fmax else ():
                     atoms.calc = None
-                return found
-            for i in active:
-                optimisers[i].step()
+            tasks = [task for task, f in zip(tasks, largest, strict=True) if not f < self.fmax]
+            if not tasks:
+                return
+            for optimiser, *_ in tasks:
+                optimiser.step()
         raise PropertyError(
-            f"no minimum after {self.steps} steps: a force of {largest.max():.3g} eV/A is left, "
+            f"{failed} after {self.steps} steps: a force of {largest.max():.3g} eV/A is left, "
             f"expected less than {self.fmax:g}; start from a better structure, or allow more steps "
             "or force"
         )
