@@ -41,6 +41,7 @@ SETTINGS: dict[str, Any] = {
     },
     "members": 64,
 }
+LEAST = 1e-3  # eV, of a std: beyond the cutoff the model's energies do not change at all
 Array = np.ndarray
 
 
@@ -80,14 +81,18 @@ def _judged(potential: blips.BayesianPotential, path: list[Atoms], members: int)
         "misfit_": np.hypot(together, difference(misfit)),
     }
     truth, guess = difference(known), difference(energies)
+    bottom = int(known.argmin())
+    top = bottom + int(energies[bottom:].argmax())
+    rise = changes[:, top] - changes[:, bottom]
     metrics = {
-        "barrier": found["barrier"].value,
-        "barrier_std": found["barrier"].std,
-        "barrier_misfit_std": float(misfit[energies.argmax()] - misfit[0]),
-        "barrier_known": float(known.max() - known[0]),
+        "barrier": float(energies[top] - energies[bottom]),
+        "barrier_std": float(np.sqrt(np.square(rise).mean())),
+        "barrier_misfit_std": float(misfit[top] - misfit[bottom]),
+        "barrier_known": float(known[bottom:].max() - known[bottom]),
         "difference_mae": float(np.abs(guess - truth).mean()),
     }
     for way, std in ways.items():
+        std = np.maximum(std, LEAST)
         metrics[f"{way}spearman"] = spearman(std, np.abs(guess - truth))
         for level in (0.68, 0.9):
             covered = float(coverage(guess, std, truth, [level])[0])
