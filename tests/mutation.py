@@ -12,7 +12,9 @@ there; it is counted apart.
 import argparse
 import ast
 import copy
+import gc
 import hashlib
+import importlib
 import importlib.abc
 import importlib.util
 import json
@@ -33,6 +35,17 @@ PACKAGE = ROOT / "src" / "blips"
 PATIENCE = 8  # a mutant whose tests take so many times longer than usual hangs
 CONDITIONED = "tests/inference/test_conditioned.py"
 OWN = "not chgnet and not sevennet and not orb and not mattersim"  # other packages import slowly
+SLOW_IMPORTS = (  # of tests; children of one process share them
+    "ase.build",
+    "hypothesis",
+    "lightning_fabric",
+    "pydantic",
+    "scipy.stats",
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "torch.utils.tensorboard",
+    "vesin",
+)
 TESTS: dict[str, str] = {
     "bayes/estimators": "tests/bayes/test_estimators.py tests/bayes/test_moments.py "
     "tests/bayes/test_random.py",
@@ -155,7 +168,7 @@ def mutants(source: str) -> Iterator[tuple[str, ast.Module]]:
         whole = copy.deepcopy(tree)
         node = [found for found in _computing(whole) if _changed(copy.deepcopy(found))][number]
         what = _changed(node)
-        yield f"{place.lineno}:{place.col_offset} {what}", whole
+        yield f"{place.lineno}:{place.col_offset}-{place.end_col_offset} {what}", whole
 
 
 def _computing(node: ast.AST) -> Iterator[Any]:
@@ -240,6 +253,7 @@ def outcome(module: str, tree: ast.Module | None, seconds: float) -> str:
             os.dup2(nothing.fileno(), 2)
         if tree is not None:
             sys.meta_path.insert(0, Instead(f"blips.{module.replace('/', '.')}", path, tree))
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they load in seconds, and are not used
         options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning", "-k", OWN]
         os._exit(int(pytest.main([*options, *TESTS[module].split()])))
@@ -315,12 +329,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "results/mutants.json")
     options = parser.parse_args()
     os.chdir(ROOT)
-    import ase.build  # noqa: F401 (shared by all children, as they take seconds)
-    import hypothesis  # noqa: F401
-    import scipy.stats  # noqa: F401
-    import torch
-
-    torch.set_num_threads(1)
+    for name in SLOW_IMPORTS:
+        importlib.import_module(name)
+    gc.freeze()
     git = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     modules: dict[str, Any] = {}

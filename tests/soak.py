@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 METHODS = ("map", "conditioned", "mc", "onepass", "frozen")
 WARM = 1000  # predictions until caches and allocators have what they need
 FLAT = 0.05  # resident memory may differ by this much afterwards
-BETWEEN_KILLS = (30, 130)  # labels, a few seconds of a machine that does nothing else
+BETWEEN_KILLS = (2.0, 6.0)  # seconds
 DISK_KB = 4096  # of the small disk
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
 
@@ -106,14 +106,12 @@ def labels(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
             stdout=log,
             stderr=log,
         )
-        due = rng.randrange(*BETWEEN_KILLS)
         while campaign.poll() is None:
-            time.sleep(0.5)
+            time.sleep(rng.uniform(*BETWEEN_KILLS))
             computed = len(calls.read_text().splitlines()) if calls.exists() else 0
-            if due <= computed < options.labels and (victim := _victim(campaign.pid, rng)):
+            if 0 < computed < options.labels and (victim := _victim(campaign.pid, rng)):
                 victim[1].kill()
                 kills[victim[0]] += 1
-                due = computed + rng.randrange(*BETWEEN_KILLS)
             yield {"labels": options.labels, "computed": computed, "kills": dict(kills)}
     check(campaign.returncode == 0, (folder / "log.txt").read_text())
     yield {"labels": options.labels, "kills": dict(kills), **_account(config, calls)}
