@@ -192,3 +192,17 @@ def test_candidates_beyond_the_limit_fill_the_batch_where_others_do_not(
     picks = choose(pool, found, model, config, 1, count)
     assert [pick.reason["candidate"] for pick in picks] == expected
     assert [pick.reason["rank"] for pick in picks[2:]] == [-1] * (count - 2)
+
+
+def test_later_chunks_replace_what_they_are_better_than(tmp_path):
+    """Three are kept; of later chunks, only those that beat the worst so far."""
+    found = screened((5.0, 6.0, 7.0), [None] * 3, tmp_path)
+    rows = [{"force_std": s, "mean_std": s, "atoms": 4.0} for s in (5.5, 1.0)]
+    content = found.summary([20, 21], {"scores": rows, "excluded": [None] * 2}, 2)
+    assert [number for number, _ in content["rows"]] == [20]
+    found.add(content)
+    assert [number for number, _ in found.rows] == [7, 6, 20]
+    assert found.seen == 5
+    assert found.mean_std == pytest.approx(24.5 / 5)
+    assert screened((5.0,), [None], tmp_path).mean_std == 5.0
+    assert Screening(load_campaign(tiny_campaign(tmp_path)), 1).mean_std == 0.0

@@ -194,3 +194,26 @@ def test_silica_variant_reads_directions_not_lengths():
     for name, coef in net(given).items():
         torch.testing.assert_close(longer[name], coef)
         assert ROLES[name] == "node" or not torch.allclose(turned[name], coef)
+
+
+@pytest.mark.parametrize("initial", [0.7, 2.0, 3.5])
+def test_every_row_starts_from_the_initial_coefficient(initial):
+    net = network(bounds=(0.5, 4.0), initial=initial)
+    with torch.no_grad():
+        for head in net.heads.values():
+            head[-1].weight.zero_()
+    for coef in net(features()).values():
+        torch.testing.assert_close(coef, torch.full_like(coef, initial))
+
+
+def test_widths_are_those_of_the_paper_by_default():
+    net = network()
+    assert net.embedding.embedding_dim == 16
+    assert net.pair_layer[0].in_features == 5 + 2 * 16
+    assert net.pair_layer[0].out_features == 64
+    assert [layer.in_features for layer in net.heads["node"][::2]] == [16 + 64, 64, 64]
+    assert [layer.in_features for layer in net.heads["edge"][::2]] == [64, 64]
+    without_edges = InferenceNetwork(
+        {"update": "node"}, {"node_type": 10}, bounds=(1e-3, 4.0), initial=0.5
+    )
+    assert without_edges.pair_layer[0].in_features == 2 * 16

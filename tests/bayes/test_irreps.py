@@ -247,3 +247,8 @@ def test_columns_without_terms_are_zero():
     h, one = torch.ones(2, 7), torch.ones(2, 2)
     found = _side_by_side(h, {1: [one, 2 * one], 4: [one]}, 7)
     assert found.tolist() == [[0, 3, 3, 0, 1, 1, 0]] * 2
+
+
+def test_terms_of_one_target_alone_are_their_sum():
+    z = torch.arange(6.0).view(2, 3)
+    torch.testing.assert_close(_side_by_side(z, {0: [z, 2 * z]}, 3), 3 * z)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from blips.bayes import noise
+from blips.bayes.estimators import flipout_linear, local_linear
 from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
 from blips.errors import InputError
 
@@ -115,3 +116,28 @@ def test_a_draw_is_that_of_the_first_member():
     first, second = FrozenDraw(4, 0), FrozenDraw(4, 1)
     assert torch.equal(FrozenDraw(4).normal_like("w", weight), first.normal_like("w", weight))
     assert not torch.equal(second.normal_like("w", weight), first.normal_like("w", weight))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "shape", "expected"),
+    [
+        ("auto", (3, 4), local_linear),
+        ("local", (3, 4), local_linear),
+        ("flipout", (3, 4), flipout_linear),
+        ("auto", (3, 2, 4), flipout_linear),
+        ("flipout", (3, 2, 4), flipout_linear),
+    ],
+)
+def test_the_estimator_is_the_one_that_was_asked_for_or_that_rows_allow(estimator, shape, expected):
+    torch.manual_seed(0)
+    h, weight, coef = torch.randn(shape), torch.randn(5, 4), torch.rand(3)
+    drawn = SampledNoise({"map": coef}, noise.generators(0, 1), estimator)
+    torch.testing.assert_close(
+        drawn.linear("map", h, weight, None, coef),
+        expected(h, weight, None, coef, noise.generators(0, 1)),
+    )
+
+
+def test_defaults_of_noise():
+    assert SampledNoise({}, noise.generators(0, 1)).estimator == "auto"
+    assert FrozenNoise({}).draws == (FrozenDraw(seed=0, member=0),)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from blips.bayes.sketch import Sketch
+from blips.bayes.sketch import Sketch, _folded
 from blips.errors import InputError
 
 SHAPES = {"first": (2, 3), "second": (5,), "third[0]": (4, 1, 2)}  # 6 + 5 + 8 = 19 weights
@@ -219,3 +219,7 @@ def test_sketches_are_equal_by_what_they_are_not_by_what_they_have_worked_out():
     assert used == fresh
     assert repr(used) == repr(fresh)
     assert used != Sketch(SHAPES, 18, seed=1)
+
+
+def test_folded_seeds_leave_room_for_the_number_of_a_weight():
+    assert all(0 <= _folded(2**22 + k) < 2**22 for k in range(100))

@@ -146,3 +146,15 @@ def test_the_limit_of_leaving_atoms_holds_by_itself_and_for_two_atoms_or_more():
     (left,) = guard.check_geometry(Atoms("Cu2", [[0, 0, 0], [0, 0, 5.0]]))
     assert left.limit == "farthest"
     assert Guard(closest=None).check_geometry(Atoms("Cu2", [[0, 0, 0], [0, 0, 0.1]])) == []
+
+
+def test_findings_of_the_geometry_allow_nothing_and_neighbours_count_from_both_sides():
+    atoms = molecule("H2O")
+    assert Guard(farthest=2.0).check_geometry(atoms) == []
+    atoms.positions[0] = np.nan
+    (exploded,) = Guard().check_geometry(atoms)
+    assert np.isnan(exploded.value)
+    assert (exploded.allowed, exploded.stops) == (0.0, True)
+    flat = Atoms("Cu2", [[0, 0, 0], [0, 0, 2.0]], cell=[1e-9, 1e-9, 1e-9], pbc=True)
+    (impossible,) = Guard().check_geometry(flat)
+    assert (impossible.limit, impossible.value, impossible.allowed) == ("geometry", np.inf, 0.0)

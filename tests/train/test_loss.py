@@ -113,3 +113,53 @@ def test_the_anchor_of_a_tensor_that_began_as_zeros_is_its_mean_square():
     with torch.no_grad():
         model.bias += 0.3
     assert float(anchor.penalty(model).detach()) == pytest.approx(0.09 / 2)  # of two tensors
+
+
+def test_the_anchor_is_relative_to_the_size_of_each_tensor():
+    model = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+        model.bias.fill_(2.0)
+    anchor = Anchor(model)
+    with torch.no_grad():
+        model.weight += 0.1
+        model.bias += 1.0
+    assert float(anchor.penalty(model).detach()) == pytest.approx((0.01 / 0.25 + 1.0 / 4.0) / 2)
+
+
+def test_conditional_huber_has_steps_at_one_two_and_three():
+    norms = (0.9, 1.1, 1.9, 2.1, 2.9, 3.1)
+    target = torch.tensor([[0.0, norm, 0.0] for norm in norms])
+    error = torch.linspace(0.5, 2.0, 18).view(1, 6, 3)
+    deltas = 0.2 * torch.tensor([1.0, 0.7, 0.7, 0.4, 0.4, 0.1])
+    expected = torch.stack([huber(error[0, k], float(deltas[k])).mean() for k in range(6)]).mean()
+    torch.testing.assert_close(conditional_huber(target + error, target, 0.2), expected)
+
+
+def test_conditional_huber_of_tensors_goes_by_their_rows_and_of_scalars_is_plain():
+    target = torch.tensor([[[5.0, 0, 0], [0, 0.5, 0], [0, 0, 0.5]]])
+    error = torch.full((1, 1, 3, 3), 0.5)
+    rows = [huber(torch.tensor(0.5), delta) for delta in (0.02, 0.2, 0.2)]
+    expected = torch.stack(rows).mean()
+    torch.testing.assert_close(conditional_huber(target + error, target, 0.2), expected)
+    scalars = torch.tensor([5.0, 7.0])
+    found = conditional_huber(scalars + torch.tensor([[0.5, 0.1]]), scalars, 0.2)
+    torch.testing.assert_close(found, huber(torch.tensor([0.5, 0.1]), 0.2).mean())
+
+
+def test_every_loss_is_that_of_its_name():
+    torch.manual_seed(1)
+    target, samples = torch.randn(5, 3), torch.randn(4, 5, 3)
+    error = samples - target
+    expected = {
+        "mae": error.abs().mean(),
+        "mse": error.square().mean(),
+        "huber": huber(error, 0.3).mean(),
+        "conditional_huber": conditional_huber(samples, target, 0.3),
+        "nll": sample_nll(samples, target),
+        "crps": sample_crps(samples, target),
+    }
+    for name, value in expected.items():
+        settings = config(loss=name, huber_delta=0.3, loss_unit="eV", weights={"forces": 1.0})
+        found = data_loss({"forces": samples}, {"forces": target}, torch.tensor([5]), settings)
+        torch.testing.assert_close(found["forces"], value.double())

@@ -18,11 +18,13 @@ def grouped(n_groups=12, seed=0):
 
 def test_counts_are_draws_with_replacement(monkeypatch):
     monkeypatch.setattr(bootstrap, "_CHUNK_ELEMENTS", 35)
-    counts = np.concatenate(list(Bootstrap(7, 400).counts()))
-    assert counts.shape == (400, 7)
+    chunks = list(Bootstrap(7, 403).counts())
+    assert max(chunk.size for chunk in chunks) == 35
+    counts = np.concatenate(chunks)
+    assert counts.shape == (403, 7)
     assert np.all(counts.sum(axis=1) == 7)
     variance = 1 - 1 / 7  # of one group's count
-    assert np.all(np.abs(counts.mean(axis=0) - 1) < 4 * np.sqrt(variance / 400))
+    assert np.all(np.abs(counts.mean(axis=0) - 1) < 4 * np.sqrt(variance / 403))
 
 
 def test_means_equal_the_general_bootstrap():
@@ -121,6 +123,7 @@ def test_percentiles_leave_equal_tails():
 def test_interval_as_text():
     assert str(Interval(1.23456)) == "1.235"
     assert str(Interval(1.0, 0.5, 2.0)) == "1 [0.5, 2]"
+    assert str(Interval(1.0, None, 2.0)) == str(Interval(1.0, 0.5)) == "1"
 
 
 def test_bad_input_is_refused():
@@ -134,8 +137,9 @@ def test_bad_input_is_refused():
         how.of(np.mean, one, groups=[0, 1, 2, 4])
     with pytest.raises(InputError, match="n_resamples"):
         Bootstrap(4, -1)
-    with pytest.raises(InputError, match="level"):
-        Bootstrap(4, level=95)
+    for level in (0.0, 1.0, 1.5, 95):
+        with pytest.raises(InputError, match="level"):
+            Bootstrap(4, level=level)
 
 
 def test_resamples_of_a_single_row_count():
@@ -145,3 +149,13 @@ def test_resamples_of_a_single_row_count():
         boot = Bootstrap(3, 400, level=level, seed=0)
         (expected,) = boot.of(lambda x: x.mean() if len(x) else np.nan, scores, groups=groups)
         assert boot.of_means(scores[:, None], groups) == [expected]
+
+
+def test_more_groups_than_fit_are_resampled_one_at_a_time(monkeypatch):
+    monkeypatch.setattr(bootstrap, "_CHUNK_ELEMENTS", 35)
+    assert [chunk.shape for chunk in Bootstrap(100, 3).counts()] == [(1, 100)] * 3
+
+
+def test_a_thousand_resamples_for_95_percent_unless_asked_otherwise():
+    assert Bootstrap(3) == Bootstrap(3, n_resamples=1000, level=0.95, seed=0)
+    assert Bootstrap(2, 1).active

@@ -56,3 +56,9 @@ def test_conformal_refuses_bad_input(synthetic):
     exact = ConformalCalibrator.fit(data[0], data[1], data[0])
     with pytest.raises(InputError, match="quantile"):
         exact.apply(data[1])
+
+
+def test_intervals_are_of_ninety_percent_unless_asked_otherwise():
+    calibrator = ConformalCalibrator.fit(np.zeros(99), np.ones(99), np.arange(1.0, 100.0))
+    assert calibrator.quantile() == 90.0
+    np.testing.assert_allclose(calibrator.apply([2.0]), [2 * 69.0])  # ceil(100 * 0.6827)

@@ -127,7 +127,7 @@ class InferenceNetwork(nn.Module):
     def _edge_and_node_rows(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the inputs of the edge and the node head."""
         known = [self.embedding(features["node_type"])] if self.embedding is not None else []
-        node = torch.cat([*known, *([features["node"]] if "node" in features else [])], dim=-1)
+        node = torch.cat([*known, *([features["node"]] if "node" in features else [])], dim=1)
         if self.pair_layer is None and "edge" not in self.columns:
             return {"node": node}  # [N, D]
         pairs = self._pair_inputs(features, node)  # [E, ...]
@@ -137,7 +137,7 @@ class InferenceNetwork(nn.Module):
         weighted = pairs * features["edge_weight"][:, None]
         seen = pairs.new_zeros(node.shape[0], pairs.shape[1])  # [N, hidden]
         seen = seen.index_add(0, features["edge_index"][0], weighted)
-        return {"edge": pairs, "node": torch.cat([node, seen], dim=-1)}
+        return {"edge": pairs, "node": torch.cat([node, seen], dim=1)}
 
     def _pair_input_size(self, edge_size: int, node_size: int) -> int:
         size_of = {"edge": edge_size, "ends": 2 * node_size, "squared_distance": 1, "direction": 3}
@@ -158,10 +158,10 @@ class InferenceNetwork(nn.Module):
                     'declare; use variant="neighbourhood"'
                 )
             elif part == "squared_distance":
-                parts.append(features["edge_vector"].square().sum(-1, keepdim=True))
+                parts.append(features["edge_vector"].square().sum(1, keepdim=True))
             else:
-                parts.append(nn.functional.normalize(features["edge_vector"], dim=-1))
-        return torch.cat(parts, dim=-1)
+                parts.append(nn.functional.normalize(features["edge_vector"], dim=1))
+        return torch.cat(parts, dim=1)
 
 
 def mlp(*widths: int, last_activation: bool = False) -> nn.Sequential:
