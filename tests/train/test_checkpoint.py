@@ -156,7 +156,13 @@ def test_five_thousand_flipped_bits_are_refused_or_change_no_number(tmp_path, st
         (lambda model: model["hyperparameters"].update(features=10**15), "features=10"),
         (lambda model: model["hyperparameters"].update(blocks=10**9), "blocks=10"),
         (lambda model: model["hyperparameters"].update(cutoff=1e5), "cutoff is 100000.0 A"),
-        (lambda model: model["posterior"].update(dimension=-1), "positive dimension"),
+        *(
+            (lambda model, k=key, v=value: model["posterior"].update({k: v}), f"{key}=")
+            for key in ("dimension", "rows", "structures")
+            for value in (-1, 0, 10**30, 2.5, "7", True, [1])
+        ),
+        (lambda model: model["posterior"].update(structures=10**6), "do not fit"),
+        (lambda model: model["posterior"].update(rows=10**9), "do not fit"),
         (lambda model: model["posterior"].update(numbers=[1, 10**20]), "no atomic number"),
         (lambda model: model["posterior"].update(numbers=[1, 119]), "119 is no atomic number"),
         (lambda model: model["posterior"]["shapes"].update({"readout.0": [2**40, 8]}), "posterior"),

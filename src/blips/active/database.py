@@ -3,9 +3,10 @@
 What is in its tables is in `blips.active.store`.
 """
 
+import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -13,7 +14,7 @@ from typing import Any, Self, TextIO
 from blips.errors import BlipsError
 from blips.files import Locked, lock
 
-FORMAT = "blips-campaign-2"
+FORMAT = "blips-campaign-3"
 DATABASE, LOCK = "campaign.db", "campaign.lock"
 TABLES = (
     "CREATE TABLE blips_facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -95,25 +96,32 @@ class CampaignDatabase:
         database.change_count = 0
         return database
 
-    def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return all rows that a statement finds."""
+    def rows(
+        self, statement: str, *values: Any, kinds: Sequence[Any] | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Return all rows that a statement finds; their values must be of these kinds, if given."""
         with in_words(self.path):
-            return self.connection.execute(statement, values).fetchall()
+            rows = self.connection.execute(statement, values).fetchall()
+        for row in rows if kinds else ():
+            for value, kind in zip(row, kinds or (), strict=True):
+                if not isinstance(value, kind):
+                    raise self.damaged(f"{str(value)[:40]!r} is not what a campaign wrote")
+        return rows
 
     def value(self, statement: str, *values: Any) -> Any:
-        """Parse the JSON in the first row that a statement finds; None where there is none."""
+        """Read the first row that a statement finds; None where there is none."""
         rows = self.rows(statement, *values)
-        return self.parsed(rows[0][0]) if rows else None
+        return self.unsealed(rows[0][0]) if rows else None
 
-    def parsed(self, text: str, kind: type = dict) -> Any:
-        """Parse the JSON of a row and check its type."""
+    def unsealed(self, text: str) -> Any:
+        """Return what `sealed` wrote, unchanged; an error where it was changed."""
         try:
-            found = json.loads(text)
-        except (ValueError, TypeError) as error:
-            raise _damaged(self.path, error) from None
-        if not isinstance(found, kind):
-            raise _damaged(self.path, f"{text[:40]!r} is no {kind.__name__}")
-        return _Content(self.path, found) if isinstance(found, dict) else found
+            seal, content = json.loads(text)
+            if seal == checksum(json.dumps(content)):
+                return content
+        except (ValueError, TypeError, RecursionError):
+            pass
+        raise _damaged(self.path, f"{str(text)[:40]!r} is not what a campaign wrote")
 
     def damaged(self, why: str) -> "DamagedCampaignError":
         """Return the error for content that no campaign has."""
@@ -200,15 +208,15 @@ def in_words(path: Path) -> Iterator[None]:
         ) from error
 
 
-class _Content(dict[str, Any]):
-    """The JSON object of a row, whose missing keys are damage."""
+def sealed(content: Any) -> str:
+    """Write JSON with its checksum, [checksum, content], so that damage is noticed."""
+    text = json.dumps(content)
+    return json.dumps([checksum(text), json.loads(text)])
 
-    def __init__(self, path: Path, content: dict[str, Any]) -> None:
-        super().__init__(content)
-        self.path = path
 
-    def __missing__(self, key: str) -> Any:
-        raise _damaged(self.path, f"{key!r} is missing")
+def checksum(text: str) -> str:
+    """Return a short digest of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def _explained(path: Path, error: sqlite3.DatabaseError) -> CampaignError:

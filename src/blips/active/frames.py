@@ -38,7 +38,7 @@ def from_json(text: str | Mapping[str, Any]) -> Atoms:
         for name in ("initial_charges", "initial_magmoms"):
             if name in content:
                 atoms.set_array(name, np.asarray(content[name], dtype=float))
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise InputError(f"this is no structure of a campaign: {error}") from None
     return atoms
 

@@ -16,7 +16,6 @@ A transaction is a whole stage, trajectory, chunk or label. A label is written t
 status of its pick, so it is either there and never asked for again, or not there.
 """
 
-import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,10 +31,12 @@ from blips.active.database import (
     CampaignError,
     DamagedCampaignError,
     in_words,
+    sealed,
 )
 from blips.active.frames import digest, from_json, to_json
 
 __all__ = ["DATABASE", "CampaignStore", "Pick"]
+STATUSES = ("open", "labelled", "quarantined")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class CampaignStore(CampaignDatabase):
         before = self.fact("config")
         if before is None:
             with self.transaction() as cursor:
-                cursor.execute("INSERT INTO blips_facts VALUES ('config', ?)", (json.dumps(now),))
+                cursor.execute("INSERT INTO blips_facts VALUES ('config', ?)", (sealed(now),))
             return
         changed = changed_settings(before, now)
         if changed:
@@ -75,7 +76,7 @@ class CampaignStore(CampaignDatabase):
                 f"{', '.join(sorted(changed))} differ; use the same, or another folder"
             )
         for (status,) in self.rows("SELECT DISTINCT status FROM blips_picks"):
-            if status not in ("open", "labelled", "quarantined"):
+            if status not in STATUSES:
                 raise self.damaged(f"the status of a pick is {status!r}")
 
     def fact(self, name: str) -> Any:
@@ -94,8 +95,11 @@ class CampaignStore(CampaignDatabase):
 
     def last_round(self) -> int:
         """Return the last round with anything finished; -1 where there is none."""
-        rows = self.rows("SELECT MAX(round) FROM blips_stages")
-        return -1 if rows[0][0] is None else int(rows[0][0])
+        statement = "SELECT MAX(round), COUNT(DISTINCT round) FROM blips_stages"
+        last, rounds = self.rows(statement, kinds=(int | None, int))[0]
+        if last is not None and not 0 <= last < rounds:
+            raise self.damaged(f"of the rounds up to {last} only {rounds} are there")
+        return -1 if last is None else last
 
     # Candidates
 
@@ -106,7 +110,7 @@ class CampaignStore(CampaignDatabase):
         content = [(to_json(atoms), dict(origin)) for atoms, origin in frames]
         with self.transaction() as cursor:
             cursor.execute(
-                "INSERT INTO blips_walks VALUES (?, ?, ?)", (round, walker, json.dumps(content))
+                "INSERT INTO blips_walks VALUES (?, ?, ?)", (round, walker, sealed(content))
             )
 
     def finished_walkers(self, round: int) -> set[int]:
@@ -116,20 +120,20 @@ class CampaignStore(CampaignDatabase):
     def frames(self, round: int) -> list[tuple[Atoms, dict[str, Any]]]:
         """Return the frames of a round, in an order independent of which finished first."""
         rows = self.rows("SELECT frames FROM blips_walks WHERE round = ? ORDER BY walker", round)
-        found = [frame for row in rows for frame in self.parsed(row[0], list)]
+        found = [frame for row in rows for frame in self.unsealed(row[0])]
         return [(from_json(structure), origin) for structure, origin in found]
 
     def add_chunk(self, round: int, chunk: int, best: Mapping[str, Any]) -> None:
         """Add the result of screening a chunk of candidates."""
         with self.transaction() as cursor:
             cursor.execute(
-                "INSERT INTO blips_chunks VALUES (?, ?, ?)", (round, chunk, json.dumps(best))
+                "INSERT INTO blips_chunks VALUES (?, ?, ?)", (round, chunk, sealed(best))
             )
 
     def chunks(self, round: int) -> dict[int, dict[str, Any]]:
         """Return the screened chunks by number."""
         rows = self.rows("SELECT chunk, best FROM blips_chunks WHERE round = ?", round)
-        return {chunk: self.parsed(best) for chunk, best in rows}
+        return {chunk: self.unsealed(best) for chunk, best in rows}
 
     # Picks and labels
 
@@ -140,7 +144,7 @@ class CampaignStore(CampaignDatabase):
                 "INSERT INTO blips_picks VALUES (?, ?, ?, ?, ?, ?, 'open', NULL, NULL)",
                 [
                     (p.round, p.number, to_json(p.atoms), digest(p.atoms), p.score, text)
-                    for p, text in ((pick, json.dumps(pick.reason)) for pick in picks)
+                    for p, text in ((pick, sealed(pick.reason)) for pick in picks)
                 ],
             )
             cursor.execute("DELETE FROM blips_chunks WHERE round = ?", (round,))
@@ -149,13 +153,22 @@ class CampaignStore(CampaignDatabase):
     def picks(self, round: int | None = None, status: str | None = None) -> list[Pick]:
         """Return the picks in order, of a round, with a status."""
         rows = self.rows(
-            "SELECT round, number, structure, score, reason, status FROM blips_picks "
+            "SELECT round, number, score, status, reason, digest, structure FROM blips_picks "
             "WHERE (?1 IS NULL OR round = ?1) AND (?2 IS NULL OR status = ?2) "
             "ORDER BY round, number",
             round,
             status,
+            kinds=(int, int, float | None, str, str, str, str),
         )
-        return [Pick(r[0], r[1], from_json(r[2]), r[3], self.parsed(r[4]), r[5]) for r in rows]
+        return [self._pick(*row) for row in rows]
+
+    def _pick(
+        self, round: int, number: int, score: float, status: str, reason: str, name: str, text: str
+    ) -> Pick:
+        atoms = from_json(text)
+        if digest(atoms) != name or status not in STATUSES:
+            raise self.damaged(f"the structure or the status {status!r} of a pick was changed")
+        return Pick(round, number, atoms, score, self.unsealed(reason), status)
 
     def known_digests(self) -> set[str]:
         """Return the digests of all geometries that were ever picked."""
@@ -195,6 +208,7 @@ class CampaignStore(CampaignDatabase):
             "SELECT message FROM blips_attempts WHERE round = ? AND number = ? ORDER BY attempt",
             pick.round,
             pick.number,
+            kinds=(str,),
         )
         return [row[0] for row in rows]
 
@@ -204,12 +218,13 @@ class CampaignStore(CampaignDatabase):
             "SELECT row FROM blips_picks WHERE status = 'labelled' AND (?1 IS NULL OR round < ?1) "
             "ORDER BY round, number",
             before,
+            kinds=(int,),
         )
         with in_words(self.path):
             database = self.ase_rows()
             try:
                 return [database.get_atoms(id=row[0]) for row in rows]
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except Exception as error:  # whatever ASE makes of content that it did not write
                 raise DamagedCampaignError(
                     f"{self.path} is damaged: a label cannot be read ({error}); restore a copy"
                 ) from None
@@ -221,5 +236,5 @@ class CampaignStore(CampaignDatabase):
 
 def _finish(cursor: sqlite3.Cursor, round: int, stage: str, result: Mapping[str, Any]) -> None:
     cursor.execute(
-        "INSERT OR REPLACE INTO blips_stages VALUES (?, ?, ?)", (round, stage, json.dumps(result))
+        "INSERT OR REPLACE INTO blips_stages VALUES (?, ?, ?)", (round, stage, sealed(result))
     )

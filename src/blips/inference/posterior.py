@@ -29,6 +29,8 @@ from blips.inference.maps import ChosenMaps
 Coefficients = Literal["constant", "network"]
 Counters = list[tuple[int, int]]  # place in memory, version
 
+LARGEST_COUNT = 10**12  # of rows, structures or coordinates in a file
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -142,17 +144,22 @@ class ConditionedPosterior:
     ) -> "ConditionedPosterior":
         """Restore what `to_dict` and `tensors` returned."""
         shapes = {name: tuple(shape) for name, shape in content["shapes"].items()}
-        sketch = Sketch(shapes, int(content["dimension"]), int(content["seed"]))
-        evidence = None
+        sketch = Sketch(shapes, _count(content, "dimension"), int(content["seed"]))
+        structures, evidence = _count(content, "structures"), None
         if content["rows"] is not None:
-            evidence = Evidence.from_state(sketch.size, int(content["rows"]), dict(tensors))
+            evidence = Evidence.from_state(sketch.size, _count(content, "rows"), dict(tensors))
+            kept = len(evidence.rows()) if evidence.keeps_rows else evidence.count
+            if not structures <= evidence.count == kept:
+                raise CheckpointError(
+                    f"{evidence.count} rows of {structures} structures do not fit its tensors"
+                )
         elif tensors["draws"].ndim != 2 or tensors["draws"].shape[1] != sketch.size:
             raise CheckpointError(f"the draws do not fit a posterior of {sketch.size} coordinates")
         return cls(
             maps=ChosenMaps(dict(content["roles"]), sketch, bool(content["last"])),
             scale=Scale(**{k: v for k, v in content.items() if k in Scale.__dataclass_fields__}),
             coefficients=content["coefficients"],
-            structures=int(content["structures"]),
+            structures=structures,
             domain=Domain.from_dict(content["numbers"], content.get("distances", {})),
             evidence=evidence,
             kept_draws=None if evidence is not None else tensors["draws"],
@@ -172,6 +179,14 @@ class ConditionedPosterior:
             f"{len(self.maps.roles)} maps in {sketch.size} dimensions, scale "
             f"{self.scale.scale:.3g}, ratio {self.scale.ratio:.2g}, misfit {misfit}"
         )
+
+
+def _count(content: Mapping[str, Any], name: str) -> int:
+    """Return a number of rows, structures or coordinates; an error where none has it."""
+    value = content[name]
+    if type(value) is not int or not 1 <= value <= LARGEST_COUNT:
+        raise CheckpointError(f"{name}={value!r:.40} is no whole number from 1 to {LARGEST_COUNT}")
+    return value
 
 
 class SeenWeights:
