@@ -1,13 +1,20 @@
 """The study of active learning, with a small budget."""
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
+import blips
 from blips.active.config import load_campaign
 from blips.active.frames import digest
 from blips.active.summary import labels_to_reach
+from blips.backbones import PaiNN
+from blips.inference.sampling import Member
+from helpers import TINY, morse_ammonia
 from studies.active import study as active
 from studies.active.data import SETS
+from studies.active.step import step
 from studies.errorbars.data import data_folder
 from studies.reproduce import reproduce
 from studies.spec import Layout
@@ -65,6 +72,19 @@ def test_random_with_twice_the_labels_is_the_control():
     assert found["force_mae_fraction"]["value"] == 1
     shorter = active._compared({"curve": points[1:3]}, {"curve": points[1:3]})
     assert "force_mae_twice" not in shorter
+
+
+def test_a_step_of_the_mean_brings_it_nearer_to_the_labels_that_it_was_given():
+    torch.manual_seed(0)
+    potential = blips.bayesianize(PaiNN(**TINY), seed=0)
+    potential.condition(morse_ammonia(4, seed=0), valid=morse_ammonia(4, seed=1))
+    labelled = morse_ammonia(8, seed=2)
+    noise = step(potential, labelled)
+    assert noise is not None
+    forces = np.concatenate([atoms.get_forces() for atoms in labelled])
+    plain = potential.predict(labelled, method="map").array("forces")
+    moved = Member(potential, noise).predict(labelled).array("forces")
+    assert np.abs(moved - forces).mean() < 0.7 * np.abs(plain - forces).mean()
 
 
 @pytest.mark.slow

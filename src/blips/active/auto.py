@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from blips.active.rules import ByForceStd, ByInformation, ByReduction, Greedy
+from blips.active.rules import greedy
 
 RULES = ("information", "expected_reduction", "force_std", "random")  # in case of doubt the first
 SPLITS, DRAWS = 32, 8  # of the labels into targets and pool; of random picks
@@ -45,8 +45,11 @@ def trial(rows: np.ndarray, residuals: np.ndarray, seed: int) -> dict[str, list[
         count = max(1, len(pool) // 3)
         draws = [rng.permutation(pool)[:count] for _ in range(DRAWS)]
         random = np.mean([_log_error(rows, residuals, picks, targets) for picks in draws])
+        forces = rows[pool, 1:]
+        target, std = np.concatenate(forces), np.sqrt(np.square(forces).sum(axis=(1, 2)))
         for rule in RULES[:-1]:
-            picks = pool[[choice.index for choice in _greedy(rule, rows[pool]).choose(count)]]
+            chosen = greedy(rule, rows[pool], target, std).choose(count)
+            picks = pool[[choice.index for choice in chosen]]
             error = _log_error(rows, residuals, picks, targets)
             found.setdefault(rule, []).append(float(error - random))
         found.setdefault(RULES[-1], []).append(0.0)
@@ -66,15 +69,6 @@ def chosen_rule(trials: Sequence[Trial]) -> str:
 def _within_noise(worse: np.ndarray) -> bool:
     """Return whether a mean is zero but for the noise; the splits of a round share its labels."""
     return bool(worse.mean() <= worse.std() / np.sqrt(len(worse)))
-
-
-def _greedy(rule: str, rows: np.ndarray) -> Greedy:
-    if rule == "information":
-        return ByInformation(rows)
-    forces = rows[:, 1:]
-    if rule == "expected_reduction":
-        return ByReduction(rows, forces.reshape(-1, rows.shape[2]))
-    return ByForceStd(rows, np.sqrt(np.square(forces).sum(axis=(1, 2))))
 
 
 def _log_error(

@@ -20,12 +20,7 @@ from blips.potential import BayesianPotential
 
 
 def candidate_rows(
-    potential: BayesianPotential,
-    structures: Sequence[Atoms],
-    *,
-    rows: int,
-    seed: int = 0,
-    energies: bool = True,
+    potential: BayesianPotential, structures: Sequence[Atoms], *, rows: int, seed: int = 0
 ) -> np.ndarray:
     """Return the rows b of structures: the energy first, then forces, [S, 1 + rows, d].
 
@@ -38,13 +33,11 @@ def candidate_rows(
         structures: geometries.
         rows: force rows of each.
         seed: of the random sums, with the geometry: equal structures have equal rows.
-        energies: whether energies are labelled too; else their rows are left out.
     """
-    gaussian, parts = _gaussian(potential), []
-    for batch in batches_of(structures, BATCH_ATOMS):
-        found, _, _ = _rows_of_batch(potential, batch, rows, seed)
-        parts.append(whitened(gaussian, found if energies else found[:, 1:]))
-    return np.concatenate(parts)
+    gaussian = _gaussian(potential)
+    batches = batches_of(structures, BATCH_ATOMS)
+    found = (_rows_of_batch(potential, batch, rows, seed)[0] for batch in batches)
+    return np.concatenate([whitened(gaussian, rows_of_batch) for rows_of_batch in found])
 
 
 def labelled_rows(
@@ -109,8 +102,5 @@ def whitened(gaussian: GaussianPosterior, rows: Tensor) -> np.ndarray:
 def _gaussian(potential: BayesianPotential) -> GaussianPosterior:
     gaussian = potential.conditioned().gaussian
     if gaussian is None:
-        raise CampaignError(
-            "the rules information and expected_reduction need the posterior itself, not draws "
-            "alone; condition the model on structures, or set select.rule to force_std"
-        )
+        raise CampaignError("the model has draws of its posterior alone; condition it again")
     return gaussian

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+Array = np.ndarray
 REFRESHED = 16  # candidates whose gain is worked out again at once
 NEGLIGIBLE = 1e-12  # eigenvalues of B B^T below this share of the largest are rounding
 
@@ -38,7 +39,7 @@ class Choice:
     gain: float
 
 
-def best(scores: np.ndarray, count: int) -> list[Choice]:
+def best(scores: Array, count: int) -> list[Choice]:
     """Return the largest scores; of equal ones the first."""
     order = np.lexsort((np.arange(len(scores)), -scores))[:count]
     return [Choice(int(i), float(scores[i])) for i in order]
@@ -49,19 +50,19 @@ def random_score(seed: int, round: int, index: int) -> float:
     return float(np.random.default_rng([seed, 77, round, index]).random())
 
 
-def information(rows: np.ndarray) -> np.ndarray:
+def information(rows: Array) -> Array:
     """Compute 1/2 log det(I + B B^T) of candidates' rows [c, q, d], [c]."""
     return 0.5 * np.linalg.slogdet(_with_noise(rows))[1]
 
 
-def expected_reduction(rows: np.ndarray, target: np.ndarray) -> np.ndarray:
+def expected_reduction(rows: Array, target: Array) -> Array:
     """Compute tr[(I + B B^T)^-1 B T^T T B^T] of rows [c, q, d] for targets [t, d], [c]."""
     along = rows @ target.T  # [c, q, t]
     explained = along @ along.transpose(0, 2, 1)  # [c, q, q]
     return np.linalg.solve(_with_noise(rows), explained).trace(axis1=1, axis2=2)
 
 
-def _with_noise(rows: np.ndarray) -> np.ndarray:
+def _with_noise(rows: Array) -> Array:
     return np.eye(rows.shape[1]) + rows @ rows.transpose(0, 2, 1)
 
 
@@ -70,7 +71,7 @@ class Greedy(ABC):
 
     lazy = True  # gains can only fall, so that old ones are bounds
 
-    def __init__(self, rows: np.ndarray, cost: np.ndarray | None = None) -> None:
+    def __init__(self, rows: Array, cost: Array | None = None) -> None:
         self.rows = np.array(rows, dtype=float)
         self.cost = np.ones(len(rows)) if cost is None else cost
         self.evaluations = 0  # gains that were worked out
@@ -78,7 +79,7 @@ class Greedy(ABC):
         self._seen = np.zeros(len(rows), dtype=int)  # picks that a candidate's rows know of
 
     @abstractmethod
-    def gain(self, index: np.ndarray) -> np.ndarray:
+    def gain(self, index: Array) -> Array:
         """Return the gains of these candidates, whose rows account for all picks, [c]."""
 
     def choose(self, count: int) -> list[Choice]:
@@ -96,7 +97,7 @@ class Greedy(ABC):
         """Take a pick into account."""
         self._picks.append(pick)
 
-    def _best(self, gains: np.ndarray) -> int:
+    def _best(self, gains: Array) -> int:
         while True:
             k = int(np.argmax(gains))  # the first of equals
             if self._seen[k] == len(self._picks):
@@ -106,7 +107,7 @@ class Greedy(ABC):
                 late = late[np.argsort(-gains[late], kind="stable")[:REFRESHED]]
             gains[late] = self._evaluate(late)
 
-    def _evaluate(self, index: np.ndarray) -> np.ndarray:
+    def _evaluate(self, index: Array) -> Array:
         """Return gains over costs of candidates, after conditioning their rows on all picks."""
         for number, pick in enumerate(self._picks):
             late = index[self._seen[index] <= number]
@@ -119,7 +120,7 @@ class Greedy(ABC):
 class ByInformation(Greedy):
     """Choose by joint information about the weights."""
 
-    def gain(self, index: np.ndarray) -> np.ndarray:
+    def gain(self, index: Array) -> Array:
         """Compute 1/2 log det(I + B B^T), nats."""
         return information(self.rows[index])
 
@@ -129,13 +130,11 @@ class ByReduction(Greedy):
 
     lazy = False  # two picks may reduce more than the sum of what each does
 
-    def __init__(
-        self, rows: np.ndarray, target: np.ndarray, cost: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, rows: Array, target: Array, cost: Array | None = None) -> None:
         super().__init__(rows, cost)
         self.target = np.array(target, dtype=float)
 
-    def gain(self, index: np.ndarray) -> np.ndarray:
+    def gain(self, index: Array) -> Array:
         """Sum of the variances of the target rows that a label takes away."""
         return expected_reduction(self.rows[index], self.target)
 
@@ -148,31 +147,40 @@ class ByReduction(Greedy):
 class ByForceStd(Greedy):
     """Choose by the force std that earlier picks leave, std [c] before them."""
 
-    def __init__(self, rows: np.ndarray, std: np.ndarray, cost: np.ndarray | None = None) -> None:
+    def __init__(self, rows: Array, std: Array, cost: Array | None = None) -> None:
         super().__init__(rows, cost)
         self.std, self.var = std, np.square(self.rows).sum(axis=(1, 2))
 
-    def gain(self, index: np.ndarray) -> np.ndarray:
+    def gain(self, index: Array) -> Array:
         """Return the std times the root of the share of the variance that is left."""
         left, whole = np.square(self.rows[index]).sum(axis=(1, 2)), self.var[index]
         share = np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
         return self.std[index] * np.sqrt(share)
 
 
+def greedy(rule: str, rows: Array, target: Array, std: Array, cost: Array | None = None) -> Greedy:
+    """Return the choice by a rule; the classes say what the arguments are."""
+    if rule == "information":
+        return ByInformation(rows, cost)
+    if rule == "expected_reduction":
+        return ByReduction(rows, target, cost)
+    return ByForceStd(rows, std, cost)
+
+
 @dataclass(frozen=True)
 class _Pick:
     """The change of all rows by a pick: (I + B^T B)^(-1/2) = I - sum_j u_j u_j^T shrink_j."""
 
-    vectors: np.ndarray  # u, [m, d]
-    shrink: np.ndarray  # [m]
+    vectors: Array  # u, [m, d]
+    shrink: Array  # [m]
 
     @classmethod
-    def of(cls, rows: np.ndarray) -> "_Pick":
+    def of(cls, rows: Array) -> "_Pick":
         values, left = np.linalg.eigh(rows @ rows.T)
         kept = values > NEGLIGIBLE * max(float(values[-1]), np.finfo(float).tiny)
         values = values[kept]
         vectors = (left[:, kept] / np.sqrt(values)).T @ rows
         return cls(vectors, 1.0 - 1.0 / np.sqrt(1.0 + values))
 
-    def seen_by(self, rows: np.ndarray) -> np.ndarray:
+    def seen_by(self, rows: Array) -> Array:
         return rows - ((rows @ self.vectors.T) * self.shrink) @ self.vectors

@@ -9,6 +9,7 @@ candidates wherever its last gain is above the score of the last one that was ke
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
@@ -24,18 +25,9 @@ from blips.active.database import CampaignError
 from blips.active.evidence import candidate_rows
 from blips.active.executor import Executor, JobLost
 from blips.active.frames import digest, to_json
-from blips.active.rules import (
-    ByForceStd,
-    ByInformation,
-    ByReduction,
-    Choice,
-    best,
-    expected_reduction,
-    random_score,
-)
+from blips.active.rules import Choice, best, expected_reduction, greedy, random_score
 from blips.active.store import CampaignStore, Pick
 from blips.active.worker import model_of, one_thread, screen
-from blips.data.structures import read_structures
 from blips.errors import InputError
 from blips.sim.guard import Guard
 
@@ -222,11 +214,8 @@ def _choices(
     if select.rule in ("energy_std", "random") or not _has_evidence(model):
         return best(by_score / cost, count)
     rows = _rows(model, [atoms for _, atoms, _ in candidates], config)
-    if select.rule == "information":
-        return ByInformation(rows, cost).choose(count)
-    if select.rule == "expected_reduction":
-        return ByReduction(rows, np.load(_target_file(model)), cost).choose(count)
-    return ByForceStd(rows, by_score, cost).choose(count)
+    target = np.load(_target_file(model))
+    return greedy(select.rule, rows, target, by_score, cost).choose(count)
 
 
 def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -> list[float]:
@@ -235,15 +224,12 @@ def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -
     Root of the mean variance of a component, the misfit's floor included; nothing for models
     without a posterior in closed form.
     """
-    posterior = model_of(model.job()).posterior
-    if posterior is None or not _has_evidence(model) or not picks:
+    if not picks or not _has_evidence(model):
         return []
-    rows, target = (
-        _rows(model, [pick.atoms for pick in picks], config),
-        np.load(_target_file(model)),
-    )
+    rows = _rows(model, [pick.atoms for pick in picks], config)
+    target = np.load(_target_file(model))
     reduction = expected_reduction(rows.reshape(1, -1, rows.shape[2]), target)[0]
-    scale, before = posterior.scale, float(np.square(target).sum())
+    scale, before = model_of(model.job()).conditioned().scale, float(np.square(target).sum())
     noise, misfit = scale.ratio * scale.scale**2, scale.floor[keys.FORCES] ** 2  # variances
     return [float(np.sqrt(noise * var + misfit)) for var in (before, before - reduction)]
 
@@ -253,12 +239,10 @@ def _has_evidence(model: Model) -> bool:
     return posterior is not None and posterior.evidence is not None
 
 
-def _rows(
-    model: Model, structures: Sequence[Atoms], config: CampaignConfig, *, energies: bool = True
-) -> np.ndarray:
-    options = {"rows": config.select.rows, "seed": config.seed, "energies": energies}
+def _rows(model: Model, structures: Sequence[Atoms], config: CampaignConfig) -> np.ndarray:
     with one_thread():
-        return candidate_rows(model_of(model.job()), structures, **options)
+        potential, rows = model_of(model.job()), config.select.rows
+        return candidate_rows(potential, structures, rows=rows, seed=config.seed)
 
 
 def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -> None:
@@ -267,34 +251,18 @@ def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -
     Divided by the root of the number of force components they stand for, so that the sum of their
     variances is the mean variance of a component (in units of the noise of labels).
     """
-    rng = np.random.default_rng([config.seed, 5])
-    if config.select.target is None:
-        numbers = sorted(rng.permutation(candidates.total)[:TARGETS].tolist())
-        guard = Guard(closest=config.limits.closest, farthest=config.limits.farthest)
-        target = [atoms for _, atoms, _ in candidates.fetch(numbers) if not guard.check(atoms)]
-    else:
-        frames = read_structures(config.select.target)
-        numbers = sorted(rng.permutation(len(frames))[:TARGETS].tolist())
-        target = [frames[number] for number in numbers]
-    found = _finite_rows(model, target, config)
-    components = max(1, 3 * sum(atoms for _, atoms in found))
-    none = np.zeros((0, model_of(model.job()).conditioned().maps.sketch.size))
-    rows = np.concatenate([none, *(row for row, _ in found)])
-    np.save(_target_file(model), rows / np.sqrt(components))
-
-
-def _finite_rows(
-    model: Model, structures: Sequence[Atoms], config: CampaignConfig
-) -> list[tuple[np.ndarray, int]]:
-    """Return force rows [q, d] and number of atoms of the structures that the model can judge."""
-    try:
-        rows = _rows(model, structures, config, energies=False) if structures else []
-    except InputError:
-        if len(structures) == 1:
-            return []
-        return [one for atoms in structures for one in _finite_rows(model, [atoms], config)]
-    both = zip(rows, structures, strict=True)
-    return [(row, len(atoms)) for row, atoms in both if np.isfinite(row).all()]
+    rng, given = np.random.default_rng([config.seed, 5]), config.select.target
+    source = candidates if given is None else Candidates.of_file(given)
+    numbers = sorted(rng.permutation(source.total)[:TARGETS].tolist())
+    guard = Guard(closest=config.limits.closest, farthest=config.limits.farthest)
+    rows, components = [np.zeros((0, model_of(model.job()).conditioned().maps.sketch.size))], 0
+    for _, atoms, _ in source.fetch(numbers):
+        with suppress(InputError):  # a structure that the model cannot judge
+            of_forces = _rows(model, [atoms], config)[0, 1:]  # [q, d]
+            if np.isfinite(of_forces).all() and not guard.check(atoms):
+                rows.append(of_forces)
+                components += 3 * len(atoms)
+    np.save(_target_file(model), np.concatenate(rows) / np.sqrt(max(components, 1)))
 
 
 def _target_file(model: Model) -> Path:

@@ -46,17 +46,9 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
         labelled = iter(store.labelled())
         picks = []
         for pick in store.picks():
-            picks.append(
-                {
-                    "name": pick.name,
-                    "round": pick.round,
-                    "status": pick.status,
-                    "score": pick.score,
-                    "reason": pick.reason,
-                    "atoms": next(labelled) if pick.status == "labelled" else pick.atoms,
-                    "log": store.attempts(pick),
-                }
-            )
+            atoms = next(labelled) if pick.status == "labelled" else pick.atoms
+            log = store.attempts(pick)
+            picks.append({**vars(pick), "name": pick.name, "atoms": atoms, "log": log})
         return {
             "config": store.fact("config"),
             "curve": curve,

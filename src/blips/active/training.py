@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,10 @@ from blips.train.fit import fit
 from blips.uq.assess import References, assess
 
 
-def round_folder(store: CampaignStore, round: int) -> Path:
-    """Return the folder in which the model of a round is trained."""
-    return store.folder / "models" / f"round-{round:04d}"
-
-
 def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> dict[str, Any]:
     """Train on the labels of earlier rounds; an interrupted training goes on."""
     structures = store.labelled(before=round)
-    folder = round_folder(store, round)
+    folder = store.folder / "models" / f"round-{round:04d}"
     model = build_model(config.model, config.seed)
     if not isinstance(model, BayesianPotential):
         raise CampaignError("a campaign needs a Bayesian potential; see model.bayes")

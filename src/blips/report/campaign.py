@@ -12,7 +12,7 @@ from blips.report.document import details, document, figures, table, viewer
 from blips.uq.plots import Plot, line
 
 CAMPAIGN = "campaign.db"
-CURVE, FALLS, RANKS = "curve-plot", "falls-plot", "scores-plot"
+CURVE, FALLS = "curve-plot", "falls-plot"
 MAX_PICKS = 1000
 
 Entry = Mapping[str, Any]
@@ -46,9 +46,9 @@ def render_campaign(
     """
     curve, picks = _errors(summary), summary["picks"]
     falls = _falls(curve, summary["rounds"])
-    plots = {CURVE: _curve(curve, baseline), FALLS: _fall_plot(falls), RANKS: _scores(picks)}
+    plots = {CURVE: _curve(curve, baseline), FALLS: _fall_plot(falls)}
     drawn = {key: plot.to_dict() for key, plot in plots.items() if plot is not None}
-    titles = {CURVE: "Errors over labels", FALLS: FALL_TITLE, RANKS: "Scores of the picks"}
+    titles = {CURVE: "Errors over labels", FALLS: FALL_TITLE}
     first = "".join(
         f"<p>{escape(text)}</p>"
         for text in (_sentence(summary, curve), _compared(curve, baseline))
@@ -162,63 +162,43 @@ def _line(title: str, curve: Entries, name: str) -> dict[str, Any]:
 FALL_TITLE = "Reduction of error by each batch"
 
 
-def _falls(curve: Entries, rounds: Entries) -> list[dict[str, Any]]:
+def _falls(curve: Entries, rounds: Entries) -> list[list[float | None]]:
     """Compare what each batch of labels was predicted to do with what it did.
 
     Predicted: the force std on the target (the candidates, or `select.target`), in closed form,
     before and after the batch. Actual: the force RMSE of the models before and after.
     """
-    models = {entry["round"]: entry for entry in curve if entry.get("force_rmse") is not None}
-    found = []
-    for entry in rounds:
-        if not entry.get("predicted_std"):
-            continue
-        before, after = entry["predicted_std"]
-        row = {"round": entry["round"], "std": before, "std after": after}
-        row["predicted"] = 100 * (1 - after / before)
-        rmse, then = (models.get(entry["round"] + k, {}).get("force_rmse") for k in (0, 1))
-        row |= {"RMSE": rmse, "RMSE after": then}
-        row["actual"] = 100 * (1 - then / rmse) if rmse and then else None
-        found.append(row)
-    return found
+    rmse = {entry["round"]: entry.get("force_rmse") for entry in curve}
+    return [
+        [n, *_fall(*entry["predicted_std"]), *_fall(rmse.get(n), rmse.get(n + 1))]
+        for n, entry in ((entry["round"], entry) for entry in rounds)
+        if entry.get("predicted_std")
+    ]
 
 
-def _fall_plot(falls: Entries) -> Plot | None:
+def _fall(before: float | None, after: float | None) -> tuple[float | None, ...]:
+    return before, after, 100 * (1 - after / before) if before and after else None
+
+
+def _fall_plot(falls: Sequence[list[float | None]]) -> Plot | None:
     if len(falls) < 2:
         return None
-    rounds = [row["round"] for row in falls]
+    round, _, _, predicted, _, _, actual = np.array(falls, dtype=float).T
     return Plot(
         "falls",
-        "How much smaller the batch of a round makes the force std by the closed form, without "
-        "training, and by how much the force RMSE of the next model was smaller.",
+        "How much smaller each batch makes the force std by the closed form, without training; and "
+        "how much smaller the force RMSE of the next model was.",
         f"Predicted and actual reduction of error by {len(falls)} batches.",
         {"label": "round"},
         {"label": "reduction, %"},
-        [
-            line(kind, rounds, [np.nan if row[kind] is None else row[kind] for row in falls])
-            for kind in ("predicted", "actual")
-        ],
+        [line("predicted", round, predicted), line("actual", round, actual)],
     )
 
 
-def _fall_table(falls: Entries) -> str:
+def _fall_table(falls: Sequence[list[float | None]]) -> str:
     headers = ["Round", "Force std (eV/Å)", "Then", "Predicted reduction, %"]
     headers += ["Force RMSE (eV/Å)", "Then", "Actual reduction, %"]
-    return table(FALL_TITLE, headers, [list(row.values()) for row in falls]) if falls else ""
-
-
-def _scores(picks: Entries) -> Plot | None:
-    scores = [pick["score"] for pick in picks if pick["score"] is not None]
-    if not scores:
-        return None
-    return Plot(
-        "scores",
-        "The score by which each structure was chosen, in order.",
-        f"Scores of {len(scores)} picks in the order in which they were chosen.",
-        {"label": "pick"},
-        {"label": "score"},
-        [line("picks", range(1, len(scores) + 1), scores, "points")],
-    )
+    return table(FALL_TITLE, headers, falls) if falls else ""
 
 
 def _curve_table(curve: Entries) -> str:
