@@ -5,9 +5,9 @@ import pytest
 from scipy.stats import norm
 
 from blips.errors import InputError
+from blips.inference import scale as limits
 from blips.inference.posterior import Scale
 from blips.inference.scale import (
-    LARGEST_FACTOR,
     LEAST_FLOOR,
     RELATIVE_RATIOS,
     choose_ratio,
@@ -181,7 +181,7 @@ def test_the_factor_is_recovered():
 
 
 @pytest.mark.parametrize(
-    ("size", "factor"), [(1e-6, 0.01), (0.5, 0.75), (0.9, 1.0), (1.2, 1.2), (100.0, LARGEST_FACTOR)]
+    ("size", "factor"), [(1e-6, 0.01), (0.5, 0.75), (0.9, 1.0), (1.2, 1.2), (100.0, 4.0)]
 )
 def test_the_factor_stays_within_its_bounds(size, factor):
     assert fit_factor(np.ones(20), np.full(20, size)) == pytest.approx(factor)
@@ -206,7 +206,7 @@ def test_the_floor_of_energies_is_recovered_for_each_atom(floor):
 
 def test_the_floor_of_energies_is_never_nothing():
     var, error, size = np.full(9, 100.0), np.full(9, 0.1), np.ones(9)
-    assert fit_floor(var, error, size) == pytest.approx(LEAST_FLOOR * 0.1)
+    assert fit_floor(var, error, size) == pytest.approx(0.002)
 
 
 def test_energies_without_errors_are_refused():
@@ -255,3 +255,62 @@ def test_the_relative_misfit_is_found_to_a_step_of_the_grid():
 
 def test_energies_have_the_factor_one_unless_labels_say_otherwise():
     assert Scale(1.0, 1.0, {"forces": 1.0, "energy": 1.0}).energy_factor == 1.0
+
+
+SPREAD = np.array([0.01, 0.1, 1.0, 10.0, 100.0])  # variances with a median of 1
+
+
+@pytest.mark.parametrize("exponent", [-1.0, -0.125, 0.0, 0.375, 2.0, 3.875, 4.0])
+def test_the_floor_is_found_to_a_step_of_its_grid(exponent):
+    """Errors of exactly the size that is expected make a likelihood with its maximum there."""
+    floor_square = 10.0**exponent
+    fit = fit_scale_and_floor(SPREAD, 3.0 * np.sqrt(SPREAD + floor_square))
+    assert fit.scale == pytest.approx(3.0, rel=1e-6)
+    assert fit.floor == pytest.approx(3.0 * np.sqrt(floor_square), rel=1e-6)
+
+
+def test_the_floor_ends_at_a_hundred_times_the_scale_and_begins_at_a_fiftieth_of_the_error():
+    fit = fit_scale_and_floor(SPREAD, np.full(5, 1e6))
+    assert fit.floor / fit.scale == pytest.approx(100.0, rel=1e-6)
+    error = 3.0 * np.sqrt(SPREAD)
+    least = fit_scale_and_floor(SPREAD, error)
+    assert least.scale == pytest.approx(3.0, rel=1e-6)
+    assert least.floor == pytest.approx(0.02 * np.sqrt(np.mean(error**2)), rel=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [-1.0, 0.25, 1.0, 3.0])
+def test_the_relative_misfit_is_found_on_the_whole_of_its_grid(exponent):
+    var, force = (x.ravel() for x in np.meshgrid(SPREAD, [300.0, 1000.0, 9000.0]))
+    kappa = 10.0**exponent / 1000.0**2  # of a median variance of 1
+    error = np.sqrt(var + kappa * force**2)
+    fit = fit_scale_and_misfit(var, error, force, structures=10**9)
+    assert fit.scale == pytest.approx(1.0, rel=1e-6)
+    assert fit.relative == pytest.approx(np.sqrt(kappa), rel=1e-6)
+
+
+def test_a_relative_misfit_is_at_most_a_half_and_worth_a_factor_e():
+    var, force = (x.ravel() for x in np.meshgrid(SPREAD, [1.0, 10.0, 100.0]))
+    error = np.sqrt(var + (0.8 * force) ** 2)
+    assert 0.3 < fit_scale_and_misfit(var, error, force, structures=10**9).relative <= 0.5
+    error = np.sqrt(var + (0.03 * force) ** 2)
+    gained = fit_scale_and_floor(var, error).nll
+    gained -= fit_scale_and_misfit(var, error, force, structures=10**9).nll
+    for share, found in ((0.8, False), (1.2, True)):
+        fit = fit_scale_and_misfit(var, error, force, structures=share / gained)
+        assert (fit.relative > 0) == found
+
+
+def test_limits_of_what_labels_may_decide():
+    assert limits.VALID_ROWS == 24
+    assert (limits.LARGEST_FACTOR, limits.LEAST_FACTOR, limits.SAFETY) == (4.0, 0.01, 1.5)
+    assert (limits.LEAST_FLOOR, limits.LARGEST_RELATIVE) == (0.02, 0.5)
+    np.testing.assert_allclose(RELATIVE_RATIOS, 10.0 ** np.linspace(-10, -4, 13))
+
+
+@pytest.mark.parametrize("name", ["relative", "typical"])
+@pytest.mark.parametrize("value", [-0.1, float("inf"), float("nan")])
+def test_misfits_are_nothing_or_a_positive_number(name, value):
+    with pytest.raises(InputError, match=name):
+        Scale(1.0, 1.0, {"forces": 0.1}, **{name: value})
+    plain = Scale(1.0, 1.0, {"forces": 0.1})
+    assert (plain.relative, plain.typical, plain.energy_factor) == (0.0, 0.0, 1.0)

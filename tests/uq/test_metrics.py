@@ -182,3 +182,18 @@ def test_bad_values_are_refused():
         metrics.ece([], [], [])
     with pytest.raises(InputError, match=r"\.detach"):
         metrics.ece(torch.zeros(2, requires_grad=True), [1.0, 1.0], [0.0, 0.0])
+
+
+def test_bins_are_ten_and_levels_are_those_of_the_paper_by_default():
+    data = calibrated(500)
+    assert metrics.ence(*data) == metrics.ence(*data, n_bins=10) != metrics.ence(*data, n_bins=11)
+    assert [len(side) for side in metrics.binned_errors(*data)] == [10, 10]
+    assert metrics.COVERAGE_LEVELS == (0.68, 0.90, 0.95)
+    np.testing.assert_allclose(metrics.coverage(*data), metrics.coverage(*data, [0.68, 0.9, 0.95]))
+    np.testing.assert_allclose(metrics.ECE_LEVELS, np.arange(101) / 100)
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 1.5, -0.1])
+def test_levels_are_probabilities(level):
+    with pytest.raises(InputError, match="above 0 and below 1"):
+        metrics.coverage([0.0], [1.0], [0.0], [0.5, level])

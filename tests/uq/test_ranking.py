@@ -169,3 +169,18 @@ def test_more_bad_input_is_refused():
         metrics.spearman([1.0], [1.0])
     with pytest.raises(InputError, match="threshold"):
         metrics.auroc([1.0, 2.0], [1.0, 2.0], np.nan)
+
+
+def test_partial_correlations_that_no_data_have_are_cut():
+    assert metrics.partial_correlation(0.9, 0.9, -0.9) == 1.0
+    assert metrics.partial_correlation(-0.9, 0.9, 0.9) == -1.0
+    assert metrics.partial_correlation(0.5, 1.0, 0.3) == 0.0
+
+
+def test_errors_at_the_threshold_are_small_and_units_are_free():
+    std, error = np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.1, 0.2, 0.2, 0.4])
+    assert metrics.auroc(std, error, 0.2) == 1.0
+    assert metrics.auroc(std, error, 0.4) == 0.5
+    one, other = (metrics.rejection_curve(std, unit * error) for unit in (1.0, 1e-6))
+    assert other.auc_normalised == pytest.approx(one.auc_normalised)
+    assert one.auc_normalised < 0.2
