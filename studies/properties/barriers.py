@@ -19,7 +19,7 @@ from ase import Atoms
 import blips
 from blips.backbones import PaiNN
 from blips.properties import barrier
-from blips.uq.metrics import coverage, spearman
+from blips.uq.metrics import coverage, ece, spearman
 from studies.errorbars.data import evenly, read_public
 from studies.spec import Findings, Run
 
@@ -58,6 +58,7 @@ def scan(run: Run) -> Findings:
         valid=[frames[5 * i] for i in range(len(frames) // 5)],
         config={"training": settings["training"], "seed": run.spec.seed},
         folder=run.folder / "training",
+        resume=True,
         display=False,
     )
     return _judged(potential, path, settings["members"])
@@ -76,9 +77,9 @@ def _judged(potential: blips.BayesianPotential, path: list[Atoms], members: int)
     alone = np.sqrt(np.square(changes).mean(axis=0))  # [images]
     together = np.sqrt(np.square(difference(changes)).mean(axis=0))  # [pairs]
     ways = {
-        "": together,
-        "independent_": np.hypot(alone[first], alone[last]),
-        "misfit_": np.hypot(together, difference(misfit)),
+        "differences": together,
+        "differences_if_independent": np.hypot(alone[first], alone[last]),
+        "differences_with_misfit": np.hypot(together, difference(misfit)),
     }
     truth, guess = difference(known), difference(energies)
     bottom = int(known.argmin())
@@ -89,14 +90,16 @@ def _judged(potential: blips.BayesianPotential, path: list[Atoms], members: int)
         "barrier_std": float(np.sqrt(np.square(rise).mean())),
         "barrier_misfit_std": float(misfit[top] - misfit[bottom]),
         "barrier_known": float(known[bottom:].max() - known[bottom]),
-        "difference_mae": float(np.abs(guess - truth).mean()),
     }
     for way, std in ways.items():
         std = np.maximum(std, LEAST)
-        metrics[f"{way}spearman"] = spearman(std, np.abs(guess - truth))
+        metrics[f"{way}_n"] = float(len(truth))
+        metrics[f"{way}_mae"] = float(np.abs(guess - truth).mean())
+        metrics[f"{way}_spearman"] = spearman(std, np.abs(guess - truth))
+        metrics[f"{way}_ece"] = ece(guess, std, truth)
         for level in (0.68, 0.9):
             covered = float(coverage(guess, std, truth, [level])[0])
-            metrics[f"{way}coverage{round(100 * level)}"] = covered
+            metrics[f"{way}_coverage{round(100 * level)}"] = covered
     std = np.sqrt(np.square(changes - changes[:, :1]).mean(axis=0))
     rows = np.stack([known - known[0], energies - energies[0], std, misfit], axis=1).tolist()
     named = {key: {"value": float(v), "low": None, "high": None} for key, v in metrics.items()}
