@@ -20,7 +20,7 @@ from blips.uq.metrics import coverage, ece, spearman
 Array = np.ndarray
 Metric = dict[str, float | None]
 SPLITS, RESAMPLES, MOST = 500, 1000, 50
-ALIGNED_SPLITS = 100
+CORRECTED_SPLITS = 100
 
 
 def judged(value: Array, std: Array, known: Array, seed: int = 0) -> dict[str, Metric]:
@@ -84,18 +84,43 @@ def aligned(shares: Array, value: Array, std: Array, known: Array) -> dict[str, 
         std: its error bars.
         known: what DFT says.
     """
-    rng = np.random.default_rng(0)
-    rows: list[dict[str, float]] = []
-    for _ in range(ALIGNED_SPLITS):
-        fit, test = np.split(rng.permutation(len(value)), [min(MOST, len(value) // 2)])
+
+    def correct(fit: Array, test: Array) -> tuple[Array, Array]:
         found = fit_alignment(shares[fit], (known - value)[fit], np.square(std[fit]))
         unsure = np.einsum("sz,zy,sy->s", shares[test], found.cov, shares[test])
         wide = np.sqrt(np.square(std[test]) + unsure + found.misfit**2)
-        shifted, truth = value[test] + shares[test] @ found.shift, known[test]
-        row = {f"coverage{p}": _covered(shifted, wide, truth, p / 100) for p in (68, 90)}
-        row |= {"mae": float(np.abs(shifted - truth).mean()), "ece": ece(shifted, wide, truth)}
-        row |= {"spearman": spearman(wide, np.abs(shifted - truth)), "n": float(len(test))}
-        rows.append(row)
+        return value[test] + shares[test] @ found.shift, wide
+
+    return _corrected(correct, known)
+
+
+def scaled(value: Array, std: Array, known: Array) -> dict[str, Metric]:
+    """Compute metrics after one scale, see `softening`, was fitted to a few; of the others."""
+
+    def correct(fit: Array, test: Array) -> tuple[Array, Array]:
+        scale, scale_std = softening(value[fit], known[fit])
+        return scale * value[test], np.hypot(scale * std[test], scale_std * value[test])
+
+    return _corrected(correct, known)
+
+
+def _corrected(
+    correct: Callable[[Array, Array], tuple[Array, Array]], known: Array
+) -> dict[str, Metric]:
+    """Compute metrics of the materials that did not fit a correction, over random choices.
+
+    `correct` is given the numbers of those that fit and of the others; it returns the others'
+    values and stds.
+    """
+    rng = np.random.default_rng(0)
+    rows: list[dict[str, float]] = []
+    for _ in range(CORRECTED_SPLITS):
+        fit, test = np.split(rng.permutation(len(known)), [min(MOST, len(known) // 2)])
+        (value, std), truth = correct(fit, test), known[test]
+        error = np.abs(value - truth)
+        row = {f"coverage{p}": _covered(value, std, truth, p / 100) for p in (68, 90)}
+        row |= {"n": float(len(test)), "mae": float(error.mean()), "ece": ece(value, std, truth)}
+        rows.append(row | {"spearman": spearman(std, error)})
     return {name: _over([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -112,5 +137,5 @@ def softening(value: Array, known: Array, seed: int = 0) -> tuple[float, float]:
     """Fit s of known = s * value, and its std: median of the ratios, bootstrap over materials."""
     ratio = known / value
     rng = np.random.default_rng(seed)
-    resampled = [np.median(rng.choice(ratio, len(ratio))) for _ in range(RESAMPLES)]
+    resampled = np.median(rng.choice(ratio, (RESAMPLES, len(ratio))), axis=1)
     return float(np.median(ratio)), float(np.std(resampled))

@@ -31,7 +31,7 @@ from blips.properties.pool import run_pool
 from blips.properties.result import Properties, Property
 from studies.properties import barriers
 from studies.properties.data import Material, dft_references, elemental_crystals, materials
-from studies.properties.measure import aligned, judged, softening
+from studies.properties.measure import aligned, judged, scaled, softening
 from studies.spec import Findings, Layout, Run, RunSpec
 from studies.tables import Column, Row, Table
 
@@ -197,9 +197,7 @@ def _findings(rows: list[dict[str, Any]], failed: dict[str, str]) -> Findings:
                 "low": scale - 2 * scale_std,
                 "high": scale + 2 * scale_std,
             }
-            wide = np.hypot(scale * std, scale_std * value)
-            corrected = judged(scale * value, wide, known)
-            found |= {f"scaled_{key}": metric for key, metric in corrected.items()}
+            found |= {f"scaled_{k}": m for k, m in scaled(value, std, known).items()}
         if name.startswith("formation"):
             shares = np.array(
                 [_shares(row["formula"]) for row in rows if name in row["quantities"]]
@@ -221,14 +219,16 @@ NOTE = """\
 Materials at random among those with few atoms in the cell: at most 6, 12 for formation energies, 10
 for heat capacities. "rho" is Spearman's between the std and the absolute error with its 95 %
 interval, "rho, right" what it would be if the error bars were exactly right, "rho, value" that of
-the value's magnitude in place of the std. "aligned": energies of elements are fitted to 50
-materials, and all figures are of the others, means over 100 random choices. "differences" of all
+the value's magnitude in place of the std. "aligned": energies of elements, "scaled": one factor on
+the values, are fitted to half of the materials, at most 50; all figures are of the others, means
+over 100 random choices, with the range of 90 % of these as interval. "differences" of all
 pairs of energies along a scan: by members, as if independent, with the misfit. "factor" makes 90 %
 intervals right on half of the materials, at most 50; coverage and ECE after it are those of the
 other materials, means over 500 random halves. "scale" is what moduli are to be multiplied with: the
 median of DFT's over the model's."""
 QUANTITIES = (
-    "bulk_modulus", "shear_modulus", "heat_capacity",
+    "bulk_modulus", "bulk_modulus_scaled", "shear_modulus", "shear_modulus_scaled",
+    "heat_capacity",
     "formation", "formation_aligned", "formation_corrected", "formation_corrected_aligned",
     "formation_own_references",
     "differences", "differences_if_independent", "differences_with_misfit",
