@@ -97,6 +97,15 @@ def test_misfit_adds_up_along_a_path_wherever_its_images_are_wrapped(potential):
     assert "misfit of the forces along the path" in str(found)
 
 
+def test_a_path_that_leaves_the_data_says_so(potential):
+    def notes(*distances):
+        path = [Atoms("Cu2", [[0, 0, 0], [distance, 0, 0]]) for distance in distances]
+        return str(properties.barrier(potential, path, band=False, members=2))
+
+    assert "leaves the data's domain" in notes(2.5, 9.0)
+    assert "leaves the data's domain" not in notes(2.5, 2.6)
+
+
 def test_bad_paths_are_refused(potential):
     with pytest.raises(InputError, match="at least two structures with the same atoms"):
         properties.barrier(potential, [hop(2.55), Atoms("Cu2")])

@@ -66,11 +66,9 @@ def barrier(
     details: dict[str, Any] = {"energies": energies}
     if potential.posterior is not None or run.method == "linear":
         details["member_energies"] = energies + factor * run.energy_changes(mean)  # [K, images]
-        details["misfit_std"] = along = misfit_along(run, mean)
-        if most := along[energies.argmax()]:
-            details["notes"] = [
-                f"misfit of the forces along the path, in no member: ± {most:.2g} eV"
-            ]
+        prediction = potential.predict(mean, samples=2, seed=run.seed)
+        details["misfit_std"] = misfit_along(mean, prediction.forces_aleatoric_std)
+        details["notes"] = _notes(details["misfit_std"][energies.argmax()], prediction.in_domain)
 
     def first_order() -> list[Values]:
         top = int(energies.argmax())
@@ -95,18 +93,27 @@ def heights(energies: Array, top: int | None = None) -> Values:
     }
 
 
-def misfit_along(run: Calculation, path: Sequence[Atoms]) -> Array:
-    """Integrate the std of the forces' misfit along a path, from its first image, [images] eV."""
-    std = run.potential.predict(path, samples=2, seed=run.seed).forces_aleatoric_std
+def misfit_along(path: Sequence[Atoms], forces_std: Array | None) -> Array:
+    """Integrate a std of forces [images * N, 3] along a path, from its first image, [images] eV."""
     along = np.zeros(len(path))
-    if std is not None:
-        std = std.reshape(len(path), -1, 3)
+    if forces_std is not None:
+        std = forces_std.reshape(len(path), -1, 3)
         steps = np.diff([atoms.positions for atoms in path], axis=0)  # [images - 1, N, 3]
         cell, pbc = path[0].cell, path[0].pbc
         steps = np.array([find_mic(step, cell, pbc)[0] for step in steps])  # type: ignore[arg-type]
         middle = (std[1:] + std[:-1]) / 2
         along[1:] = np.sqrt(np.square(middle * steps).sum(axis=(1, 2))).cumsum()
     return along
+
+
+def _notes(misfit: float, in_domain: Array | None) -> list[str]:
+    """Say what members do not know."""
+    notes = [f"misfit of the forces along the path, in no member: ± {misfit:.2g} eV"]
+    if in_domain is not None and not in_domain.all():
+        notes.append(
+            "the path leaves the data's domain (prediction.in_domain): no error bar holds there"
+        )
+    return notes if misfit else notes[1:]
 
 
 def climbing_band(run: Calculation, surface: Surface, path: Sequence[Atoms]) -> list[Atoms]:
