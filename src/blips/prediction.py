@@ -16,9 +16,10 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
+from blips.backbones.foreign import require
 from blips.data.graph import Graph
 from blips.data.labels import Labels, available
-from blips.errors import InputError, MissingPackageError
+from blips.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -208,24 +209,15 @@ class Prediction:
 
     def to_dataframe(self) -> "DataFrame":
         """Make a pandas table with a row for each structure; columns of `summary`, and n_atoms."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingPackageError(
-                "to_dataframe needs pandas; install it with: pip install pandas"
-            ) from error
+        pd = require("pandas", "pip install pandas")
         lists = {name: value for name, value in self.summary().items() if isinstance(value, list)}
         return pd.DataFrame({"n_atoms": self.n_atoms, **lists}).rename_axis("structure")
 
     def plot(self) -> "Figure":
         """Plot the std of each atom's force against the force itself, norms."""
         force, std = self.array(keys.FORCES), self.array("forces_total_std")
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise MissingPackageError(
-                "plot needs matplotlib; install it with: pip install matplotlib"
-            ) from error
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(4.5, 3.5), layout="constrained")
         axes = figure.add_subplot()
         norms = (np.linalg.norm(values, axis=1) for values in (force, std))

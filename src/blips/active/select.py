@@ -50,19 +50,15 @@ class Model:
 class Screening:
     """The best candidates so far; which they are in the end does not depend on the order.
 
-    Attributes:
-        rows: (number, scores) of the best, best first; those beyond the automatic limit come last,
-            the least uncertain first, with the score "beyond".
-        seen: candidates in all.
-        excluded: how many are beyond a limit or known, by reason.
-        largest: largest value of every score among those that can be chosen.
+    `rows` has the best first; those beyond the automatic limit come last, the least uncertain
+    first, with the score "beyond".
     """
 
     def __init__(self, config: CampaignConfig, round: int) -> None:
         self.rows: list[Row] = []
-        self.seen = 0
-        self.excluded: Counter[str] = Counter()
-        self.largest: dict[str, float] = {}
+        self.seen = 0  # candidates in all
+        self.excluded: Counter[str] = Counter()  # beyond a limit or known, by reason
+        self.largest: dict[str, float] = {}  # of every score, among those that can be chosen
         self._stds: list[float] = []  # sums over the chunks, ascending
         self._counted = 0
         self._rule, self._power = config.select.rule, config.select.cost

@@ -41,24 +41,17 @@ BATCH = 32
 class Calculation:
     """What all functions of `blips.properties` take as options.
 
-    Attributes:
-        potential: with a posterior.
-        method: "linear", to first order from the plain model's geometries; or "members", each
-            of which relaxes, is strained and is displaced by itself.
-        members: K.
-        seed: of the draws.
-        fmax: largest force after a relaxation, eV/A.
-        steps: of each relaxation at most.
-        progress: is told what is being done.
+    By the method "linear" error bars are of first order from the plain model's geometries; by
+    "members" each of these relaxes, is strained and is displaced by itself.
     """
 
-    potential: BayesianPotential
+    potential: BayesianPotential  # with a posterior
     method: str = "linear"
-    members: int = 16
-    seed: int = 0
-    fmax: float = 0.002
-    steps: int = 300
-    progress: Callable[[str], object] = lambda _: None
+    members: int = 16  # K
+    seed: int = 0  # of the draws
+    fmax: float = 0.002  # largest force after a relaxation, eV/A
+    steps: int = 300  # of each relaxation at most
+    progress: Callable[[str], object] = lambda _: None  # is told what is being done
 
     def __post_init__(self) -> None:
         """Refuse unknown ways, and committees without a spread."""

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blips.errors import MissingPackageError
 from blips.properties.result import Properties, Property
 
 if TYPE_CHECKING:
@@ -18,12 +17,8 @@ WIDTH, HEIGHT = 3.2, 2.8  # inches of one panel
 
 def plot(found: Properties) -> "Figure":
     """Draw the curves of a kind, and a panel for each quantity that is a number."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackageError(
-            "plot needs matplotlib; install it with: pip install matplotlib"
-        ) from error
+    from matplotlib.figure import Figure
+
     numbers = [one for one in found.values() if np.ndim(one.value) == 0]
     curves = [curve for name, curve in CURVES.items() if name == found.kind or name in found]
     panels = len(numbers) + len(curves)

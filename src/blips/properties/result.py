@@ -34,21 +34,13 @@ class PropertyError(BlipsError):
 
 @dataclass(frozen=True)
 class Property:
-    """One quantity.
+    """One quantity."""
 
-    Attributes:
-        name: such as "bulk_modulus".
-        value: of the plain model, [...].
-        std: over the members, [...]; what the data leave open, without floor and calibration.
-        members: the values of the members that succeeded, [M, ...].
-        units: of all of them.
-    """
-
-    name: str
-    value: Array | float
-    std: Array | float
-    members: Array
-    units: str
+    name: str  # such as "bulk_modulus"
+    value: Array | float  # of the plain model, [...]
+    std: Array | float  # over the members, [...]: what data leave open, no floor, not calibrated
+    members: Array  # values of the members that succeeded, [M, ...]
+    units: str  # of all of them
 
     @classmethod
     def of(cls, name: str, value: Array | float, members: Array, units: str) -> "Property":
@@ -76,21 +68,13 @@ class Property:
 
 @dataclass(frozen=True)
 class Properties(Mapping[str, Property]):
-    """The quantities of one calculation, by name.
+    """The quantities of one calculation, by name."""
 
-    Attributes:
-        kind: "elastic", "phonons", ...
-        method: "linear" (first order, from the plain model's geometries) or "members".
-        quantities: name -> property.
-        failures: number of a member -> why it has no value.
-        details: what else is worth keeping, JSON-able but for arrays.
-    """
-
-    kind: str
-    method: str
-    quantities: Mapping[str, Property]
-    failures: Mapping[int, str] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
+    kind: str  # "elastic", "phonons", ...
+    method: str  # "linear" (first order, from the plain model's geometries) or "members"
+    quantities: Mapping[str, Property]  # by name
+    failures: Mapping[int, str] = field(default_factory=dict)  # member -> why it has no value
+    details: Mapping[str, Any] = field(default_factory=dict)  # what else is worth keeping
 
     def __getitem__(self, name: str) -> Property:
         """Return one quantity."""
