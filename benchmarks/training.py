@@ -21,8 +21,7 @@ from blips.backbones import PaiNN
 from blips.backbones.base import Backbone
 from blips.config import load_config
 from blips.conversion import bayesianize
-from blips.data.batch import Batch
-from blips.data.dataset import StructureData
+from blips.data.dataset import Batch, StructureData
 from blips.train.objective import Model, Objective
 from blips.train.run import environment
 from studies.nbody import EGNN, ParticleData

@@ -85,11 +85,6 @@ EXPLAINED: dict[tuple[str, str, str], str] = {  # (module, line, change): why no
     ("uq/bootstrap", CHUNK, "Pow -> Mult"): CHUNK_WHY,
     (
         "train/objective",
-        "return replace(graph, positions=positions + move)",
-        "Add -> Sub",
-    ): "moves are normal numbers, as likely as their opposites",
-    (
-        "train/objective",
         "derivatives = self._derivatives(batch, create_graph=False)",
         "False -> True",
     ): "costs memory during validation; values are the same",

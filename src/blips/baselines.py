@@ -23,15 +23,13 @@ from torch import nn
 from blips.backbones import build
 from blips.backbones.base import Backbone, graph_batches
 from blips.config import Source
-from blips.data.batch import TrainingData
-from blips.data.dataset import StructureData
+from blips.data.dataset import StructureData, TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
 from blips.inference.monte_carlo import monte_carlo
 from blips.prediction import Calibrator, Outputs, Prediction, point_prediction
 from blips.train.fit import Data, FitResult, fit, resolve_config
-from blips.train.objective import plain_outputs
-from blips.train.wrapper import Likelihood, Stochastic, Wrapper
+from blips.train.objective import Likelihood, Stochastic, Wrapper, plain_outputs
 
 Structures = Atoms | Sequence[Atoms] | Graph
 MakeBackbone = Callable[[int], Backbone]  # seed -> untrained backbone

@@ -15,12 +15,11 @@ from blips.bayes.convert import ConversionReport, revert
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
 from blips.bayes.noise import FrozenDraw
-from blips.data.elements import element_counts
 from blips.data.graph import Graph
 from blips.data.labels import Labels
 from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.inference.alignment import Alignment
+from blips.inference.alignment import Alignment, element_counts
 from blips.inference.condition import DIMENSION, ROWS, condition
 from blips.inference.maps import READOUT
 from blips.inference.memory import keep_freed_memory

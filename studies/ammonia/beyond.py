@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from blips.bayes.noise import seeded_generator
-from blips.data.batch import Batch
+from blips.data.dataset import Batch
 from blips.data.graph import Graph
 from blips.potential import BayesianPotential
 from blips.train.objective import NoiseKey, Objective, Penalties

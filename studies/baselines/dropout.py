@@ -30,8 +30,7 @@ from blips.inference.memory import MemoryGauge
 from blips.inference.monte_carlo import monte_carlo
 from blips.inference.sampling import Sample
 from blips.prediction import Outputs, Prediction
-from blips.train.objective import plain_outputs
-from blips.train.wrapper import Stochastic
+from blips.train.objective import Stochastic, plain_outputs
 
 
 @dataclass(frozen=True)

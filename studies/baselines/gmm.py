@@ -27,7 +27,7 @@ from torch import Tensor
 from blips import keys
 from blips.backbones.base import Backbone
 from blips.bayes.noise import seeded_generator
-from blips.data.batch import TrainingData
+from blips.data.dataset import TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
 from studies.baselines.last_layer import inputs_of, readout_of

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.data.batch import TrainingData
+from blips.data.dataset import TrainingData
 from blips.data.graph import Graph
 from studies.baselines.last_layer import summed_features
 from studies.baselines.learned import QUANTITIES, Learned, data_batches

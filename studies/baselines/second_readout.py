@@ -20,13 +20,12 @@ from blips.backbones.derivatives import Derivatives
 from blips.baselines import Baseline
 from blips.bayes.encoder import mlp
 from blips.config import TrainingConfig
-from blips.data.batch import Batch
+from blips.data.dataset import Batch
 from blips.data.graph import Graph
 from blips.errors import ConfigError, InputError
 from blips.prediction import Outputs, Prediction, point_prediction
 from blips.train.loss import atom_counts, loss_factor
-from blips.train.objective import plain_outputs
-from blips.train.wrapper import Likelihood
+from blips.train.objective import Likelihood, plain_outputs
 from studies.baselines.last_layer import energy_scale, inputs_of, readout_of
 
 FLOOR = 1e-4  # of nu, alpha - 1 and beta

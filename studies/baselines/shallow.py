@@ -21,13 +21,13 @@ from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives
 from blips.baselines import Baseline
 from blips.config import TrainingConfig
-from blips.data.batch import Batch
+from blips.data.dataset import Batch
 from blips.data.graph import Graph
 from blips.errors import ConfigError, InputError
 from blips.inference.monte_carlo import monte_carlo
 from blips.prediction import Outputs, Prediction
 from blips.train.loss import atom_counts, data_loss
-from blips.train.wrapper import Likelihood
+from blips.train.objective import Likelihood
 from studies.baselines.last_layer import energy_scale, gradient_of_each, last_layer, readout_of
 
 Loss = Literal["nll", "crps"]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blips.data.batch import Batch, check_indices
+from blips.data.dataset import Batch, check_indices
 from blips.data.graph import Graph
 from blips.errors import InputError
 

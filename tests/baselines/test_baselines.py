@@ -19,7 +19,7 @@ from blips.backbones import PaiNN, SchNet
 from blips.baselines import Baseline, DeepEnsemble, predict_plain
 from blips.cli import app
 from blips.errors import CheckpointError, ConfigError, InputError
-from blips.train.wrapper import Wrapper
+from blips.train.objective import Wrapper
 from blips.uq.assess import References, assess, calibrate, write_figures
 from helpers import QUICK, TINY, morse_ammonia
 from studies.baselines import (

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blips import keys
-from blips.data.batch import Batch
-from blips.data.dataset import StreamedData, StructureData
+from blips.data.dataset import Batch, StreamedData, StructureData
 from blips.data.graph import AtomGraph
 from blips.data.labels import Labels
 from blips.errors import InputError

@@ -14,8 +14,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 import blips
 from blips.backbones import PaiNN
 from blips.backbones.base import graph_batches
-from blips.data.elements import element_counts
-from blips.inference.alignment import LEAST_MISFIT, fit_alignment
+from blips.inference.alignment import LEAST_MISFIT, element_counts, fit_alignment
 from blips.prediction import Prediction
 from blips.train.references import align
 from helpers import TINY

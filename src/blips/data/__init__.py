@@ -1,7 +1,6 @@
 """Structures in and out: files, graphs, splits and the shipped NH3 set."""
 
-from blips.data.batch import Batch, TrainingData
-from blips.data.dataset import StreamedData, StructureData
+from blips.data.dataset import Batch, StreamedData, StructureData, TrainingData
 from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels
 from blips.data.structures import read_structures

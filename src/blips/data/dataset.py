@@ -1,24 +1,80 @@
-"""Data sets of labelled structures: from memory, or from a file larger than it."""
+"""Batches of graphs with their targets; data sets from memory, or from a file larger than it."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 from ase import Atoms
 from torch import Tensor
 
 from blips import keys
-from blips.data.batch import Batch, check_indices
-from blips.data.graph import AtomGraph
+from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels, extract
 from blips.data.structures import read_xyz_frame, xyz_frame_offsets
 from blips.errors import InputError
 
 GraphOf = Callable[[Atoms, torch.dtype], AtomGraph]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """S structures with N nodes in all, and what a model should say about them.
+
+    Targets are energy [S] eV (always float64), forces [N, 3] eV/A, stress [S, 3, 3] eV/A^3; those
+    that the data set has, or others by the names of the model's outputs.
+    """
+
+    graph: Graph
+    targets: dict[str, Tensor]
+    indices: tuple[int, ...]  # [S], numbers of the structures in their data set
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """Copy on another device, with floating-point tensors but energies of another dtype."""
+        targets = {
+            name: target.to(device, None if name == keys.ENERGY else dtype)
+            for name, target in self.targets.items()
+        }
+        return replace(self, graph=self.graph.to(device, dtype), targets=targets)
+
+    @classmethod
+    def join(cls, parts: Sequence["Batch"]) -> Self:
+        """Join the structures of all parts into one batch, in order."""
+        graphs = [part.graph for part in parts]
+        targets = {
+            name: torch.cat([part.targets[name] for part in parts]) for name in parts[0].targets
+        }
+        indices = tuple(index for part in parts for index in part.indices)
+        return cls(type(graphs[0]).batch(graphs), targets, indices)
+
+
+class TrainingData(Protocol):
+    """What training and evaluation ask of a data set."""
+
+    def __len__(self) -> int:
+        """Return number of structures."""
+        ...
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return a batch of the structures with these numbers, in this order."""
+        ...
+
+    def name_of(self, index: int) -> str:
+        """Return where a structure comes from, for messages: file and frame."""
+        ...
+
+
+def check_indices(indices: Sequence[int], size: int) -> None:
+    """Refuse indices that are empty or not within 0 to size - 1."""
+    if len(indices) == 0:
+        raise InputError("no structures were asked for; expected at least one index")
+    if min(indices) < 0 or max(indices) >= size:
+        raise InputError(f"indices {min(indices)} to {max(indices)} leave 0 to {size - 1}")
 
 
 class AtomData:

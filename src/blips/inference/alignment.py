@@ -17,16 +17,18 @@ model; the energy of a structure with composition c and n atoms has the variance
 misfit (sigma n)^2 on top of the model's own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from ase import Atoms
 from ase.data import chemical_symbols
 from torch import Tensor
 
-from blips.errors import CheckpointError
+from blips.data.graph import AtomGraph, Graph
+from blips.errors import CheckpointError, InputError
 from blips.prediction import Prediction
 
 NUM_ELEMENTS = len(chemical_symbols)  # 0 ("X") to 118
@@ -137,3 +139,15 @@ def fit_alignment(counts: Array, rest: Array, var: Array | None = None) -> Align
     whole[np.ix_(present, present)] = cov
     misfit = float(np.sqrt(weights @ np.array(sigma2s)))
     return Alignment(shift, whole, misfit, len(rest), tuple(present.tolist()))
+
+
+def element_counts(structures: Sequence[Atoms] | Graph) -> np.ndarray:
+    """Count the atoms of each element in each structure, [S, 119]."""
+    if not isinstance(structures, Graph):
+        return np.array([np.bincount(a.numbers, minlength=NUM_ELEMENTS) for a in structures])
+    graph = structures
+    if not isinstance(graph, AtomGraph):
+        raise InputError(f"elements need atoms; the data set has a {type(graph).__name__}")
+    flat = graph.structure * NUM_ELEMENTS + graph.numbers
+    counts = torch.bincount(flat, minlength=graph.num_structures * NUM_ELEMENTS)
+    return counts.reshape(graph.num_structures, NUM_ELEMENTS).cpu().numpy()

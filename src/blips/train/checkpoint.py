@@ -32,7 +32,7 @@ from blips.inference.alignment import Alignment
 from blips.inference.maps import ChosenMaps
 from blips.inference.posterior import ConditionedPosterior
 from blips.potential import BayesianPotential
-from blips.train.wrapper import Wrapper
+from blips.train.objective import Wrapper
 from blips.uq.calibrate import calibrator_from_dict
 
 FORMAT = "blips-2"

@@ -19,11 +19,11 @@ from blips.inference.scale import keys_of
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import Saveable, backbone_of
 from blips.train.fit import FitResult, fit
+from blips.train.objective import Wrapper
 from blips.train.references import align as align_energies
 from blips.train.references import moved
 from blips.train.released import is_released_name, usable_device
 from blips.train.released import load as load_saved
-from blips.train.wrapper import Wrapper
 
 
 def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:

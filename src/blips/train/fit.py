@@ -16,8 +16,7 @@ from pydantic import BaseModel
 from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig, Source, load_config
-from blips.data.batch import TrainingData
-from blips.data.dataset import AtomData, StreamedData, StructureData
+from blips.data.dataset import AtomData, StreamedData, StructureData, TrainingData
 from blips.data.labels import Labels
 from blips.data.sanity import warn_of_labels
 from blips.data.splits import Split, group_split, random_split

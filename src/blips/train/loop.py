@@ -11,8 +11,7 @@ from lightning_fabric import Fabric
 
 from blips.bayes.noise import seeded_generator
 from blips.config import RunConfig, TrainingConfig
-from blips.data.batch import Batch, TrainingData
-from blips.data.dataset import AtomData
+from blips.data.dataset import AtomData, Batch, TrainingData
 from blips.errors import BlipsError, ConfigError
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import describe, state_of, write_tensors

@@ -19,10 +19,9 @@ from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone, graph_batches
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig
-from blips.data.elements import element_counts, fit_reference_energies
 from blips.data.labels import Labels, available, extract
 from blips.errors import InputError
-from blips.inference.alignment import Alignment, fit_alignment
+from blips.inference.alignment import Alignment, element_counts, fit_alignment
 from blips.potential import BayesianPotential
 from blips.train.objective import plain_outputs
 
@@ -45,6 +44,22 @@ def set_reference_energies(
     else:
         shift = fit_reference_energies(structures, labels=labels)
     backbone.reference.set(shift)
+
+
+def fit_reference_energies(
+    structures: Sequence[Atoms], labels: Labels | None = None
+) -> dict[int, float]:
+    """Fit the energy of each element to energies of structures, eV by atomic number.
+
+        e = argmin_e  sum_s ( E_s - sum_z n_sz e_z )^2,   of least norm where that is not unique
+
+    with n_sz atoms of element z in structure s (all of one stoichiometry do not decide it).
+    """
+    counts = element_counts(structures)  # [S, 119]
+    energies = [extract(atoms, (keys.ENERGY,), labels)[keys.ENERGY] for atoms in structures]
+    present = np.flatnonzero(counts.any(axis=0))
+    fitted, *_ = np.linalg.lstsq(counts[:, present].astype(float), energies, rcond=None)
+    return dict(zip(present.tolist(), fitted.tolist(), strict=True))
 
 
 def unexplained_energies(

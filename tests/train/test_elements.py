@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blips.backbones.base import ReferenceEnergies
-from blips.data.elements import fit_reference_energies
 from blips.data.labels import Labels
+from blips.train.references import fit_reference_energies
 
 MOLECULES = ("H2O", "CH4", "NH3", "CO2", "CH3OH", "N2", "H2")
 TRUE = {1: -13.6, 6: -1030.0, 7: -1480.0, 8: -2040.0}
