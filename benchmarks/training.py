@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import studies.encoders  # noqa: F401 (knows the paper's inference networks)
 from benchmarks.measure import Call, measure
 from benchmarks.structures import labelled, structure
 from blips.backbones import PaiNN

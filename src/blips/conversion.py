@@ -8,7 +8,7 @@ import torch
 
 from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.bayes.convert import ConversionReport, Selection, convert, probe_roles
-from blips.bayes.encoder import InferenceNetwork
+from blips.bayes.encoder import NETWORKS
 from blips.bayes.kl import prior_coefficient
 from blips.bayes.noise import ESTIMATORS
 from blips.errors import ConversionError, InputError
@@ -57,7 +57,7 @@ def bayesianize(
         maps: name patterns, or a predicate (name, module), of the maps to convert; None for all
             that have a row type, but for those that the backbone itself leaves deterministic.
         exclude: patterns or predicate of maps to leave deterministic.
-        encoder: options of `InferenceNetwork`: hidden, depth, embedding, variant, share.
+        encoder: options of `InferenceNetwork`: hidden, depth, embedding, share.
         seed: of the inference network's initial weights.
     """
     if estimator not in ESTIMATORS:
@@ -106,14 +106,19 @@ def _assembled(
 ) -> BayesianPotential:
     """Assemble the converted backbone with a new inference network."""
     low, high = settings["bounds"]
+    options = dict(settings["encoder"])
+    variant = options.pop("variant", "neighbourhood")
+    if variant not in NETWORKS:
+        known = ", ".join(NETWORKS)
+        raise InputError(f"unknown variant {variant!r} of the inference network; use {known}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = InferenceNetwork(
+        network = NETWORKS[variant](
             conversion.roles,
             backbone.feature_sizes,
             bounds=(low, high),
             initial=settings["initial"],
-            **settings["encoder"],
+            **options,
         )
     network.to(next(backbone.parameters()))
     return BayesianPotential(backbone, network, conversion, settings)

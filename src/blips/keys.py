@@ -18,6 +18,6 @@ IN_DOMAIN = "in_domain"  # [N] bool, False where the model cannot know anything
 NODE = "node"  # [N, D] continuous node features, and the name of that row type
 EDGE = "edge"  # [E, D] continuous edge features, and the name of that row type
 NODE_TYPE = "node_type"  # [N] integer labels, e.g. atomic numbers
-EDGE_VECTOR = "edge_vector"  # [E, 3] A; equivariant, only for the paper's variants
+EDGE_VECTOR = "edge_vector"  # [E, 3] A; equivariant, for networks of your own
 EDGE_INDEX = "edge_index"  # [2, E] receiving atom, sending atom
 EDGE_WEIGHT = "edge_weight"  # [E] envelope that vanishes smoothly at the cutoff

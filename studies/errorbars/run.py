@@ -8,6 +8,7 @@ import torch
 from ase import Atoms
 from scipy.stats import norm
 
+import studies.encoders  # noqa: F401 (knows the paper's inference networks)
 from blips.backbones.base import Backbone
 from blips.baselines import Baseline, DeepEnsemble, predict_plain
 from blips.config import ModelConfig

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import studies.encoders  # noqa: F401 (knows the paper's inference networks)
 from blips.backbones.base import Backbone
 from blips.baselines import DeepEnsemble, predict_plain
 from blips.config import ModelConfig

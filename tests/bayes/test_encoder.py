@@ -76,12 +76,10 @@ def test_gradients_are_alive_near_a_bound():
     assert bool(net.heads["node"][-1].bias.grad.abs().sum() > 0)
 
 
-def test_node_coefficients_see_the_neighbourhood_by_default_only():
+def test_node_coefficients_see_the_neighbourhood():
     near, far = features(), features()
     far["edge"] = far["edge"] + 1.0
     assert not torch.equal(network()(near)["blocks.0.update"], network()(far)["blocks.0.update"])
-    paper = network(variant="paper-nbody")
-    assert torch.equal(paper(near)["blocks.0.update"], paper(far)["blocks.0.update"])
 
 
 def test_an_edge_at_the_cutoff_has_no_say_in_node_coefficients():
@@ -111,20 +109,6 @@ def test_a_start_at_a_bound_is_near_it(initial):
         assert ((coef - initial).abs() < 0.05).all()
 
 
-def test_without_maps_on_edges_no_feature_of_edges_is_read():
-    net = InferenceNetwork(
-        {"update": "node"}, SIZES, bounds=(1e-3, 4.0), initial=0.5, variant="paper-nbody"
-    )
-    assert list(net({"node_type": torch.arange(4) % 3})) == ["update"]
-
-
-def test_ammonia_variant_reads_the_squared_distance_alone():
-    net = network(variant="paper-ammonia")
-    first, second = features(seed=0), features(seed=1)
-    second["edge_vector"] = first["edge_vector"][:, [2, 0, 1]]
-    torch.testing.assert_close(net(first)["blocks.0.filter"], net(second)["blocks.0.filter"])
-
-
 def test_sharing_per_layer_gives_one_coefficient_to_all_its_maps():
     roles = {"blocks.0.a": "edge", "blocks.0.b": "edge", "blocks.1.a": "edge"}
     net = InferenceNetwork(roles, SIZES, bounds=(1e-3, 4.0), initial=0.5, share="layer")
@@ -146,12 +130,8 @@ def test_bad_options_and_features_are_refused():
         network(initial=5.0)
     with pytest.raises(InputError, match="at least one hidden layer, got depth=0"):
         network(depth=0)
-    with pytest.raises(InputError, match="unknown variant 'element'"):
-        network(variant="element")
     with pytest.raises(InputError, match="no features are declared for 'angle' rows"):
         InferenceNetwork({"a": "angle"}, SIZES, bounds=(1e-3, 4.0), initial=0.5)
-    with pytest.raises(InputError, match="needs edge vectors"):
-        network(variant="paper-silica")({k: v for k, v in features().items() if "vec" not in k})
     broken = features()
     broken["edge"][0, 0] = torch.nan
     with pytest.raises(InputError, match="non-finite coefficients"):
@@ -184,16 +164,6 @@ def test_labels_and_features_of_nodes_count_both():
     before = net(given)["update"]
     for change in ({"node": given["node"] + 1.0}, {"node_type": given["node_type"] + 1}):
         assert not torch.allclose(net({**given, **change})["update"], before)
-
-
-def test_silica_variant_reads_directions_not_lengths():
-    net, given = network(variant="paper-silica"), features()
-    lengths = torch.linspace(0.5, 3.0, 12)[:, None]
-    longer = net({**given, "edge_vector": given["edge_vector"] * lengths})
-    turned = net({**given, "edge_vector": given["edge_vector"].flip(1)})
-    for name, coef in net(given).items():
-        torch.testing.assert_close(longer[name], coef)
-        assert ROLES[name] == "node" or not torch.allclose(turned[name], coef)
 
 
 @pytest.mark.parametrize("initial", [0.7, 2.0, 3.5])

@@ -20,19 +20,12 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from blips.errors import InputError
-
-# What each variant is told of a pair of nodes.
-_PAIR_INPUTS = {
-    "neighbourhood": ("edge", "ends"),
-    "paper-nbody": ("edge", "ends"),
-    "paper-ammonia": ("squared_distance",),
-    "paper-silica": ("direction", "edge"),
-}
 
 
 class InferenceNetwork(nn.Module):
@@ -46,12 +39,10 @@ class InferenceNetwork(nn.Module):
         hidden: width of the hidden layers.
         depth: number of hidden layers (of the edge head, the layer on pairs included).
         embedding: width of the node label's embedding.
-        variant: "neighbourhood" (default), or what the paper used in an experiment:
-            "paper-nbody" (nodes do not see their neighbours), "paper-ammonia" (edges by their
-            squared distance alone), "paper-silica" (edges by direction and radial basis: not
-            invariant). The last two need "edge_vector" among the row features.
         share: one coefficient per "map", or one for all maps of a message-passing "layer".
     """
+
+    sees_neighbours: ClassVar[bool] = True  # nodes, through the layer on pairs
 
     def __init__(
         self,
@@ -63,13 +54,11 @@ class InferenceNetwork(nn.Module):
         hidden: int = 64,
         depth: int = 2,
         embedding: int = 16,
-        variant: str = "neighbourhood",
         share: str = "map",
     ) -> None:
         super().__init__()
-        _check_options(bounds, initial, depth, variant, share)
+        _check_options(bounds, initial, depth, share)
         self.bounds = bounds
-        self.variant = variant
         self.roles = dict(roles)
         self.columns = _columns(roles, share)
         self.embedding = (
@@ -77,7 +66,7 @@ class InferenceNetwork(nn.Module):
         )
         node_size = sizes.get("node", 0) + (embedding if self.embedding is not None else 0)
         pair_size = self._pair_input_size(sizes.get("edge", 0), node_size)
-        shares_pairs = variant == "neighbourhood" and not {"edge", "node"}.isdisjoint(self.columns)
+        shares_pairs = self.sees_neighbours and not {"edge", "node"}.isdisjoint(self.columns)
         self.pair_layer = (
             nn.Sequential(nn.Linear(pair_size, hidden), nn.SiLU()) if shares_pairs else None
         )
@@ -140,28 +129,17 @@ class InferenceNetwork(nn.Module):
         return {"edge": pairs, "node": torch.cat([node, seen], dim=1)}
 
     def _pair_input_size(self, edge_size: int, node_size: int) -> int:
-        size_of = {"edge": edge_size, "ends": 2 * node_size, "squared_distance": 1, "direction": 3}
-        return sum(size_of[part] for part in _PAIR_INPUTS[self.variant])
+        return edge_size + 2 * node_size
 
     def _pair_inputs(self, features: Mapping[str, Tensor], node: Tensor) -> Tensor:
-        """Return the features of every pair, [E, ...]; those of the edge come first."""
+        """Return the features of every pair, [E, ...]: those of the edge and of both ends."""
         receiver, sender = features["edge_index"]
-        parts: list[Tensor] = []
-        for part in _PAIR_INPUTS[self.variant]:
-            if part == "edge":
-                parts.append(features["edge"])
-            elif part == "ends":
-                parts += [node.index_select(0, receiver), node.index_select(0, sender)]
-            elif "edge_vector" not in features:
-                raise InputError(
-                    f"variant {self.variant!r} needs edge vectors, which this backbone does not "
-                    'declare; use variant="neighbourhood"'
-                )
-            elif part == "squared_distance":
-                parts.append(features["edge_vector"].square().sum(1, keepdim=True))
-            else:
-                parts.append(nn.functional.normalize(features["edge_vector"], dim=1))
-        return torch.cat(parts, dim=1)
+        ends = (node.index_select(0, receiver), node.index_select(0, sender))
+        return torch.cat([features["edge"], *ends], dim=-1)
+
+
+NETWORKS: dict[str, type[InferenceNetwork]] = {"neighbourhood": InferenceNetwork}
+"""Inference networks by the name of their variant, `bayesianize(encoder={"variant": ...})`."""
 
 
 def mlp(*widths: int, last_activation: bool = False) -> nn.Sequential:
@@ -189,9 +167,7 @@ def _layer_of(name: str) -> str:
     return match.group(1) if match else name
 
 
-def _check_options(
-    bounds: tuple[float, float], initial: float, depth: int, variant: str, share: str
-) -> None:
+def _check_options(bounds: tuple[float, float], initial: float, depth: int, share: str) -> None:
     low, high = bounds
     if not 0.0 < low < high < math.inf:
         raise InputError(f"coefficient bounds {bounds} must satisfy 0 < least < largest")
@@ -199,9 +175,5 @@ def _check_options(
         raise InputError(f"the initial coefficient {initial} is outside its bounds {bounds}")
     if depth < 1:
         raise InputError(f"the heads need at least one hidden layer, got depth={depth}")
-    for option, value, known in (
-        ("variant", variant, tuple(_PAIR_INPUTS)),
-        ("share", share, ("map", "layer")),
-    ):
-        if value not in known:
-            raise InputError(f"unknown {option} {value!r}; use one of {', '.join(known)}")
+    if share not in ("map", "layer"):
+        raise InputError(f"unknown share {share!r}; use map or layer")
