@@ -145,7 +145,12 @@ EXPLAINED: dict[tuple[str, str, str], str] = {  # (module, line, change): why no
     ): "the same 32 bits",
     (
         "bayes/estimators",
-        "scale = coef.sqrt()[:, None] * sign_in",
+        "return _means_and_noise(h, weight, bias, coef.sqrt()[:, None] * sign, eps)",
+        "Mult -> Div",
+    ): "signs are 1 and -1",
+    (
+        "bayes/sketch",
+        "flat = value.flatten(1) * sign.to(value)",
         "Mult -> Div",
     ): "signs are 1 and -1",
     ("uq/bootstrap", CHUNK, "21 -> 22"): CHUNK_WHY,

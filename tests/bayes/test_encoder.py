@@ -187,3 +187,8 @@ def test_widths_are_those_of_the_paper_by_default():
         {"update": "node"}, {"node_type": 10}, bounds=(1e-3, 4.0), initial=0.5
     )
     assert without_edges.pair_layer[0].in_features == 2 * 16
+    without_labels = InferenceNetwork(
+        {"update": "node"}, {"node": 3, "edge": 5}, bounds=(1e-3, 4.0), initial=0.5
+    )
+    assert without_labels.embedding is None
+    assert without_labels.pair_layer[0].in_features == 5 + 2 * 3

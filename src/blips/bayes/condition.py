@@ -87,7 +87,7 @@ class Evidence:
 
     def gram(self) -> Tensor:
         """Return G, [d, d] float64."""
-        if self._rows is None and self._gram is not None:
+        if self._gram is not None:
             return self._gram
         rows = self.rows()
         return rows.T @ rows

@@ -5,11 +5,13 @@ The weights of the map are Gaussian, with a width that belongs to the row they a
     w ~ N(W, coef W^2),    coef > 0 for each row,    the bias b is not random.
 
     local     z = h W^T + b + eps sqrt(coef (h^2)(W^2)^T)      eps ~ N(0, 1) per row and output
-    flipout   z = h W^T + b + sqrt(coef) r ((s h)(W eps)^T)    eps ~ N(0, 1) per weight, and signs
-                                                               s, r = +-1 per row and channel
-    frozen    z = h W^T + b + sqrt(coef) (h (W eps)^T)         eps is given
+    flipout   z = h W^T + b + sqrt(coef) (s h)(W eps)^T        eps ~ N(0, 1) per weight, and signs
+                                                               s = +-1 per row and input channel
+    frozen    z = h W^T + b + sqrt(coef) h (W eps)^T           eps is given
 
-Under local and flipout every row sees exactly N(W, coef W^2), and rows are uncorrelated. Local
+Under local and flipout every row sees exactly N(W, coef W^2), and rows are uncorrelated: s eps is
+normal as eps is, and signs of two rows agree as often as not. (Wen et al. 2018 have signs of the
+outputs, too, which change neither; without them means and noise are one product.) Local
 draws noise for every output, so its rows must be scalars. Flipout's noise and signs are the same
 for all components of an irrep, so each sample is exactly equivariant; and it is smooth at h = 0. A
 frozen draw is one smooth function, the same at every call.
@@ -65,13 +67,10 @@ def flipout_linear(
     generators: Sequence[torch.Generator],
 ) -> Tensor:
     """Sample one weight noise per replica, and random signs per row (flipout)."""
-    rows, (size_out, size_in) = _rows_per_replica(h, len(generators)), weight.shape
+    rows = _rows_per_replica(h, len(generators))
     eps = normals(weight.shape, generators, weight.dtype)
-    sign_in = signs((rows, size_in), generators, h.dtype).flatten(0, 1)  # [K R, in]
-    sign_out = signs((rows, size_out), generators, h.dtype).flatten(0, 1)  # [K R, out]
-    scale = coef.sqrt()[:, None] * sign_in
-    noise = _per_replica(h * _beside(scale, h), weight * eps)
-    return F.linear(h, weight, bias) + _beside(sign_out, h) * noise
+    sign = signs((rows, weight.shape[1]), generators, h.dtype).flatten(0, 1)  # [K R, in]
+    return _means_and_noise(h, weight, bias, coef.sqrt()[:, None] * sign, eps)
 
 
 def frozen_linear(
@@ -79,16 +78,21 @@ def frozen_linear(
 ) -> Tensor:
     """Apply one given weight noise per replica to all of its rows."""
     _rows_per_replica(h, len(eps))
-    noise = _per_replica(h * _beside(coef.sqrt()[:, None], h), weight * eps)
-    return F.linear(h, weight, bias) + noise
+    return _means_and_noise(h, weight, bias, coef.sqrt()[:, None], eps)
 
 
-def _per_replica(h: Tensor, weights: Tensor) -> Tensor:
-    """Compute ``h W_k^T`` for the rows of each replica, with W [K, out, in]."""
+def _means_and_noise(
+    h: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, eps: Tensor
+) -> Tensor:
+    """Compute ``h W^T + b + (scale h)(W eps_k)^T`` for the rows of each replica as one product."""
+    h = torch.cat([h, h * _beside(scale, h)], dim=-1)  # [K R, *irrep, 2 in]
+    weights = torch.cat([weight.expand_as(eps), weight * eps], dim=-1)  # [K, out, 2 in]
     if len(weights) == 1:
-        return F.linear(h, weights[0])
-    blocks = h.reshape(len(weights), -1, h.shape[-1])  # [K, R * irrep, in]
-    return torch.bmm(blocks, weights.mT).view(*h.shape[:-1], weights.shape[1])
+        return F.linear(h, weights[0], bias)
+    blocks = h.reshape(len(weights), -1, h.shape[-1])  # [K, R * irrep, 2 in]
+    weights = weights.mT  # [K, 2 in, out]
+    z = torch.bmm(blocks, weights) if bias is None else torch.baddbmm(bias, blocks, weights)
+    return z.view(*h.shape[:-1], weights.shape[2])
 
 
 def _beside(values: Tensor, h: Tensor) -> Tensor:

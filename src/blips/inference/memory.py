@@ -43,7 +43,8 @@ class MemoryGauge:
     """
 
     def __init__(self, weight_bytes: int = 0) -> None:
-        self.weight_bytes = 2 * weight_bytes  # the noise, and its product with the weights
+        # the noise, its product with the weights, and it beside the weights
+        self.weight_bytes = 4 * weight_bytes
         self._bytes_per_row: dict[Hashable, float] = {}
 
     def needed(self, kind: Hashable, graph: Graph, run: Run) -> float:
