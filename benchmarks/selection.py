@@ -10,6 +10,7 @@ bars, in one process, whose seconds are divided likewise.
 
 import argparse
 import json
+import os
 import resource
 import tempfile
 import time
@@ -41,11 +42,11 @@ def processor_seconds() -> float:
 
 
 def timed(work: Callable[[], Any]) -> dict[str, float]:
-    """Measure processor seconds on `WORKERS` cores, and elapsed seconds."""
+    """Measure processor seconds on `WORKERS` cores, elapsed seconds, and the machine's load."""
     before, begun = processor_seconds(), time.perf_counter()
     work()
-    busy = (processor_seconds() - before) / WORKERS
-    return {"seconds": busy, "clock": time.perf_counter() - begun}
+    busy, clock = (processor_seconds() - before) / WORKERS, time.perf_counter() - begun
+    return {"seconds": busy, "clock": clock, "load": os.getloadavg()[0]}
 
 
 def select(folder: Path, pool: Path, model: Model, rule: str) -> None:
