@@ -36,6 +36,7 @@ from studies.spec import Findings, Layout, Run, RunSpec
 from studies.tables import Column, Row, Table
 
 STUDY = "properties"
+FEWEST = 20  # materials, to fit a correction on half of them
 Known = dict[str, tuple[float, float, float]]  # quantity -> value, std, what DFT says
 
 
@@ -190,7 +191,7 @@ def _findings(rows: list[dict[str, Any]], failed: dict[str, str]) -> Findings:
             continue
         value, std, known = numbers.T
         found = judged(value, std, known)
-        if name.endswith("modulus"):
+        if name.endswith("modulus") and len(numbers) >= FEWEST:
             scale, scale_std = softening(value, known)
             found["scale"] = {
                 "value": scale,
@@ -198,7 +199,7 @@ def _findings(rows: list[dict[str, Any]], failed: dict[str, str]) -> Findings:
                 "high": scale + 2 * scale_std,
             }
             found |= {f"scaled_{k}": m for k, m in scaled(value, std, known).items()}
-        if name.startswith("formation"):
+        if name.startswith("formation") and len(numbers) >= FEWEST:
             shares = np.array(
                 [_shares(row["formula"]) for row in rows if name in row["quantities"]]
             )
@@ -216,16 +217,15 @@ def _shares(formula: str) -> np.ndarray:
 
 
 NOTE = """\
-Materials at random among those with few atoms in the cell: at most 6, 12 for formation energies, 10
-for heat capacities. "rho" is Spearman's between the std and the absolute error with its 95 %
-interval, "rho, right" what it would be if the error bars were exactly right, "rho, value" that of
-the value's magnitude in place of the std. "aligned": energies of elements, "scaled": one factor on
-the values, are fitted to half of the materials, at most 50; all figures are of the others, means
-over 100 random choices, with the range of 90 % of these as interval. "differences" of all
-pairs of energies along a scan: by members, as if independent, with the misfit. "factor" makes 90 %
-intervals right on half of the materials, at most 50; coverage and ECE after it are those of the
-other materials, means over 500 random halves. "scale" is what moduli are to be multiplied with: the
-median of DFT's over the model's."""
+Materials at random among those with at most 6 atoms in the cell, 12 for formation energies. "rho"
+is Spearman's between the std and the absolute error with its 95 % interval, "rho, right" what it
+would be if the error bars were exactly right, "rho, value" that of the value's magnitude in place
+of the std. "aligned": energies of elements, "scaled": one factor on the values, are fitted to half
+of the materials, at most 50; all figures are of the others, means over 100 random choices, with the
+range of 90 % of these as interval. "differences" of all pairs of energies along a scan: by members,
+as if independent, with the misfit. "factor" makes 90 % intervals right on half of the materials, at
+most 50; coverage and ECE after it are those of the other materials, means over 500 random halves.
+"scale" is what moduli are to be multiplied with: the median of DFT's over the model's."""
 QUANTITIES = (
     "bulk_modulus", "bulk_modulus_scaled", "shear_modulus", "shear_modulus_scaled",
     "heat_capacity",

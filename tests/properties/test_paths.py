@@ -127,6 +127,7 @@ def test_diffusion_of_random_walkers_and_its_two_errors():
     one, error = same["diffusion"], float(same.details["time_std"]["diffusion"])
     assert one.value == pytest.approx(exact, abs=4 * error)
     assert 0.02 * exact < error < 0.4 * exact
+    assert f"finite time, on top: diffusion ± {error:.2g} cm^2/s" in str(same)
     assert one.std < 1.5 * error  # members that agree: all of their spread is that of time
     scales = np.linspace(0.2, 1.8, 8)
     differ = properties.averages(mean, [walk(rng, 0.01 * s) for s in scales], interval=10.0)

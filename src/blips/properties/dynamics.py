@@ -238,6 +238,7 @@ def averages(
         value, std = (float(value), float(std)) if scalar else (value, std)
         quantities[name] = Property(name, value, std, np.array(values), units)
     details = {"time_std": time, "lags": np.arange(1, count + 1) * interval}
+    details["notes"] = [f"finite time, on top: diffusion ± {time['diffusion']:.2g} cm^2/s"]
     details["distances"] = (np.arange(BINS) + 0.5) * LARGEST / BINS
     return Properties("dynamics", "members", quantities, {}, details)
 
