@@ -10,7 +10,7 @@ all of them take: method, members, seed, fmax, steps, progress.
 
 from blips.properties.barrier import barrier
 from blips.properties.calculation import Calculation
-from blips.properties.dynamics import averages, distribution, dynamics
+from blips.properties.dynamics import averages, dynamics
 from blips.properties.elastic import elastic
 from blips.properties.eos import equation_of_state
 from blips.properties.formation import formation_energy
@@ -26,7 +26,6 @@ __all__ = [
     "PropertyError",
     "averages",
     "barrier",
-    "distribution",
     "dynamics",
     "elastic",
     "equation_of_state",

@@ -39,6 +39,7 @@ BLOCKS, PARTS = 8, 4
 FEWEST_FRAMES = 10.0  # effective ones, below which reweighting says nothing
 CM2_PER_S = 0.1  # of A^2/fs
 LARGEST, BINS = 6.0, 60  # A, of radial distributions
+DISTANCES = (np.arange(BINS) + 0.5) * LARGEST / BINS
 STEPS, EVERY = 5000, 10  # of a trajectory, and between its frames
 FRICTION = 1e-3  # 1/fs, of Langevin dynamics: weak, as it slows diffusion down
 HOT = 10.0  # times the temperature, above which a trajectory has flown apart
@@ -46,7 +47,7 @@ HOT = 10.0  # times the temperature, above which a trajectory has flown apart
 
 def dynamics(
     potential: BayesianPotential,
-    atoms: Atoms,
+    atoms: Atoms | Sequence[Atoms],
     *,
     temperature: float = 300.0,
     timestep: float = 1.0,
@@ -56,19 +57,24 @@ def dynamics(
 
     Args:
         potential: with a posterior.
-        atoms: where to start; velocities are drawn.
+        atoms: where to start; velocities are drawn. Or a trajectory of the plain model in
+            equilibrium at constant volume, to reweight.
         temperature: K.
         timestep: fs.
         options: of `Calculation`; `steps` are those of each trajectory. Method "linear" reweights
-            one of the plain model, see `distribution`; "members" run their own, see `averages`.
+            one of the plain model; members whose weights leave too few frames are failures: run
+            them. With "members" all run their own, see `averages`.
     """
     run = Calculation(potential, **{"steps": STEPS, **options})
     if not (temperature > 0 and timestep > 0):
         raise InputError(f"{temperature} K and {timestep} fs; expected positive numbers")
 
+    given = None if isinstance(atoms, Atoms) else atoms
+    start = atoms if isinstance(atoms, Atoms) else atoms[-1]
+
     def trajectory(what: str, noise: int, **kind: Any) -> list[Atoms]:
         run.progress(f"dynamics of {what}")
-        here, rng = atoms.copy(), np.random.default_rng([run.seed, noise])
+        here, rng = start.copy(), np.random.default_rng([run.seed, noise])
         here.calc = Calculator(potential, seed=run.seed, **kind)
         thermalize_momenta(here, temperature, exact_temperature=False, rng=rng)
         thermostat = {"temperature_K": temperature, "friction": FRICTION / fs, "rng": rng}
@@ -85,9 +91,10 @@ def dynamics(
             frames.append(here.copy())
         return frames[len(frames) // 5 :]
 
-    mean = trajectory("the mean", 0, method="map")
+    mean = given or trajectory("the mean", 0, method="map")
+    _check_length(mean)
     if run.method == "linear":
-        return distribution(potential, mean, temperature, members=run.members, seed=run.seed)
+        return _reweighted_pairs(run, mean, temperature)
     own: list[list[Atoms]] = []
     failures: dict[int, str] = {}
     for number in range(run.members):  # with noise of their own: errors of time are independent
@@ -101,6 +108,22 @@ def dynamics(
             f"{len(failures)} of {run.members} members have no trajectory: {failures}"
         )
     return replace(averages(mean, own, EVERY * timestep), failures=failures)
+
+
+def _reweighted_pairs(run: Calculation, frames: Sequence[Atoms], temperature: float) -> Properties:
+    """Compute the radial distribution function of a trajectory, reweighted to the members."""
+    name, options = "radial_distribution", {"members": run.members, "seed": run.seed}
+    values = np.array([radial_distribution(frame, LARGEST, BINS) for frame in frames])
+    found, effective = reweighted(run.potential, frames, values, temperature, **options)
+    usable = effective >= FEWEST_FRAMES
+    failures = {
+        int(k): f"its weights leave {effective[k]:.1f} effective frames; run it"
+        for k in np.flatnonzero(~usable)
+    }
+    one = Property.of(name, values.mean(axis=0), found[usable], "")
+    details = {"time_std": {name: time_std(values)}, "distances": DISTANCES}
+    details["effective_frames"] = effective
+    return Properties("dynamics", "reweighted", {name: one}, failures, details)
 
 
 def reweighted(
@@ -157,41 +180,6 @@ def radial_distribution(atoms: Atoms, largest: float, bins: int) -> Array:
     return counts * atoms.get_volume() / (len(atoms) ** 2 * shells)
 
 
-def distribution(
-    potential: BayesianPotential,
-    frames: Sequence[Atoms],
-    temperature: float,
-    *,
-    largest: float = LARGEST,
-    bins: int = BINS,
-    members: int = 16,
-    seed: int = 0,
-) -> Properties:
-    """Compute the radial distribution function of a trajectory, [bins], up to `largest` (A).
-
-    The other arguments are those of `reweighted`. Members whose weights leave too few frames are
-    failures: run them.
-    """
-    _check_length(frames)
-    name = "radial_distribution"
-    values = np.array([radial_distribution(frame, largest, bins) for frame in frames])
-    found, effective = reweighted(
-        potential, frames, values, temperature, members=members, seed=seed
-    )
-    usable = effective >= FEWEST_FRAMES
-    failures = {
-        int(k): f"its weights leave {effective[k]:.1f} effective frames; run it"
-        for k in np.flatnonzero(~usable)
-    }
-    one = Property.of(name, values.mean(axis=0), found[usable], "")
-    details = {
-        "time_std": {name: time_std(values)},
-        "distances": (np.arange(bins) + 0.5) * largest / bins,
-        "effective_frames": effective,
-    }
-    return Properties("dynamics", "reweighted", {name: one}, failures, details)
-
-
 def averages(
     mean: Sequence[Atoms], members: Sequence[Sequence[Atoms]], interval: float
 ) -> Properties:
@@ -239,7 +227,7 @@ def averages(
         quantities[name] = Property(name, value, std, np.array(values), units)
     details = {"time_std": time, "lags": np.arange(1, count + 1) * interval}
     details["notes"] = [f"finite time, on top: diffusion ± {time['diffusion']:.2g} cm^2/s"]
-    details["distances"] = (np.arange(BINS) + 0.5) * LARGEST / BINS
+    details["distances"] = DISTANCES
     return Properties("dynamics", "members", quantities, {}, details)
 
 
