@@ -130,6 +130,11 @@ EXPLAINED: dict[tuple[str, str, str], str] = {  # (module, line, change): why no
     ): "the powers come in pairs of opposite sign",
     (
         "inference/scale",
+        "floors = np.concatenate([[0.0], np.median(var) * 10.0 ** np.arange(-4.0, 4.01, 0.125)])",
+        "4.0 -> 8.0",
+    ): "floors that small are below the least one",
+    (
+        "inference/scale",
         "best = Fit(np.inf, 1.0, 1.0)",
         "1.0 -> 2.0",
     ): "every fit is better than an infinite one",

@@ -1,5 +1,7 @@
 """From scores to a batch, against the rules applied to all candidates at once."""
 
+import copy
+
 import ase.io
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from blips.active.evidence import candidate_rows
 from blips.active.executor import InlineExecutor
 from blips.active.rules import ByForceStd, ByInformation, ByReduction, best, random_score
 from blips.active.select import Model, Screening, choose, predicted_std, screen_candidates
-from blips.active.store import CampaignStore
+from blips.active.store import CampaignStore, Pick
 from blips.active.worker import file_digest
 from blips.backbones import PaiNN
 from blips.bayes.condition import GaussianPosterior
@@ -206,3 +208,13 @@ def test_later_chunks_replace_what_they_are_better_than(tmp_path):
     assert found.mean_std == pytest.approx(24.5 / 5)
     assert screened((5.0,), [None], tmp_path).mean_std == 5.0
     assert Screening(load_campaign(tiny_campaign(tmp_path)), 1).mean_std == 0.0
+
+
+def test_no_std_is_predicted_without_picks_or_without_evidence(potential, model, tmp_path):
+    config = load_campaign(tiny_campaign(tmp_path))
+    assert predicted_std([], model, config) == []
+    potential = copy.deepcopy(potential)
+    potential.posterior = potential.posterior.only_draws(4)
+    path = blips.save(potential, tmp_path / "draws.safetensors")
+    picks = [Pick(1, 0, molecule("NH3"), 1.0, {})]
+    assert predicted_std(picks, Model(str(path), file_digest(path)), config) == []

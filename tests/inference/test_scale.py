@@ -286,6 +286,8 @@ def test_the_relative_misfit_is_found_on_the_whole_of_its_grid(exponent):
     fit = fit_scale_and_misfit(var, error, force, structures=10**9)
     assert fit.scale == pytest.approx(1.0, rel=1e-6)
     assert fit.relative == pytest.approx(np.sqrt(kappa), rel=1e-6)
+    beyond = fit_scale_and_misfit(var, np.sqrt(var + 0.1 * force**2), force, structures=10**9)
+    assert beyond.relative / beyond.scale == pytest.approx(np.sqrt(1e-3), rel=1e-6)
 
 
 def test_a_relative_misfit_is_at_most_a_half_and_worth_a_factor_e():
