@@ -222,6 +222,7 @@ def test_mean_square_is_that_of_the_rows(count):
 @pytest.mark.parametrize("rows", [torch.zeros(0, D), torch.zeros(3, D)])
 def test_mean_square_of_nothing_is_a_unit(rows):
     assert evidence_of(rows).mean_square == 1.0
+    assert Evidence(D).rows().shape == (0, D)
 
 
 # ---- what no data can do ----

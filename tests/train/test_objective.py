@@ -1,5 +1,7 @@
 """What a training step and a validation compute, against the same from public parts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -96,3 +98,15 @@ def test_the_kl_warms_up(batch, potential):
     found = Objective(potential, TrainingConfig(noise=True, kl_weight=0.5), 6)(batch, KEY, 0.25)
     expected = found.parts["loss"] + 0.25 * 0.5 * found.parts["kl"]
     assert float(found.total.detach()) == pytest.approx(expected)
+
+
+def test_forces_are_asked_for_where_they_have_labels_and_a_weight(batch, potential):
+    unlabelled = replace(batch, targets={"energy": batch.targets["energy"]})
+    for given, weight, wanted in (
+        (batch, 1.0, True),
+        (batch, 0.0, False),
+        (unlabelled, 1.0, False),
+    ):
+        config = TrainingConfig(loss="mae", weights={"forces": weight})
+        found = Objective(potential, config, 6)._derivatives(given, create_graph=False)
+        assert (found["forces"], found["stress"], found["create_graph"]) == (wanted, False, False)

@@ -126,6 +126,6 @@ def _exact_energy_std(
 
 def _where(unknown: Tensor, graph: AtomGraph, wide: Tensor, narrow: Tensor) -> Tensor:
     """Choose changes [K, S or N, ...]: the prior's for unknown structures."""
-    of_atoms = narrow.shape[1] == graph.num_nodes and narrow.shape[1] != graph.num_structures
-    mask = unknown[graph.structure] if of_atoms else unknown
+    of_structures = narrow.shape[1] == graph.num_structures
+    mask = unknown if of_structures else unknown[graph.structure]
     return torch.where(mask.view(1, -1, *[1] * (narrow.ndim - 2)), wide, narrow)
