@@ -105,6 +105,11 @@ EXPLAINED: dict[tuple[str, str, str], str] = {  # (module, line, change): why no
     ): "signs are 1 and -1",
     (
         "active/rules",
+        "return float(np.random.default_rng([seed, 77, round, index]).random())",
+        "77 -> 78",
+    ): "names a stream of random numbers; any other is as good",
+    (
+        "active/rules",
         "REFRESHED = 16  # candidates whose gain is worked out again at once",
         "16 -> 17",
     ): "sets how much is worked out at once, not what is chosen",

@@ -266,3 +266,9 @@ def test_the_most_promising_candidates_are_looked_at_first():
     greedy = ByInformation(rows)
     greedy.choose(5)
     assert greedy.evaluations < 400 + 4 * 40
+
+
+def test_the_first_pick_needs_one_gain_of_each_candidate():
+    greedy = ByInformation(random_rows(0))
+    greedy.choose(1)
+    assert greedy.evaluations == 12
