@@ -125,3 +125,12 @@ def test_errors_in_proportion_to_forces_set_the_misfit_of_lonely_atoms():
     scale = potential.condition(TRAIN, valid=valid).scale
     assert scale.relative == pytest.approx(0.3, rel=0.2)
     assert scale.typical == pytest.approx(np.sqrt(np.mean(np.concatenate(forces) ** 2)), rel=0.1)
+
+
+def test_forces_alone_leave_energies_at_the_scale_of_forces():
+    valid = [atoms.copy() for atoms in VALID]
+    for atoms, known in zip(valid, VALID, strict=True):
+        atoms.calc = SinglePointCalculator(atoms, forces=known.get_forces())
+    scale = small("painn").condition(TRAIN, valid=valid).scale
+    assert scale.energy_factor == 1.0
+    assert set(scale.floor) == {keys.FORCES}
