@@ -16,7 +16,14 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def file(demo_run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
-    return write_report(demo_run, folder / "report.html", samples=8, bootstrap=20)
+    tests = [demo_run / f"test_{where}.extxyz" for where in ("near", "far")]
+    return write_report(
+        demo_run / "conditioned",
+        folder / "report.html",
+        structures=tests,
+        samples=8,
+        bootstrap=20,
+    )
 
 
 @pytest.fixture(scope="module")
