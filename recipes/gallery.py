@@ -281,7 +281,7 @@ def active(_: BayesianPotential) -> Figure:
     figure = new_figure(*SIZE)
     axes = figure.subplots()
     labels = [10, 20, 30, 40, 50]
-    for number, rule in enumerate(("information", "random")):
+    for number, rule in enumerate(("expected_reduction", "random")):
         curves = []
         for path in sorted(ROOT.glob(f"results/active/default/nh3-{rule}-seed*.json")):
             metrics = json.loads(path.read_text())["metrics"]

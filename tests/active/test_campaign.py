@@ -75,9 +75,9 @@ def test_the_summary_tells_the_story(finished):
     assert all(point["force_mae"] > 0 for point in summary["curve"])
     assert [entry["chosen"] for entry in summary["rounds"]] == [6, 3, 3]
     last = summary["picks"][-1]
-    assert last["reason"]["rule"] == "information"
+    assert last["reason"]["rule"] == "expected_reduction"
     assert {"walker", "temperature", "step"} <= last["reason"]["origin"].keys()
-    assert last["score"] == last["reason"]["scores"]["information"]
+    assert last["score"] == last["reason"]["scores"]["expected_reduction"]
     assert campaign_summary(f"{config['folder']}/campaign.db")["labels"] == 12
     json.dumps({k: v for k, v in summary.items() if k != "picks"})
 
@@ -106,7 +106,7 @@ def test_the_report_shows_what_was_picked_in_3d(finished, tmp_path):
     error = np.linalg.norm(found.forces - atoms.get_forces(), axis=1)
     np.testing.assert_allclose(worst["error"], error, rtol=1e-2)
     assert "Picks in 3D" in text
-    assert "The baseline (information) ended at" in text
+    assert "The baseline (expected_reduction) ended at" in text
     with pytest.raises(InputError, match="no campaign"):
         write_report(tmp_path, tmp_path / "x.html", baseline=tmp_path)
 
@@ -252,12 +252,12 @@ def test_a_campaign_is_judged_by_the_labels_that_it_asks_for(finished, tmp_path)
 
 
 def test_labels_choose_the_rule_where_it_is_auto(tmp_path):
-    """Information before there are labels to judge by; then what the store says of them."""
+    """The default before there are labels to judge by; then what the store says of them."""
     changes = {"select": {"rule": "auto", "batch": 6}, "explore": {"steps": 40}}
     config = tiny_campaign(tmp_path, stop={"rounds": 1}, **changes)
     summary = run_campaign(load_campaign(config), display=False)
     trial = summary["curve"][0]["surprise"]["trial"]
-    assert summary["rounds"][1]["rule"] == "information"
+    assert summary["rounds"][1]["rule"] == "expected_reduction"
     assert {len(values) for values in trial.values()} == {auto.SPLITS}
     assert any(np.std(values) > 0 for values in trial.values())
     against = {rule: [1.0, 1.1] for rule in auto.RULES} | {"random": [0.0, 0.0]}
@@ -267,7 +267,8 @@ def test_labels_choose_the_rule_where_it_is_auto(tmp_path):
         store.finish(1, "surprise", {**surprise, "trial": against})
     more = tiny_campaign(tmp_path, stop={"rounds": 2}, **changes)
     summary = run_campaign(load_campaign(more), display=False)
-    assert [entry.get("rule") for entry in summary["rounds"]] == [None, "information", "random"]
+    rules = [entry.get("rule") for entry in summary["rounds"]]
+    assert rules == [None, "expected_reduction", "random"]
     assert {p["reason"]["rule"] for p in summary["picks"] if p["round"] == 2} == {"random"}
 
 

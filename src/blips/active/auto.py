@@ -18,7 +18,7 @@ import numpy as np
 
 from blips.active.rules import greedy
 
-RULES = ("information", "expected_reduction", "force_std", "random")  # in case of doubt the first
+RULES = ("expected_reduction", "information", "force_std", "random")  # in case of doubt the first
 SPLITS, DRAWS = 32, 8  # of the labels into targets and pool; of random picks
 NOISE = 10.0  # c, in variances of the posterior's noise: the step is at first order only
 LEAST = 6  # labels for a trial: two targets, a pool of four

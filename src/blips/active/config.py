@@ -80,7 +80,7 @@ class LimitsConfig(Section):
 class SelectConfig(Section):
     """Which candidates are labelled."""
 
-    rule: Rule = "information"
+    rule: Rule = "expected_reduction"
     batch: int = Field(default=10, ge=1, description="labels in a round")
     samples: int = Field(default=16, ge=2, description="posterior samples for a candidate")
     method: Literal["auto", "conditioned", "mc", "frozen"] = "auto"
