@@ -8,10 +8,12 @@ import ase.io
 import numpy as np
 import pytest
 from ase import Atoms
-from ase.build import molecule
+from ase.build import bulk, molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.data import covalent_radii
+from ase.neighborlist import neighbor_list
 
+from blips.data import sanity
 from blips.data.ammonia import load_ammonia
 from blips.data.labels import Labels
 from blips.data.sanity import screened_repulsion, suspicions, warn_of_labels
@@ -136,3 +138,18 @@ def test_flipped_forces_and_kcal_of_public_data_are_noticed(name):
     structures = ase.io.read(DATA / name, ":200", format="extxyz")
     assert any("sign" in text for text in suspicions(relabelled(structures, forces=-1.0)))
     assert any("kcal/mol" in text for text in suspicions(relabelled(structures, KCAL, KCAL)))
+
+
+@pytest.mark.parametrize("pbc", [True, False])
+def test_close_pairs_are_those_of_ase(pbc: bool):
+    atoms = bulk("NaCl", "rocksalt", a=2.4, cubic=True)
+    atoms.rattle(0.3, seed=0)
+    atoms.pbc = pbc
+    i, j, between, length = neighbor_list(
+        "ijDd", atoms, (sanity.CLOSE * covalent_radii[atoms.numbers]).tolist()
+    )
+    found = sanity._close_pairs(atoms)
+    for expected, one in zip((i, j, between, length), found, strict=True):
+        values, others = (np.sort(x[y], axis=0) for x, y in ((expected, i < j), (one, ...)))
+        np.testing.assert_allclose(others, values, atol=1e-12)
+    assert len(found[0]) > 10

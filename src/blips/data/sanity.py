@@ -30,10 +30,11 @@ import numpy as np
 from ase import Atoms, units
 from ase.data import chemical_symbols, covalent_radii
 from ase.geometry import find_mic
-from ase.neighborlist import neighbor_list
+from vesin import NeighborList
 
 from blips import keys
 from blips.data.labels import Labels, available, extract
+from blips.data.neighbours import check_geometry
 
 MOST_FRAMES, MOST_ATOMS = 200, 200
 LEAST_FRAMES = 8
@@ -82,11 +83,7 @@ def _close_contacts(frames: Sequence[Frame]) -> str | None:
     """Judge sign and size of the forces between atoms that are very close."""
     pushes, repulsions = [], []
     for _, forces, _, atoms in frames:
-        i, j, between, length = neighbor_list(
-            "ijDd", atoms, (CLOSE * covalent_radii[atoms.numbers]).tolist()
-        )
-        once = (i < j) & (length > 0)
-        i, j, between, length = i[once], j[once], between[once], length[once]
+        i, j, between, length = _close_pairs(atoms)
         pushes.append(0.5 * ((forces[j] - forces[i]) * between).sum(axis=1) / length)
         repulsions.append(screened_repulsion(atoms.numbers[i], atoms.numbers[j], length))
     push, repulsion = (np.concatenate([np.zeros(0), *parts]) for parts in (pushes, repulsions))
@@ -103,6 +100,19 @@ def _close_contacts(frames: Sequence[Frame]) -> str | None:
             "their nuclei do: are the forces in kcal/mol or kJ/mol?"
         )
     return None
+
+
+def _close_pairs(atoms: Atoms) -> tuple[Array, Array, Array, Array]:
+    """Find pairs i < j of very close atoms: i, j, r_j - r_i [n, 3] and its length [n], A."""
+    radii = CLOSE * covalent_radii[atoms.numbers]
+    cutoff = 2.0 * float(radii.max())
+    check_geometry(atoms, cutoff)
+    i, j, between, length = NeighborList(cutoff=cutoff, full_list=True).compute(
+        points=atoms.positions, box=atoms.cell.array, periodic=atoms.pbc, quantities="ijDd"
+    )
+    i, j = i.astype(np.int64), j.astype(np.int64)
+    close = (i < j) & (length > 0) & (length < radii[i] + radii[j])
+    return i[close], j[close], between[close], length[close]
 
 
 def screened_repulsion(first: Array, second: Array, distance: Array) -> Array:
