@@ -6,9 +6,13 @@
 | xtb | ammonia by GFN2-xTB, 300 frames of dynamics at 300, 1000 and 2000 K | 60 others |
 | acac | acetylacetone at 600 K, 500 geometries | 100 others at 600 K |
 | si | silicon: bulk dynamics, strained cells, surfaces and vacancies, four fifths | a fifth |
-"""
+| hot | crystals at high temperature and pressure, some snapshots of each of 60 compounds | another snapshot of each |
+| mptrj | 167 random structures of the Materials Project's relaxations | 60 others |
+| silica | zeolites: dynamics of five known frameworks and of five new ones, 60 frames each | 50 other frames of the new ones |
+"""  # noqa: E501 (table)
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +24,7 @@ from ase.md.langevin import Langevin
 from blips.data.ammonia import load_ammonia
 from blips.sim.reference import make_calculator
 from studies.errorbars.data import evenly, read_public
+from studies.matpes.data import divide
 
 
 class PoolAndTest(NamedTuple):
@@ -71,9 +76,24 @@ def _si() -> PoolAndTest:
     return PoolAndTest([a for k, a in enumerate(known) if k % 5], known[::5])
 
 
+def _released(name: str) -> PoolAndTest:
+    """Take small cells, which a released model is fine-tuned to on one core."""
+    test, rest = divide(name, max_atoms=10, count=60)
+    return PoolAndTest(evenly(rest, 200), test)
+
+
+def _silica() -> PoolAndTest:
+    new = read_public("silica/test_new_topologies_300.extxyz")
+    known = read_public("silica/test_same_topologies_300.extxyz")
+    return PoolAndTest(evenly(known, 60) + evenly(new[::2], 60), evenly(new[1::2], 50))
+
+
 SETS: dict[str, Callable[[], PoolAndTest]] = {
     "nh3": _nh3,
     "xtb": _xtb,
     "acac": _acac,
     "si": _si,
+    "hot": partial(_released, "hot"),
+    "mptrj": partial(_released, "mptrj"),
+    "silica": _silica,
 }

@@ -23,7 +23,7 @@ from studies.spec import Findings, Layout, Run, RunSpec
 from studies.tables import Column, Row, Table, mean_and_spread
 
 STUDY = "active"
-RULES = ("random", "force_std", "information", "expected_reduction", "auto")
+RULES = ("random", "force_std", "energy_std", "information", "expected_reduction", "auto")
 ERRORS = ("force_mae", "force_rmse", "energy_mae")
 TRAINING = {
     "loss": "mae",
@@ -35,9 +35,22 @@ TRAINING = {
 }
 
 
+FINETUNING = {  # as in the studies of MatPES and silica
+    "loss": "huber",
+    "huber_delta": 0.01,
+    "loss_unit": "eV",
+    "energy_per_atom": True,
+    "weights": {"energy": 0.1, "forces": 1.0},
+    "optimizer": "adamw",
+    "clip_norm": 0.5,
+    "schedule": {"kind": "cosine", "warmup": 0.05},
+    "ema_decay": 0.95,
+}
+
+
 @dataclass(frozen=True)
 class Size:
-    """How large the campaigns on one pool are."""
+    """How large the campaigns on one pool are: a PaiNN from scratch, or a released model."""
 
     initial: int
     batch: int
@@ -47,6 +60,7 @@ class Size:
     lr: float
     cutoff: float = 5.0
     features: int = 32
+    released: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,9 @@ PROFILES: dict[str, Profile] = {
             "xtb": Size(10, 10, 50, 400, 64, 8e-3),
             "acac": Size(20, 20, 80, 60, 8, 3e-3),
             "si": Size(10, 10, 40, 60, 4, 3e-3, cutoff=4.5),
+            "hot": Size(12, 12, 60, 6, 4, 1e-3, released="chgnet"),
+            "mptrj": Size(12, 12, 60, 6, 4, 1e-3, released="chgnet"),
+            "silica": Size(8, 8, 32, 8, 2, 2e-4, released="mattersim-1m"),
         },
         5,
     ),
@@ -86,16 +103,10 @@ def specs(profile: str) -> list[RunSpec]:
 def _campaign(size: Size, rule: str) -> dict[str, Any]:
     """Return the configuration of a campaign, without files and seed."""
     return {
-        "model": {
-            "hyperparameters": {
-                "cutoff": size.cutoff,
-                "features": size.features,
-                "blocks": 2,
-                "num_basis": 12,
-            }
-        },
+        **(_from_scratch(size) if size.released is None else _from_released(size.released)),
         "training": {
             **TRAINING,
+            **({} if size.released is None else FINETUNING),
             "epochs": size.epochs,
             "batch_size": size.batch_size,
             "lr": size.lr,
@@ -107,6 +118,16 @@ def _campaign(size: Size, rule: str) -> dict[str, Any]:
         "stop": {"rounds": 1000, "labels": size.budget},
         "executor": {"kind": "inline"},
     }
+
+
+def _from_scratch(size: Size) -> dict[str, Any]:
+    given = {"cutoff": size.cutoff, "features": size.features, "blocks": 2, "num_basis": 12}
+    return {"model": {"hyperparameters": given}}
+
+
+def _from_released(name: str) -> dict[str, Any]:
+    """Fine-tune from round to round; a few labels do not determine energies of 80 elements."""
+    return {"model": {"backbone": name}, "retrain": "continue", "reference_energies": "none"}
 
 
 def prepare(profile: str, console: Console) -> None:

@@ -78,24 +78,30 @@ def write_parts(settings: Mapping[str, Any], seed: int, folder: Path) -> Parts:
         seed: of known structures and pool.
         folder: for the files.
     """
-    structures = _read(data_file(settings["name"]), settings["max_atoms"])
-    split = _one_of_each_compound if settings["name"] in BY_COMPOUND else _at_random
-    test, rest = split(structures, settings["test"])
+    test, rest = divide(settings["name"], settings["max_atoms"], settings["test"])
     needed = settings["initial"] + settings["pool"]
     if len(test) < settings["test"] or len(rest) < needed:
         raise InputError(
             f"{len(test)} structures of at most {settings['max_atoms']} atoms to test and "
             f"{len(rest)} others; {settings['test']} and {needed} are needed"
         )
-    rest = np.random.default_rng([seed, 1]).permutation(rest)
+    order = np.random.default_rng([seed, 1]).permutation(len(rest))
     paths = {part: folder / f"{part}.extxyz" for part in PARTS[:2]}
     first = settings["initial"]
-    chosen = {"initial": rest[:first], "pool": rest[first : first + settings["pool"]]}
+    chosen = {"initial": order[:first], "pool": order[first : first + settings["pool"]]}
     for part, path in paths.items():
         if not path.exists():
             with replacing(path) as temporary:
-                write(temporary, [structures[i] for i in chosen[part]], format="extxyz")
-    return Parts(paths["initial"], paths["pool"], [structures[i] for i in test])
+                write(temporary, [rest[i] for i in chosen[part]], format="extxyz")
+    return Parts(paths["initial"], paths["pool"], test)
+
+
+def divide(name: str, max_atoms: int, count: int) -> tuple[list[Atoms], list[Atoms]]:
+    """Return so many test structures of a set, of at most `max_atoms`, and those to learn from."""
+    structures = _read(data_file(name), max_atoms)
+    split = _one_of_each_compound if name in BY_COMPOUND else _at_random
+    test, rest = split(structures, count)
+    return [structures[i] for i in test], [structures[i] for i in rest]
 
 
 def _read(path: Path, max_atoms: int) -> list[Atoms]:
