@@ -6,8 +6,8 @@
 | xtb | ammonia by GFN2-xTB, 300 frames of dynamics at 300, 1000 and 2000 K | 60 others |
 | acac | acetylacetone at 600 K, 500 geometries | 100 others at 600 K |
 | si | silicon: bulk dynamics, strained cells, surfaces and vacancies, four fifths | a fifth |
-| hot | crystals at high temperature and pressure, some snapshots of each of 60 compounds | another snapshot of each |
-| mptrj | 167 random structures of the Materials Project's relaxations | 60 others |
+| hot | crystals at high temperature and pressure, 120 snapshots of 60 compounds | another snapshot of each |
+| mptrj | 120 random structures of the Materials Project's relaxations | 60 others |
 | silica | zeolites: dynamics of five known frameworks and of five new ones, 60 frames each | 50 other frames of the new ones |
 """  # noqa: E501 (table)
 
@@ -79,7 +79,7 @@ def _si() -> PoolAndTest:
 def _released(name: str) -> PoolAndTest:
     """Take small cells, which a released model is fine-tuned to on one core."""
     test, rest = divide(name, max_atoms=10, count=60)
-    return PoolAndTest(evenly(rest, 200), test)
+    return PoolAndTest(evenly(rest, 120), test)
 
 
 def _silica() -> PoolAndTest:

@@ -61,6 +61,7 @@ class Size:
     cutoff: float = 5.0
     features: int = 32
     released: str | None = None
+    samples: int = 16
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ PROFILES: dict[str, Profile] = {
             "xtb": Size(10, 10, 50, 400, 64, 8e-3),
             "acac": Size(20, 20, 80, 60, 8, 3e-3),
             "si": Size(10, 10, 40, 60, 4, 3e-3, cutoff=4.5),
-            "hot": Size(12, 12, 60, 6, 4, 1e-3, released="chgnet"),
-            "mptrj": Size(12, 12, 60, 6, 4, 1e-3, released="chgnet"),
-            "silica": Size(8, 8, 32, 8, 2, 2e-4, released="mattersim-1m"),
+            "hot": Size(12, 12, 48, 6, 4, 1e-3, released="chgnet", samples=4),
+            "mptrj": Size(12, 12, 48, 6, 4, 1e-3, released="chgnet", samples=4),
+            "silica": Size(8, 8, 32, 8, 2, 2e-4, released="mattersim-1m", samples=4),
         },
         5,
     ),
@@ -114,7 +115,7 @@ def _campaign(size: Size, rule: str) -> dict[str, Any]:
         "initial": {"count": size.initial, "displacement": 0.0},
         "explore": {"kind": "pool"},
         "limits": {"force_std": None, "force": None, "closest": None},
-        "select": {"rule": rule, "batch": size.batch, "samples": 16, "chunk": 64},
+        "select": {"rule": rule, "batch": size.batch, "samples": size.samples, "chunk": 64},
         "stop": {"rounds": 1000, "labels": size.budget},
         "executor": {"kind": "inline"},
     }
