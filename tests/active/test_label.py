@@ -132,6 +132,18 @@ def test_gfn2_forces_are_the_derivative_of_its_energy(tmp_path):
     )
 
 
+def test_labels_of_gfn2_do_not_depend_on_those_before():
+    pytest.importorskip("tblite")
+    atoms = molecule("NH3")
+    before = atoms.copy()
+    before.rattle(0.1, seed=1)
+    calculator = make_calculator("gfn2-xtb", {})
+    calculator.get_potential_energy(before)
+    alone = make_calculator("gfn2-xtb", {})
+    assert calculator.get_potential_energy(atoms) == alone.get_potential_energy(atoms)
+    assert (calculator.get_forces(atoms) == alone.get_forces(atoms)).all()
+
+
 def test_pyscf_agrees_with_the_shipped_labels():
     pytest.importorskip("pyscf")
     pytest.importorskip("dftd3")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ase import Atoms
 from ase.build import bulk
+from ase.constraints import FixAtoms
 from ase.units import GPa
 
 from blips import properties
@@ -204,6 +205,17 @@ def test_results_are_saved_scaled_and_drawn(potential, tmp_path):
     assert str(one) == "k = 10 ± 3 GPa"
     figure = found.plot()
     assert len(figure.axes) == 4  # the curve and three numbers
+
+
+def test_a_relaxation_with_fixed_atoms_is_saved_too(potential, tmp_path):
+    atoms = crystal()
+    atoms.rattle(0.05, seed=1)
+    atoms.set_constraint(FixAtoms([0]))
+    found = properties.relax(potential, atoms, cell=False, members=2)
+    found.save(tmp_path / "found.json")
+    saved = json.loads((tmp_path / "found.json").read_text())["details"]["structure"]
+    assert saved["positions"][0] == atoms.positions[0].tolist()
+    assert saved["positions"][1] != atoms.positions[1].tolist()
 
 
 @BOTH

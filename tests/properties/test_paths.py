@@ -111,6 +111,8 @@ def test_bad_paths_are_refused(potential):
         properties.barrier(potential, [hop(2.55), Atoms("Cu2")])
     with pytest.raises(InputError, match="at least 3"):
         properties.barrier(potential, [hop(2.55), hop(3.2)], images=2)
+    with pytest.raises(InputError, match="members need a structure"):  # its interval is not known
+        properties.dynamics(potential, [hop(2.55)] * 40, method="members")
 
 
 def walk(rng, diffusion: float, frames: int = 600, atoms: int = 60) -> list[Atoms]:

@@ -63,6 +63,13 @@ def test_imaginary_modes_are_noted_and_leave_the_rest(potential):
     assert np.isfinite(found["heat_capacity"].std).all()
 
 
+def test_isotopes_count(potential):
+    heavy = PRIMITIVE.copy()
+    heavy.set_masses(4 * PRIMITIVE.get_masses())
+    plain, slow = (properties.phonons(potential, a, **OPTIONS)["bands"] for a in (PRIMITIVE, heavy))
+    assert slow.value == pytest.approx(plain.value / 2, rel=1e-3, abs=1e-3)
+
+
 def test_phonons_need_a_crystal(potential):
     molecule = PRIMITIVE.copy()
     molecule.pbc = False

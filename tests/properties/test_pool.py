@@ -10,12 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from ase.build import bulk
+from ase.constraints import FixAtoms
 from ase.io import write
 from typer.testing import CliRunner
 
 import blips
 from blips.active.executor import InlineExecutor, JobLost
+from blips.backbones import PaiNN
 from blips.cli import app
 from blips.errors import BlipsError, InputError
 from blips.properties import Properties, PropertyError, barrier, formation_energy, run_pool
@@ -89,6 +92,27 @@ def test_a_copy_of_the_model_has_the_same_results_another_model_has_not(tmp_path
         for name in "abc"
     )
     assert first == copy != other
+
+
+def test_a_model_that_was_trained_again_is_loaded_again(tmp_path):
+    file = tmp_path / "model.safetensors"
+    for seed in range(2):
+        torch.manual_seed(seed)
+        potential = blips.bayesianize(PaiNN(cutoff=4.0, features=16, blocks=1))
+        blips.save(potential, file)
+        loaded = pools._loaded(str(file), pools.model_digest(str(file)))
+        assert (
+            loaded.predict(SALT, method="map").energy
+            == potential.predict(SALT, method="map").energy
+        )
+
+
+def test_fixed_atoms_and_isotopes_are_another_result(tmp_path):
+    fixed, heavy = SALT.copy(), SALT.copy()
+    fixed.set_constraint(FixAtoms([0]))
+    heavy.set_masses([22.0, 37.0])
+    jobs = (pools.Job("relax", "m", one, {}, tmp_path / "x") for one in (SALT, fixed, heavy))
+    assert len({job.digest() for job in jobs}) == 3
 
 
 def test_the_command_writes_json_and_a_figure(tmp_path):

@@ -137,6 +137,19 @@ def test_a_reference_decides_above_the_higher_threshold(ammonia_potential):
     assert outcome.events[0].reference_error > 0.5
 
 
+def test_no_reference_is_asked_about_an_exploded_geometry(ammonia_potential):
+    class Picky(EMT):
+        def calculate(self, *_):
+            raise AssertionError("no self-consistent field converges here")
+
+    atoms = heated(ammonia_potential, 300)
+    atoms.positions[1] = atoms.positions[0] + 0.1
+    guard, dynamics = Guard(high=1e-6), VelocityVerlet(atoms, 0.5 * fs)
+    outcome = run_guarded(dynamics, 4, guard, reference=Picky())
+    assert outcome.stopped
+    assert "covalent radii" in outcome.reason
+
+
 def test_errors_name_the_remedy(ammonia_potential):
     atoms = molecule("NH3")
     atoms.calc = blips.Calculator(ammonia_potential)

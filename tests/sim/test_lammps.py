@@ -195,6 +195,17 @@ def test_real_units_of_the_std(potential, tmp_path):
     assert found == pytest.approx(std.max(), rel=1e-6)
 
 
+def test_the_first_step_of_a_run_that_goes_on_is_looked_at(potential, tmp_path):
+    lmp = start()
+    load(lmp, ammonia(), ["N", "H"], tmp_path, "f f f")
+    lmp.command("reset_timestep 1003")  # as after read_restart
+    calculator, guard = blips.Calculator(potential, "map"), Guard(high=1e-6)
+    with Coupling(lmp, calculator, ["N", "H"], guard=guard, every=10) as coupling:
+        lmp.command("run 0")
+        assert lmp.extract_variable("max_force_std") > 0
+    assert "exceeds" in coupling.stopped
+
+
 def test_the_guard_saves_and_stops_a_run(ammonia_potential, tmp_path):
     valid = ammonia_potential.predict(load_ammonia("valid"), samples=16)
     known = np.linalg.norm(valid.array("forces_std"), axis=1).max()

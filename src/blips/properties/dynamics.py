@@ -69,7 +69,9 @@ def dynamics(
     if not (temperature > 0 and timestep > 0):
         raise InputError(f"{temperature} K and {timestep} fs; expected positive numbers")
 
-    given = None if isinstance(atoms, Atoms) else atoms
+    given = None if isinstance(atoms, Atoms) else list(atoms)
+    if given is not None and run.method == "members":
+        raise InputError('a trajectory is reweighted by method="linear"; members need a structure')
     start = atoms if isinstance(atoms, Atoms) else atoms[-1]
 
     def trajectory(what: str, noise: int, **kind: Any) -> list[Atoms]:

@@ -138,6 +138,7 @@ class _Lattice:
             symbols=list(atoms.symbols),
             cell=atoms.cell.array,
             scaled_positions=atoms.get_scaled_positions(),
+            masses=atoms.get_masses() if atoms.has("masses") else None,  # isotopes
         )
         self._temperatures = list(temperatures)
         self._frequencies: Array = np.empty(0)

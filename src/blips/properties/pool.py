@@ -58,10 +58,9 @@ class Job:
 
     def digest(self) -> str:
         """Digest everything that the result depends on."""
-        content = [self.kind, self.structure, dict(self.options)]
-        text = json.dumps(content, sort_keys=True, default=_plain).encode()
-        model = Path(self.model).read_bytes() if Path(self.model).is_file() else self.model.encode()
-        return hashlib.sha256(text + hashlib.sha256(model).digest()).hexdigest()[:16]
+        content = [self.kind, self.structure, dict(self.options), model_digest(self.model)]
+        text = json.dumps(content, sort_keys=True, default=_plain)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def finished(self) -> Outcome | None:
         """Read the result, if it is there."""
@@ -121,7 +120,8 @@ def run_pool(
 def compute(job: Job) -> Outcome:
     """Compute and keep one structure's property, or why it has none."""
     try:
-        found: Outcome = KINDS[job.kind](_loaded(job.model), job.structure, **job.options)
+        potential = _loaded(job.model, model_digest(job.model))
+        found: Outcome = KINDS[job.kind](potential, job.structure, **job.options)
         content = found.to_dict()
     except PropertyError as error:
         found, content = error, {"error": str(error)}
@@ -135,8 +135,15 @@ def _on_one_thread(job: Job) -> Outcome:
     return compute(job)
 
 
+def model_digest(model: str) -> str:
+    """Digest the file of a model, or the name of a released one."""
+    content = Path(model).read_bytes() if Path(model).is_file() else model.encode()
+    return hashlib.sha256(content).hexdigest()
+
+
 @lru_cache(maxsize=1)
-def _loaded(model: str) -> BayesianPotential:
+def _loaded(model: str, digest: str) -> BayesianPotential:
+    """Load a model, once as long as its digest is the same."""
     potential = load(model)
     if not isinstance(potential, BayesianPotential):
         raise InputError(f"{model} is no Bayesian potential; properties need its members")
@@ -144,8 +151,9 @@ def _loaded(model: str) -> BayesianPotential:
 
 
 def _plain(one: Any) -> Any:
-    """Turn a structure or an array into lists."""
+    """Turn a structure, with its masses and constraints, or an array into lists."""
     if isinstance(one, Atoms):
-        arrays = (one.numbers, one.pbc, one.positions, one.cell.array)
-        return [np.asarray(array, dtype=float).round(8).tolist() for array in arrays]
+        arrays = (one.numbers, one.pbc, one.positions, one.cell.array, one.get_masses())
+        rounded = [np.asarray(array, dtype=float).round(8).tolist() for array in arrays]
+        return [*rounded, [constraint.todict() for constraint in one.constraints]]
     return np.asarray(one).tolist()

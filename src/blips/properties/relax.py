@@ -60,6 +60,7 @@ def relax(
         return one
 
     units = UNITS if run.method == "members" else {"energy": "eV"}
-    mean.info = {}  # of the file that it came from; not all of it is JSON-able
-    details = {"structure": mean.todict()}
+    plain = mean.copy()
+    plain.info, plain.constraints = {}, []  # neither need be JSON-able
+    details = {"structure": plain.todict()}
     return run.finished("relax", units, value, first_order, of_member, details)

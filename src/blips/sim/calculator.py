@@ -96,11 +96,13 @@ class Calculator(ASECalculator):
         Uncertainties are also kept in `atoms.info` and `atoms.arrays`, for `ase.io.write`.
         """
         super().calculate(atoms, properties, system_changes)
+        if system_changes:
+            self.results = {}  # ASE does so too, but not where this is called directly
         structure = self.atoms
         if not isinstance(structure, Atoms):
             raise InputError("the calculator has no structure; pass atoms, or set atoms.calc")
         wanted = set(properties or [keys.ENERGY])
-        is_new = bool(system_changes) or not self.results
+        is_new = not self.results
         self.structures_seen += int(is_new)
         stress = (
             bool(wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}) or keys.STRESS in self.results

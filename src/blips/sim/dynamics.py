@@ -89,7 +89,8 @@ def run_guarded(
         guard: the limits.
         every: steps between two looks.
         saver: of frames with findings; by default they are kept in memory.
-        reference: ASE calculator to ask above `high` (exploded geometries stop in any case).
+        reference: ASE calculator to ask above `high`; exploded geometries, and atoms outside the
+            domain, stop unasked.
         reference_limit: largest true force error of an atom that the run goes on with, eV/A.
         progress: called with the number of steps done, after every look.
         before_step: called with the number of steps done before each one, to change the
@@ -105,11 +106,11 @@ def run_guarded(
         if not findings:
             return True
         stops = any(finding.stops for finding in findings)
+        exploded = any(finding.limit not in STD_LIMITS for finding in findings)
         error = None
-        if stops and reference is not None and np.isfinite(atoms.positions).all():
+        if stops and not exploded and reference is not None:
             error = _reference_error(atoms, reference)
-            exploded = any(finding.limit not in STD_LIMITS for finding in findings)
-            stops = exploded or not error <= reference_limit
+            stops = not error <= reference_limit
         saved = saver.offer(atoms, outcome.steps, findings, last=stops)
         if saved or error is not None:
             outcome.events += [Event(outcome.steps, finding, error) for finding in findings]

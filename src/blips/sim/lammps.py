@@ -101,7 +101,7 @@ class Coupling:
         elements: symbol of each atom type, in order.
         fix: name of the `fix external`, which is made if it is not there.
         guard: its `high` stops the run, as `fix halt ... error soft` does.
-        every: steps between two evaluations of the std, and looks of the guard.
+        every: steps between two evaluations of the std, and looks of the guard; also at the first.
         saver: of frames above the guard's `low`; by default they are kept in memory.
     """
 
@@ -124,7 +124,7 @@ class Coupling:
         self.error: BaseException | None = None
         self._numbers = _numbers_of_types(lmp, calculator, elements)
         self._energy_unit = _checked_unit(lmp)
-        self._atoms = Atoms()
+        self._atoms, self._unseen = Atoms(), True  # the first step may have any number
         if not lmp.has_id("fix", fix):
             lmp.command(f"fix {fix} all external pf/callback 1 1")
         lmp.fix_external_set_vector_length(fix, 4)
@@ -178,7 +178,7 @@ class Coupling:
             f[order] = self._atoms.get_forces() / self._energy_unit
             self.lmp.fix_external_set_energy_global(self.fix, energy / self._energy_unit)
             self.lmp.fix_external_set_virial_global(self.fix, virial / self._energy_unit)
-            if step % self.every == 0:
+            if step % self.every == 0 or self._unseen:
                 self._look(step, order)
         except BaseException as error:  # Ctrl-C, too
             self.error = error
@@ -202,7 +202,7 @@ class Coupling:
 
     def _look(self, step: int, order: np.ndarray) -> None:
         """Renew the std and what the guard says of it."""
-        atoms = self._atoms
+        atoms, self._unseen = self._atoms, False
         forces_std = np.linalg.norm(property_of(atoms, keys.FORCES_UNCERTAINTY), axis=1)  # [N]
         energy_std = float(property_of(atoms, keys.ENERGY_UNCERTAINTY))
         per_atom = self.lmp.numpy.extract_atom("d_force_std")

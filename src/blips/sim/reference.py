@@ -115,7 +115,15 @@ def _tight_binding(method: str) -> Callable[..., Any]:
             raise MissingPackageError(
                 "this needs the package tblite; install it with: pip install 'blips-mlip[active]'"
             ) from error
-        return TBLite(method=method, **{"verbosity": 0, **options})
+
+        class FromGuess(TBLite):
+            """TBLite whose results depend on the structure alone, not on the one before."""
+
+            def calculate(self, *arguments: Any, **options: Any) -> None:
+                self._res = None  # the wave function that the last calculation ended with
+                super().calculate(*arguments, **options)
+
+        return FromGuess(method=method, **{"verbosity": 0, **options})
 
     return make
 
