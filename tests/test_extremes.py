@@ -177,13 +177,38 @@ def test_a_batch_too_large_for_the_bound_runs_in_parts(potential):
     structures = [molecule("CH3CH2OH") for _ in range(6)]
     whole = potential.predict(structures, samples=3, method="frozen")
     one = potential.backbone.graph(structures[:1])
-    needed = 1e-9 * potential.gauge._bytes_per_row["frozen", True, False] * rows_of(one)
+    needed = (
+        1e-9 * potential.gauge._bytes_per_row["frozen", True, False, torch.float32] * rows_of(one)
+    )
     parts = potential.predict(structures, samples=3, method="frozen", memory_gb=1.5 * needed)
     np.testing.assert_allclose(parts.energy_std, whole.energy_std, rtol=1e-4)
     np.testing.assert_allclose(parts.forces, whole.forces, rtol=1e-3, atol=1e-5)
     assert parts.n_atoms.tolist() == whole.n_atoms.tolist()
     with pytest.raises(TooLargeError, match="9 atoms with 70 pairs"):
         potential.predict(structures, samples=3, memory_gb=0.5 * needed)
+
+
+@pytest.mark.parametrize("method", ["conditioned", "onepass", "map", "mc"])
+def test_the_bound_holds_for_small_structures_too(method):
+    torch.manual_seed(0)
+    potential = blips.bayesianize(PaiNN(**TINY), seed=0)
+    known = [labelled_copper(seed) for seed in range(4)]
+    potential.condition(known[:2], valid=known[2:])
+    with pytest.raises(TooLargeError, match=r"4 atoms with \d+ pairs need about"):
+        potential.predict(known[0], method=method, memory_gb=1e-6)
+    assert len(potential.predict(known, method=method, memory_gb=1.0)) == 4
+
+
+def test_what_a_pass_takes_is_measured_anew_for_another_posterior():
+    torch.manual_seed(0)
+    potential, needed = blips.bayesianize(PaiNN(**TINY), seed=0), {}
+    known = [labelled_copper(seed) for seed in range(4)]
+    for maps in ("readout", "all"):
+        potential.posterior = None
+        potential.condition(known[:2], valid=known[2:], maps=maps)
+        potential.predict(known[0], memory_gb=1.0)
+        (needed[maps],) = potential.gauge._bytes_per_row.values()
+    assert needed["all"] > 3 * needed["readout"]
 
 
 def test_a_damaged_model_gives_no_sigma():

@@ -284,6 +284,24 @@ def test_bad_requests_are_refused():
         make().predict(ethanol(), method="bootstrap")
     with pytest.raises(InputError, match="at least 2 samples"):
         make().predict(ethanol(), samples=1)
+    with pytest.raises(InputError, match="count=0: a committee has at least one"):
+        make().draw(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prior_dropout": 2.0}, "prior_dropout is 2.0"),
+        ({"initial": 10.0}, "outside its bounds"),
+        ({"encoder": {"hiden": 3}}, "no option hiden; use hidden, depth"),
+        ({"encoder": {"variant": "mine"}}, "unknown variant 'mine'"),
+    ],
+)
+def test_a_conversion_that_fails_leaves_the_backbone_plain(options, message):
+    backbone = PaiNN(**TINY)
+    with pytest.raises(InputError, match=message):
+        blips.bayesianize(backbone, **options)
+    assert blips.bayesianize(backbone).conversion.roles
 
 
 @pytest.mark.slow

@@ -136,6 +136,14 @@ def test_calibration_scales_deviations_only(potential):
     assert scaled.details["calibrated"] == ("forces",)
 
 
+def test_calibration_scales_the_covariance_with_the_deviations(potential):
+    plain = potential.predict(structures(), samples=4, covariance=True)
+    scaled = plain.recalibrated({"forces": ScaleCalibrator(2.0)})
+    np.testing.assert_allclose(scaled.forces_cov, 4.0 * plain.forces_cov)
+    only_energies = plain.recalibrated({"energy": ScaleCalibrator(2.0)})
+    np.testing.assert_array_equal(only_energies.forces_cov, plain.forces_cov)
+
+
 def test_total_deviation_adds_variances():
     one = Prediction(
         n_atoms=np.array([1]),
@@ -170,8 +178,23 @@ def test_other_outputs_are_predicted_by_their_names():
 
 
 def test_nothing_to_predict_is_an_error(potential):
-    with pytest.raises(InputError, match="empty"):
-        potential.predict([])
+    for predict in (potential.predict, potential.one_pass, potential.draw(1)[0].predict):
+        with pytest.raises(InputError, match="list of structures is empty"):
+            predict([])
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0; expected 1 or more"),
+        ({"samples": 16.0}, "samples=16.0; expected a whole number"),
+        ({"samples": "many"}, "samples='many'; expected a whole number"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(potential, request_, message):
+    with pytest.raises(InputError, match=message):
+        potential.predict(structures(), **request_)
+    assert potential.predict(structures(), samples=np.int64(2)).samples == 2
 
 
 def test_large_total_energies_keep_their_digits():

@@ -13,6 +13,7 @@ mixtures of embeddings, dropout, mean-variance and evidential models.
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -106,7 +107,8 @@ class DeepEnsemble(Wrapper, Baseline):
 
     Args:
         make_backbone: function of a seed, or the name of a backbone as for `build`. It is called
-            with torch's generator seeded by that number, so that it may ignore it.
+            with torch's generator seeded by that number, so that it may ignore it. None for members
+            that are trained already (`of`).
         members: M, at least 2.
         hyperparameters: of the named backbone.
     """
@@ -115,17 +117,17 @@ class DeepEnsemble(Wrapper, Baseline):
 
     def __init__(
         self,
-        make_backbone: MakeBackbone | str,
+        make_backbone: MakeBackbone | str | None,
         members: int = 5,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         if members < 2:
             raise InputError(f"members={members}: a standard deviation needs at least 2 members")
-        if isinstance(make_backbone, str):
-            name, options = make_backbone, dict(hyperparameters or {})
-            self.make_backbone: MakeBackbone = lambda _seed: build(name, **options)
-        else:
-            self.make_backbone = make_backbone
+        self.make_backbone: MakeBackbone | None = (
+            partial(_built, make_backbone, dict(hyperparameters or {}))
+            if isinstance(make_backbone, str)
+            else make_backbone
+        )
         nn.Module.__init__(self)
         self.num_members = members
         self.models = nn.ModuleList()
@@ -135,7 +137,7 @@ class DeepEnsemble(Wrapper, Baseline):
     def of(cls, models: Sequence[Backbone]) -> Self:
         """Make an ensemble of models that are trained already."""
         models = list(models)
-        ensemble = cls(lambda seed: models[seed], len(models))
+        ensemble = cls(None, len(models))
         ensemble.models = nn.ModuleList(models)
         return ensemble
 
@@ -218,9 +220,15 @@ class DeepEnsemble(Wrapper, Baseline):
         return replace(whole, method="map", **without)
 
     def _new(self, seed: int) -> Backbone:
+        if self.make_backbone is None:
+            raise InputError("an ensemble of trained models is not trained again; make a new one")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.make_backbone(seed)
+
+
+def _built(name: str, hyperparameters: Mapping[str, Any], _seed: int) -> Backbone:
+    return build(name, **hyperparameters)
 
 
 def _same_data(

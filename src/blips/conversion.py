@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from blips.backbones.base import AtomisticBackbone, Backbone
-from blips.bayes.convert import ConversionReport, Selection, convert, probe_roles
+from blips.bayes.convert import ConversionReport, Selection, convert, probe_roles, revert
 from blips.bayes.encoder import NETWORKS
 from blips.bayes.kl import prior_coefficient
 from blips.bayes.noise import ESTIMATORS
@@ -76,13 +76,13 @@ def bayesianize(
     if not roles:
         roles, found = _found_roles(backbone)
         reasons = {**found, **reasons}
-    conversion = convert(backbone, roles, maps=maps, exclude=exclude, reasons=reasons)
     default = PRETRAINED if backbone.pretrained else FROM_SCRATCH
     dropout = default.prior_dropout if prior_dropout is None else prior_dropout
     least, largest = default.bounds if bounds is None else bounds
     prior = prior_coefficient(dropout)
     if initial is None:
         initial = min(max(default.initial or prior, least), largest)
+    conversion = convert(backbone, roles, maps=maps, exclude=exclude, reasons=reasons)
     settings = {
         "prior_dropout": dropout,
         "bounds": [least, largest],
@@ -92,7 +92,11 @@ def bayesianize(
         "reasons": {m.name: m.reason for m in conversion.maps if not m.is_bayesian},
         "encoder": dict(encoder or {}),
     }
-    return _assembled(backbone, conversion, settings, seed)
+    try:
+        return _assembled(backbone, conversion, settings, seed)
+    except InputError:
+        revert(backbone)
+        raise
 
 
 def from_settings(backbone: Backbone, settings: Mapping[str, Any]) -> BayesianPotential:
@@ -111,6 +115,11 @@ def _assembled(
     if variant not in NETWORKS:
         known = ", ".join(NETWORKS)
         raise InputError(f"unknown variant {variant!r} of the inference network; use {known}")
+    if unknown := options.keys() - {"hidden", "depth", "embedding", "share"}:
+        raise InputError(
+            f"the inference network has no option {', '.join(sorted(unknown))}; use hidden, depth, "
+            "embedding, share or variant"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = NETWORKS[variant](
@@ -141,8 +150,7 @@ def _found_roles(backbone: Backbone) -> tuple[dict[str, str], dict[str, str]]:
             f"{type(backbone).__name__} declares no row types; give the class roles = "
             "{pattern of names: row type}"
         )
-    parameter = next(backbone.parameters())
-    graph = backbone.graph(backbone.examples()).to(parameter.device, parameter.dtype)
+    graph = backbone.graph(backbone.examples())
     described = backbone.row_counts(graph)
     roles, reasons = probe_roles(
         backbone, lambda: backbone(graph), {**described, "structure": graph.num_structures}

@@ -2,8 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -20,7 +19,7 @@ from blips.data.labels import Labels
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.inference.alignment import Alignment, element_counts
-from blips.inference.condition import DIMENSION, ROWS, condition
+from blips.inference.condition import DIMENSION, ROWS, Structures, condition
 from blips.inference.maps import READOUT
 from blips.inference.memory import keep_freed_memory
 from blips.inference.onepass import OnePass, one_pass
@@ -56,9 +55,9 @@ class BayesianPotential(StochasticModel):
 
     def condition(
         self,
-        structures: Iterable[Atoms],
+        structures: Structures,
         *,
-        valid: Sequence[Atoms] | None = None,
+        valid: Structures | None = None,
         maps: str | Sequence[str] = READOUT,
         dimension: int = DIMENSION,
         rows: int = ROWS,
@@ -73,7 +72,7 @@ class BayesianPotential(StochasticModel):
 
         Args:
             structures: geometries that the potential was trained on, or is trusted on; labels are
-                not looked at. Any iterable: they are read in batches.
+                not looked at. A file, or any iterable: they are read in batches.
             valid: labelled structures for the scale of the error bars, neither trained nor tested
                 on. None keeps the scale of the last call.
             maps: "readout" (after the last exchange between atoms), "all" Bayesian maps, or
@@ -82,7 +81,8 @@ class BayesianPotential(StochasticModel):
             rows: force rows of a structure; larger structures have so many random sums.
             coefficients: "constant", or "network": noise in proportion to the (trained) inference
                 network's coefficients.
-            labels: names and units of the labels of `valid`.
+            labels: names and units of the labels of `valid`; those that the model was trained with
+                if not given.
             seed: of the sketch and of random sums.
         """
         self.posterior = condition(
@@ -93,7 +93,7 @@ class BayesianPotential(StochasticModel):
             dimension=dimension,
             rows=rows,
             coefficients=coefficients,
-            labels=labels,
+            labels=labels or self.backbone.labels,
             seed=seed,
         )
         self.calibration = {}  # of other error bars
@@ -110,6 +110,8 @@ class BayesianPotential(StochasticModel):
         """
         if method not in ("auto", "conditioned", "frozen"):
             raise InputError(f"unknown method {method!r}; use auto, conditioned or frozen")
+        if count < 1:
+            raise InputError(f"count={count}: a committee has at least one member")
         if method == "conditioned" or (method == "auto" and self.posterior is not None):
             return [Member(self, v) for v in self.conditioned().draws(count, seed)]
         return [Member(self, FrozenDraw(seed, number)) for number in range(count)]
@@ -140,8 +142,8 @@ class BayesianPotential(StochasticModel):
             samples: K, the number of posterior samples, or "auto": as many as `tolerance` needs.
             method: "auto" (conditioned where it can), "conditioned" (the posterior that has seen
                 the data, see `condition`), "mc" (the paper's posterior, fresh weights for each
-                row), "frozen" (a committee of draws of it), "onepass" (std of energies without
-                sampling) or "map" (no std); see `blips.inference.predict`.
+                row), "frozen" (a committee of draws of it), "onepass" (std of energies alone, by
+                one pass) or "map" (no std); see `blips.inference.predict`.
             seed: the same seed gives the same prediction.
             forces: also predict forces.
             stress: also predict the stress.
@@ -190,7 +192,7 @@ class BayesianPotential(StochasticModel):
             self.roles,
             self.rho,
             reduction=reduction,
-            num_weights=self._num_weights,
+            num_weights=self.num_weights,
             num_data=num_data,
         )
 
@@ -201,10 +203,10 @@ class BayesianPotential(StochasticModel):
     def _repr_html_(self) -> str:
         """Show a short table in a notebook."""
         total = sum(p.numel() for p in self.backbone.parameters())
-        random = sum(self._num_weights.values())
+        random = sum(self.num_weights.values())
         rows = {
             "backbone": f"{type(self.backbone).__name__}, {total:,} weights",
-            "Bayesian maps": f"{len(self._num_weights)}, {random:,} weights",
+            "Bayesian maps": f"{len(self.num_weights)}, {random:,} weights",
             "error bars": str(self.posterior or "not conditioned: method 'mc'"),
             "calibrated for": ", ".join(self.calibration) or "nothing",
         }
@@ -216,12 +218,3 @@ class BayesianPotential(StochasticModel):
         base = copy.deepcopy(self.backbone)
         revert(base)
         return base
-
-    @cached_property
-    def _num_weights(self) -> dict[str, int]:
-        """Random weights of each Bayesian map."""
-        layers = {name: self.backbone.get_submodule(name) for name in self.roles}
-        return {
-            name: sum(p.numel() for key, p in own.named_parameters(recurse=False) if key != "bias")
-            for name, own in layers.items()
-        }

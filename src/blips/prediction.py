@@ -278,6 +278,9 @@ class Prediction:
             }
             changes |= {name: after * part for name, part in share.items()}
             calibrated.append(quantity)
+            if quantity == keys.FORCES and self.forces_cov is not None:
+                factor = np.divide(after, total, out=np.ones_like(total), where=total > 0)
+                changes["forces_cov"] = self.forces_cov * factor[:, :, None] * factor[:, None]
         if not changes:
             return self
         return replace(self, details={**self.details, "calibrated": tuple(calibrated)}, **changes)
@@ -297,11 +300,9 @@ class Prediction:
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
         """Join the predictions of all parts, in order."""
-        if not parts:
-            raise InputError("nothing to predict: the list of structures is empty")
-        if len(parts) == 1:
-            return parts[0]
         first = parts[0]
+        if len(parts) == 1:
+            return first
         arrays: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts])
             for name in ("n_atoms", *first._arrays())

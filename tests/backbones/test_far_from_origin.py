@@ -8,6 +8,7 @@ from ase.build import molecule
 
 import blips
 from blips.backbones import build, load
+from blips.backbones.base import graph_batches
 from helpers import quartz
 from inference.models import small
 
@@ -43,6 +44,12 @@ def potential(request) -> blips.BayesianPotential:
     torch.manual_seed(0)
     settings = {"num_blocks": 2, "units": 8, "max_l": 4, "max_n": 4}
     return blips.bayesianize(build("mattersim", architecture=settings))
+
+
+def test_a_graph_is_predicted_with_the_precision_that_the_model_gave_it(potential):
+    graph = potential.backbone.graph(ammonia())
+    (given,) = graph_batches(potential.backbone, graph)
+    assert torch.equal(given.positions, graph.positions)
 
 
 def ammonia() -> Atoms:

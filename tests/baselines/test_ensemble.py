@@ -1,3 +1,4 @@
+import pickle
 import shutil
 
 import numpy as np
@@ -72,7 +73,18 @@ def test_particle_models(backbone, tmp_path):
     assert (prediction.array("positions_std") > 0).all()
 
 
+def test_ensembles_pickle_whether_trained_or_not(structures):
+    fresh = pickle.loads(pickle.dumps(DeepEnsemble("painn", 2, TINY)))
+    assert fresh.num_members == 2
+    trained = DeepEnsemble.of([PaiNN(**TINY), PaiNN(**TINY)])
+    expected = trained.predict(structures[0]).energy_std
+    found = pickle.loads(pickle.dumps(trained)).predict(structures[0]).energy_std
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_errors():
+    with pytest.raises(InputError, match="not trained again"):
+        DeepEnsemble.of([PaiNN(**TINY), PaiNN(**TINY)]).fit([])
     with pytest.raises(InputError, match="at least 2 members"):
         DeepEnsemble("painn", 1)
     with pytest.raises(InputError, match="call fit first"):

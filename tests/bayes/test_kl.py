@@ -69,6 +69,8 @@ def test_rows_that_do_not_exist_add_nothing():
     roles = {"a": "edge", "b": "node"}
     with_empty = kl_divergence({"a": torch.zeros(0), "b": torch.ones(2)}, roles, 1.0)
     torch.testing.assert_close(with_empty, mean_kl_per_weight(torch.tensor(1.0), 1.0))
+    for options in ({}, {"reduction": "elbo", "num_weights": {"a": 2}, "num_data": 3}):
+        assert kl_divergence({"a": torch.zeros(0)}, roles, 1.0, **options) == 0.0
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, float("nan")])

@@ -140,4 +140,12 @@ def test_the_estimator_is_the_one_that_was_asked_for_or_that_rows_allow(estimato
 
 def test_defaults_of_noise():
     assert SampledNoise({}, noise.generators(0, 1)).estimator == "auto"
-    assert FrozenNoise({}).draws == (FrozenDraw(seed=0, member=0),)
+    assert FrozenDraw(seed=0) == FrozenDraw(seed=0, member=0)
+
+
+def test_a_draw_serves_models_whose_maps_have_one_name_and_two_shapes():
+    draw, h, coef = FrozenDraw(seed=0), torch.randn(3, 4), torch.ones(3)
+    for out in (5, 6):
+        weight = torch.randn(out, 4)
+        noisy = FrozenNoise({}, [draw]).linear("a", h, weight, None, coef)
+        assert noisy.shape == (3, out)

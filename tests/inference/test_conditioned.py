@@ -1,10 +1,12 @@
 """A potential that is conditioned on structures: regression of its rows, in batches and calls."""
 
+import ase.io
 import numpy as np
 import pytest
 import torch
 
 from blips.bayes.condition import Evidence
+from blips.data.labels import Labels
 from blips.errors import InputError
 from blips.inference import rows as row_sums
 from helpers import rattled_molecules
@@ -25,6 +27,7 @@ from inference.models import (
     small,
 )
 
+KCAL = Labels(energy_unit="kcal/mol")
 # The packages behind CHGNet and ORB.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True"),
@@ -119,6 +122,27 @@ def test_structures_are_read_as_they_are_needed(monkeypatch):
     first, second, third, fourth, fifth = at_the_time  # 4, 6, 3, 4, 6 atoms
     assert first == second == 0
     assert 0 < third < fourth == fifth < len(added)
+
+
+def test_structures_come_from_files_too(tmp_path):
+    ase.io.write(tmp_path / "train.extxyz", TRAIN)
+    ase.io.write(tmp_path / "valid.extxyz", VALID)
+    files, lists = small("painn"), small("painn")
+    found = files.condition(tmp_path / "train.extxyz", valid=str(tmp_path / "valid.extxyz"))
+    expected = lists.condition(TRAIN, valid=VALID)
+    assert found.structures == len(TRAIN)
+    assert found.scale.scale == pytest.approx(expected.scale.scale, rel=1e-5)  # 8 digits in files
+    with pytest.raises(InputError, match=r"none\.extxyz: no such file"):
+        files.condition(tmp_path / "none.extxyz")
+
+
+def test_labels_are_read_as_those_that_the_model_was_trained_with():
+    scales = []
+    for trained_with, given in ((None, KCAL), (KCAL, None), (None, None)):
+        potential = small("painn")
+        potential.backbone.labels = trained_with
+        scales.append(potential.condition(TRAIN, valid=VALID, labels=given).scale)
+    assert scales[0] == scales[1] != scales[2]
 
 
 def test_without_validation_structures_the_scale_stays():

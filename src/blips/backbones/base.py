@@ -174,10 +174,15 @@ def graph_batches(
     """
     here = first_parameter(backbone)
     if isinstance(atoms, Graph):
-        yield atoms.to(here.device, here.dtype)
+        double = isinstance(backbone, AtomisticBackbone) and backbone.double_positions
+        yield atoms.to(here.device, None if double else here.dtype)
         return
     backbone = atomistic(backbone)
     structures = [atoms] if isinstance(atoms, Atoms) else list(atoms)
+    if not structures:
+        raise InputError("nothing to predict: the list of structures is empty")
+    if batch_size is not None and batch_size < 1:
+        raise InputError(f"batch_size={batch_size}; expected 1 or more structures at once")
     if caches is not None:
         yield backbone.graph(structures, caches=caches)
         return

@@ -61,9 +61,8 @@ def kl_divergence(
             if coef.numel() == 0:  # an isolated atom has no edges
                 continue
             by_role.setdefault(roles[name], []).append(coef)
-        return torch.stack(
-            [mean_kl_per_weight(torch.cat(group), rho) for group in by_role.values()]
-        ).sum()
+        terms = [mean_kl_per_weight(torch.cat(group), rho) for group in by_role.values()]
+        return torch.stack(terms).sum() if terms else torch.zeros(())
     if reduction == "elbo":
         if num_weights is None or num_data is None:
             raise InputError('reduction "elbo" needs num_weights (by map) and num_data')
@@ -72,5 +71,5 @@ def kl_divergence(
             for name, coef in coefficients.items()
             if coef.numel() > 0
         ]
-        return torch.stack(terms).sum() / num_data
+        return torch.stack(terms).sum() / num_data if terms else torch.zeros(())
     raise InputError(f"unknown KL reduction {reduction!r}; use one of {get_args(Reduction)}")

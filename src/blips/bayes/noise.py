@@ -82,7 +82,7 @@ class SampledNoise(Noise):
     rows, flipout where features have an irrep axis (where local noise would break equivariance).
     """
 
-    generators: Sequence[torch.Generator] = ()
+    generators: Sequence[torch.Generator]
     estimator: str = "auto"
 
     def __post_init__(self) -> None:
@@ -134,7 +134,8 @@ class FrozenDraw:
     def normal_like(self, name: str, weight: Tensor) -> Tensor:
         """Return standard normals of the shape, dtype and device of `weight`."""
         eps = self._drawn.get(name)
-        if eps is None or eps.dtype != weight.dtype or eps.device != weight.device:
+        wanted = (weight.shape, weight.dtype, weight.device)
+        if eps is None or (eps.shape, eps.dtype, eps.device) != wanted:
             generator = seeded_generator("frozen", self.seed, self.member, name)
             eps = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
             eps = self._drawn[name] = eps.to(weight)
@@ -145,7 +146,7 @@ class FrozenDraw:
 class FrozenNoise(Noise):
     """All rows and all calls share the draw: one smooth, conservative model per draw."""
 
-    draws: Sequence[FrozenDraw] = (FrozenDraw(seed=0),)
+    draws: Sequence[FrozenDraw]
 
     @property
     def replicas(self) -> int:

@@ -49,6 +49,13 @@ def batches_of(structures: Iterable[Atoms], most_atoms: int = BATCH_ATOMS) -> It
         yield batch
 
 
+def iter_given(structures: str | Path | Atoms | Iterable[Atoms]) -> Iterable[Atoms]:
+    """Return structures as they are given; those of a file are read and checked one by one."""
+    if isinstance(structures, str | Path):
+        return iter_checked(iter_structures(structures), structures)
+    return [structures] if isinstance(structures, Atoms) else structures
+
+
 def read_structures(path: str | Path, index: str | int | slice = ":") -> list[Atoms]:
     """Read the structures of any file that ASE reads (extxyz, traj, db, OUTCAR, ...).
 

@@ -1,12 +1,14 @@
 """Condition a potential on structures: collect rows, fit the scale, build the posterior."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import get_args
 
 from ase import Atoms
 
 from blips.backbones.base import atomistic
 from blips.data.labels import Labels
+from blips.data.structures import iter_given
 from blips.errors import InputError
 from blips.inference.linearise import LinearModel
 from blips.inference.maps import ChosenMaps, choose_maps
@@ -15,14 +17,16 @@ from blips.inference.rows import collect
 from blips.inference.sampling import StochasticModel
 from blips.inference.scale import fit_scale, keys_of
 
+Structures = str | Path | Atoms | Iterable[Atoms]  # a file, one, or many
+
 DIMENSION = 2048  # more weights are sketched
 ROWS = 48  # force rows of a structure
 
 
 def condition(
     model: StochasticModel,
-    structures: Iterable[Atoms],
-    valid: Sequence[Atoms] | None,
+    structures: Structures,
+    valid: Structures | None,
     *,
     maps: str | Sequence[str],
     dimension: int,
@@ -35,8 +39,7 @@ def condition(
 
     The arguments are those of `BayesianPotential.condition`.
     """
-    structures = [structures] if isinstance(structures, Atoms) else structures
-    valid = [valid] if isinstance(valid, Atoms) else valid
+    valid = None if valid is None else list(iter_given(valid))
     if coefficients not in get_args(Coefficients):
         known = " or ".join(get_args(Coefficients))
         raise InputError(f"unknown coefficients {coefficients!r}; use {known}")
@@ -49,12 +52,12 @@ def condition(
         model.backbone, chosen, model.coefficients if coefficients == "network" else None
     )
     first = 0 if before is None else before.structures
-    seen = collect(linear, structures, rows=rows, seed=seed, first=first)
+    seen = collect(linear, iter_given(structures), rows=rows, seed=seed, first=first)
     if before is not None and before.evidence is not None:
         seen = seen.joined(before.evidence, before.structures, before.domain)
     scale = before.scale if before is not None else None
     if valid is not None or scale is None:
-        scale = fit_scale(linear, seen.evidence, list(valid or ()), seed=seed, labels=labels)
+        scale = fit_scale(linear, seen.evidence, valid or [], seed=seed, labels=labels)
     return ConditionedPosterior(
         chosen, scale, coefficients, seen.structures, seen.domain, seen.evidence
     )

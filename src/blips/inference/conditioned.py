@@ -5,8 +5,9 @@ is v = 0, so deviations are taken from the plain model's outputs, with K in the 
 
     std = sqrt( 1/K sum_k (y_k - y)^2 )
 
-The energy's is exact, b_E^T Lambda^-1 b_E, wherever the posterior has more than draws. Deviations
-of energies have the posterior's `energy_factor` on top, which validation energies decide.
+The energy's is exact, b_E^T Lambda^-1 b_E, wherever the posterior has more than draws; with
+`samples=0` (method "onepass"), where that product would take half the time, 64 draws stand for it.
+Deviations of energies have the posterior's `energy_factor` on top, set by validation energies.
 """
 
 import warnings

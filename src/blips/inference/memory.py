@@ -47,6 +47,10 @@ class MemoryGauge:
         self.weight_bytes = 4 * weight_bytes
         self._bytes_per_row: dict[Hashable, float] = {}
 
+    def forget(self) -> None:
+        """Forget what was measured: the model is another one now."""
+        self._bytes_per_row.clear()
+
     def needed(self, kind: Hashable, graph: Graph, run: Run) -> float:
         """Estimate the bytes of one pass over a graph."""
         if kind not in self._bytes_per_row:

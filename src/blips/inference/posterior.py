@@ -27,7 +27,6 @@ from blips.inference.domain import Domain
 from blips.inference.maps import ChosenMaps
 
 Coefficients = Literal["constant", "network"]
-Counters = list[tuple[int, int]]  # place in memory, version
 
 LARGEST_COUNT = 10**12  # of rows, structures or coordinates in a file
 
@@ -38,7 +37,7 @@ class Scale:
 
     ratio: float  # r = s^2 / tau^2, in units of the square of the rows (eV, eV/A)
     scale: float  # tau, std of the relative noise of a weight before data
-    floor: Mapping[str, float]  # std of the misfit, by quantity (eV/atom, eV/A, eV/A^3)
+    floor: Mapping[str, float]  # std of the misfit, by quantity (eV/atom, eV/A)
     energy_factor: float = 1.0  # what deviations of energies are multiplied with
     relative: float = 0.0  # std of the misfit of forces over the force itself
     # root mean square of predicted force components near the data where there is a relative misfit:
@@ -49,7 +48,7 @@ class Scale:
         """Refuse what makes no error bar."""
         numbers = {"ratio": self.ratio, "scale": self.scale, "factor": self.energy_factor}
         numbers |= self.floor
-        unknown = set(self.floor) - {keys.ENERGY, keys.FORCES, keys.STRESS}
+        unknown = set(self.floor) - {keys.ENERGY, keys.FORCES}
         bad = {name: value for name, value in numbers.items() if not 0 < value < float("inf")}
         optional = {"relative": self.relative, "typical": self.typical}
         bad |= {k: value for k, value in optional.items() if not 0 <= value < float("inf")}
@@ -192,21 +191,17 @@ def _count(content: Mapping[str, Any], name: str) -> int:
 class SeenWeights:
     """The weights of a model at the time when it was conditioned, to notice that they changed.
 
-    Every predict compares counters that torch keeps anyway: a tensor's place in memory and how
-    often it was written to. Only where they differ are the numbers themselves compared, by a
-    checksum at single precision, so that copies, devices and precisions of the same weights pass.
+    They are known by checksums at single precision, so that copies, devices and precisions of the
+    same weights pass. (Counters that torch keeps would miss writes through `.data`.) A checksum of
+    550,000 weights takes 0.4 ms, the least prediction of such a model 14 ms.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._counters = _counters(model)
-        self._checksums = {name: _checksum(value) for name, value in model.named_parameters()}
+        self._checksums = _checksums(model)
 
     def check(self, model: nn.Module) -> None:
         """Raise an error that names the weights which are no longer those that were seen."""
-        now = _counters(model)
-        if now == self._counters:
-            return
-        found = {name: _checksum(value) for name, value in model.named_parameters()}
+        found = _checksums(model)
         both = self._checksums.keys() | found.keys()
         changed = sorted(k for k in both if self._checksums.get(k) != found.get(k))
         if changed:
@@ -216,14 +211,11 @@ class SeenWeights:
                 f"{len(both)}: {some}), so its error bars are of another model; condition it "
                 "again, after potential.posterior = None"
             )
-        self._counters = now
 
 
-def _counters(model: nn.Module) -> Counters:
-    """Return address and version counter of all parameters."""
-    return [(own.data_ptr(), own._version) for own in model.parameters()]
-
-
-def _checksum(value: Tensor) -> int:
-    flat = value.detach().to("cpu", torch.float32).contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data)
+def _checksums(model: nn.Module) -> dict[str, int]:
+    """Compute a checksum of every parameter, by name."""
+    return {
+        name: zlib.crc32(value.detach().to("cpu", torch.float32).contiguous().numpy().data)
+        for name, value in model.named_parameters()
+    }

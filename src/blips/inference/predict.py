@@ -5,16 +5,18 @@
 | conditioned | the plain model's | of draws that have seen the data | `inference.conditioned` |
 | mc | of samples | the paper's posterior, fresh weights for each row | `inference.monte_carlo` |
 | frozen | of a committee | the paper's, one draw for all rows | `inference.monte_carlo` |
-| onepass | the plain model's | of energies, without sampling | `inference.onepass` |
+| onepass | the plain model's | of energies, to first order, by one pass | `inference.onepass` |
 | map | the plain model's | none | |
 | auto | | conditioned where there is such a posterior, else see `choose` | |
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import torch
 
+from blips.backbones.base import first_parameter
 from blips.backbones.derivatives import Derivatives
 from blips.bayes.noise import FrozenDraw, generators
 from blips.data.graph import AtomGraph, Graph
@@ -49,7 +51,7 @@ class Request:
         """Refuse unknown methods and numbers of samples."""
         if self.method not in METHODS:
             raise InputError(f"unknown method {self.method!r}; use one of {', '.join(METHODS)}")
-        if isinstance(self.samples, str) and self.samples != "auto":
+        if self.samples != "auto" and not isinstance(self.samples, Integral):
             raise InputError(f'samples={self.samples!r}; expected a whole number or "auto"')
         if not 0 < self.tolerance < 1:
             raise InputError(
@@ -86,8 +88,9 @@ def predict_batch(model: StochasticModel, graph: Graph, request: Request) -> Pre
     """Predict one batch, not recalibrated."""
     chosen = choose(model.posterior, graph, request)
     run = BY_METHOD[chosen.method]
-    if is_large(graph) and chosen.method not in SAMPLED:  # these are bounded chunk by chunk
-        kind = (chosen.method, chosen.samples, chosen.forces, chosen.stress, chosen.covariance)
+    bounded = is_large(graph) or chosen.memory_gb is not None
+    if bounded and chosen.method not in SAMPLED:  # these are bounded chunk by chunk
+        kind = (*_kind(model, chosen), chosen.samples, chosen.covariance)
         model.gauge.check(kind, graph, chosen.memory_gb, lambda part: run(model, part, chosen))
     found = run(model, graph, chosen)
     details = dict(found.details)
@@ -111,6 +114,12 @@ def choose(posterior: ConditionedPosterior | None, graph: Graph, request: Reques
         return replace(request, method="conditioned")
     sampled = request.forces or request.stress or not isinstance(graph, AtomGraph)
     return replace(request, method="mc" if sampled else "onepass")
+
+
+def _kind(model: StochasticModel, request: Request) -> tuple[Hashable, ...]:
+    """Return what the memory of a pass depends on, beside the graph and the posterior."""
+    dtype = first_parameter(model.backbone).dtype
+    return (request.method, request.forces, request.stress, dtype)
 
 
 WHY = {
@@ -160,10 +169,8 @@ def _sampled(model: StochasticModel, graph: Graph, request: Request) -> Predicti
         return model.sample(graph, sources, **request.derivatives).outputs
 
     most = MOST if request.samples == "auto" else request.samples
-    kind = (request.method, request.forces, request.stress)
-    chunk = model.gauge.chunk(
-        kind, graph, most, request.memory_gb, lambda part: sampler(part, range(1))
-    )
+    kind, once = _kind(model, request), lambda part: sampler(part, range(1))
+    chunk = model.gauge.chunk(kind, graph, most, request.memory_gb, once)
     options = {"covariance": request.covariance, "tolerance": request.tolerance}
     return monte_carlo(
         sampler, graph, request.samples, method=request.method, chunk=chunk, **options

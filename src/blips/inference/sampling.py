@@ -9,7 +9,7 @@ from ase import Atoms
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import Backbone, graph_batches
+from blips.backbones.base import Backbone, first_parameter, graph_batches
 from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
 from blips.bayes import noise as noise_context
 from blips.bayes.encoder import InferenceNetwork
@@ -47,15 +47,18 @@ class StochasticModel(nn.Module):
         self.encoder = encoder  # the inference network of the paper's posterior
         self.roles = roles  # row type of each Bayesian map, by name
         self.estimator = estimator  # how rows are sampled: "auto", "local" or "flipout"
-        self.posterior = None  # the conditioned one
-        self.gauge = MemoryGauge(
-            sum(
-                weight.nbytes
-                for name in roles
+        self.num_weights = {  # random ones of each Bayesian map
+            name: sum(
+                weight.numel()
                 for key, weight in backbone.get_submodule(name).named_parameters(recurse=False)
                 if key != "bias"
             )
+            for name in roles
+        }
+        self.gauge = MemoryGauge(
+            sum(self.num_weights.values()) * first_parameter(backbone).itemsize
         )
+        self.posterior = None  # the conditioned one
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
         """Compute alpha and beta of every Bayesian map on this input, [rows] by map name."""
@@ -127,6 +130,7 @@ class StochasticModel(nn.Module):
     @posterior.setter
     def posterior(self, posterior: ConditionedPosterior | None) -> None:
         self._posterior = posterior
+        self.gauge.forget()  # passes with it have a cost of their own
         self._seen_weights: SeenWeights | None = None
         if posterior is not None:
             self._seen_weights = SeenWeights(self._model_of(posterior))

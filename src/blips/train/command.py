@@ -13,6 +13,7 @@ from blips.backbones.base import Backbone
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import ModelConfig, load_config
 from blips.conversion import bayesianize
+from blips.data.labels import Labels
 from blips.data.sanity import warn_of_labels
 from blips.errors import ConfigError
 from blips.inference.scale import keys_of
@@ -90,7 +91,7 @@ def conditioned(
         potential.condition(structures, valid=valid, labels=labels, **options)
         return potential
     forces = moved(valid, {}, (keys.FORCES,), labels)
-    potential.condition(structures, valid=forces, **options)
+    potential.condition(structures, valid=forces, labels=Labels(), **options)
     std = potential.predict(valid, method="onepass", forces=False).array("energy_std")
     align_energies(potential, valid, labels, std**2)
     return potential

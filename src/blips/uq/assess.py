@@ -14,7 +14,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from blips.data.labels import QUANTITIES, Labels, available, extract
 from blips.data.sanity import warn_of_labels
-from blips.data.structures import check_structures, read_structures
+from blips.data.structures import iter_given
 from blips.errors import InputError
 from blips.files import replacing
 from blips.prediction import Model, Prediction
@@ -178,7 +178,7 @@ def evaluate(
         n_bootstrap: resamples for the intervals; 0 for none.
         options: of `potential.predict` (samples, method, seed, ...).
     """
-    found = _read(structures)
+    found = list(iter_given(structures))
     references = References.of(found, labels or potential.backbone.labels)
     options = stress_too(found, references) | options
     with progress_shown():
@@ -206,7 +206,7 @@ def calibrate(
     """
     if kind not in CALIBRATORS:
         raise InputError(f"unknown calibration {kind!r}; use one of {', '.join(CALIBRATORS)}")
-    found = _read(structures)
+    found = list(iter_given(structures))
     references = References.of(found, labels or potential.backbone.labels)
     with progress_shown():
         prediction = potential.predict(found, calibrated=False, **options)
@@ -224,12 +224,6 @@ def calibrate(
         say(f"{WORDS[quantity].capitalize()} of {matched.chosen.sum()} structures: {gain}")
     potential.calibration = dict(fitted)
     return fitted
-
-
-def _read(structures: Structures) -> list[Atoms]:
-    if isinstance(structures, str | Path):
-        return check_structures(read_structures(structures), structures)
-    return [structures] if isinstance(structures, Atoms) else list(structures)
 
 
 def _gain(calibrator: Calibrator, mean: np.ndarray, std: np.ndarray, target: np.ndarray) -> str:
