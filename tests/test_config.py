@@ -1,12 +1,15 @@
 import json
 from contextlib import suppress
+from typing import get_args
 
 import pytest
+from ase.data import chemical_symbols
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blips.config import dump_config, load_config
+from blips.config import EnergyUnit, LengthUnit, dump_config, load_config
 from blips.errors import ConfigError
+from blips.units import ENERGY_UNITS, LENGTH_UNITS
 
 
 def test_files_mappings_and_overrides_merge_left_to_right(tmp_path):
@@ -70,3 +73,17 @@ json_values = st.recursive(
 def test_any_mapping_is_accepted_or_refused_with_our_error(value):
     with suppress(ConfigError):
         load_config(value)
+
+
+def test_an_override_may_be_longer_than_the_name_of_a_file():
+    energies = ", ".join(f"{symbol}: -1234.5678" for symbol in chemical_symbols[1:60])
+    config = load_config(f"data.reference_energies={{{energies}}}")
+    assert len(config.data.reference_energies) == 59
+
+
+def test_units_are_those_that_blips_knows():
+    assert get_args(EnergyUnit) == tuple(ENERGY_UNITS)
+    assert get_args(LengthUnit) == tuple(LENGTH_UNITS)
+    for text in ("training.loss_unit=foo", "data.labels.energy_unit=foo"):
+        with pytest.raises(ConfigError, match="kcal/mol"):
+            load_config(text)

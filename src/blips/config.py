@@ -5,6 +5,7 @@ Unknown keys are refused with the nearest valid one. Every field has a default b
 
 import difflib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blips.errors import ConfigError
 
+EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Hartree", "Ry"]
+LengthUnit = Literal["A", "Angstrom", "Bohr", "nm"]
 Loss = Literal["mae", "mse", "huber", "conditional_huber", "nll", "crps"]
 
 
@@ -57,8 +60,12 @@ class LabelsConfig(Section):
     energy_key: str = Field(default="energy", description="its name; REF_energy is found, too")
     forces_key: str = Field(default="forces", description="their name")
     stress_key: str = Field(default="stress", description="its name")
-    energy_unit: str = Field(default="eV", description="of energies, and in forces and stress")
-    length_unit: str = Field(default="A", description="in forces and stress; positions are in A")
+    energy_unit: EnergyUnit = Field(
+        default="eV", description="of energies, and in forces and stress"
+    )
+    length_unit: LengthUnit = Field(
+        default="A", description="in forces and stress; positions are in A"
+    )
 
 
 class DataConfig(Section):
@@ -103,7 +110,9 @@ class TrainingConfig(Section):
     batch_size: int = Field(default=8, ge=1, description="structures in a step")
     loss: Loss = "mae"
     huber_delta: float = Field(default=0.01, gt=0, description="where huber becomes linear")
-    loss_unit: str = Field(default="eV", description="energy unit of the loss; lambda refers to it")
+    loss_unit: EnergyUnit = Field(
+        default="eV", description="energy unit of the loss; lambda refers to it"
+    )
     energy_per_atom: bool = Field(default=False, description="divide energy errors by N")
     weights: WeightsConfig = WeightsConfig()
     noise: bool = Field(
@@ -155,7 +164,7 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
-    seed: int = Field(default=0, description="the same seed gives the same model")
+    seed: int = Field(default=0, ge=0, description="the same seed gives the same model")
     folder: str = Field(default="runs/blips", description="where everything goes")
 
 
@@ -186,7 +195,7 @@ def merge_sources(*sources: Source) -> dict[str, Any]:
 
 def is_override(source: Source) -> bool:
     """Return whether this is `a.b=value` and no file."""
-    return isinstance(source, str) and "=" in source and not Path(source).exists()
+    return isinstance(source, str) and "=" in source and not os.path.exists(source)
 
 
 def dump_config(config: BaseModel) -> str:

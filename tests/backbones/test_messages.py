@@ -48,6 +48,13 @@ def test_same_sums_to_the_last_bit_and_the_same_gradients(edges, atoms, width, c
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+def test_edges_may_have_any_layout_in_memory():
+    *others, edges = inputs(20, 5, 8, True)
+    for found in both_ways([*others, edges.T.contiguous().T]):
+        for a, b in zip(found[0], summed_messages(*others, edges), strict=True):
+            assert torch.equal(a, b)
+
+
 def test_forces_and_stress_are_the_same_and_training_takes_the_formula():
     torch.manual_seed(0)
     model = PaiNN(cutoff=4.0, features=32, blocks=3, num_basis=8)

@@ -157,3 +157,10 @@ def test_streamed_file_must_be_sound_and_stay_so(tmp_path):
 def test_indices_outside_are_refused(indices):
     with pytest.raises(InputError, match=r"index|indices"):
         StructureData(crystals(), CUTOFF).batch(indices)
+
+
+def test_a_compressed_file_cannot_be_streamed(tmp_path):
+    path = tmp_path / "few.xyz.gz"
+    ase.io.write(path, molecule("H2O"), format="extxyz")
+    with pytest.raises(InputError, match="unpack it first"):
+        StreamedData(path, 3.0)

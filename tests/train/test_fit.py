@@ -7,20 +7,25 @@ import sys
 import time
 from pathlib import Path
 
+import ase.io
 import numpy as np
 import pytest
 import torch
 import yaml
+from ase.calculators.singlepoint import SinglePointCalculator
 
 import blips
 from blips.backbones import PaiNN
 from blips.config import TrainingConfig, load_config
 from blips.data.dataset import StructureData
+from blips.data.labels import Labels
 from blips.errors import ConfigError, InputError
 from blips.train.checkpoint import read_tensors
 from blips.train.loop import NonFiniteLossError
 from blips.train.objective import Objective
 from blips.train.run import environment
+from blips.units import KCAL_PER_MOL
+from blips.uq.calibrate import ScaleCalibrator
 from studies.nbody import EGNN, ParticleData
 
 TINY = {"cutoff": 4.0, "features": 8, "blocks": 1, "num_basis": 4}
@@ -288,3 +293,109 @@ def test_the_elbo_divides_the_kl_by_the_number_of_data(structures):
         for num_data in (12, 120)
     )
     assert few == pytest.approx(10 * many)
+
+
+@pytest.mark.parametrize("loss", ["nll", "crps"])
+def test_a_plain_backbone_has_no_samples_for_a_loss_of_distributions(tmp_path, structures, loss):
+    with pytest.raises(ConfigError, match=f"loss={loss} needs sampled weights"):
+        fit(PaiNN(**TINY), structures, tmp_path, loss=loss)
+
+
+def test_training_forgets_the_calibration_of_the_weights_before(tmp_path, structures):
+    model = potential()
+    model.calibration["forces"] = ScaleCalibrator(3.0)
+    fit(model, structures, tmp_path, epochs=1)
+    assert model.calibration == {}
+
+
+def test_double_precision_trains_on_all_digits_of_positions_and_forces(tmp_path, structures):
+    data = fit(potential(), structures, tmp_path, epochs=1, dtype="float64").train_data
+    batch, atoms = data.batch([0]), data.atoms(0)
+    between = np.diff(atoms.positions, axis=0)  # the graph may be moved as a whole
+    assert np.abs(np.diff(batch.graph.positions.numpy(), axis=0) - between).max() < 1e-14
+    assert np.array_equal(batch.targets["forces"].numpy(), atoms.get_forces())
+
+
+def test_streamed_structures_have_reference_energies_and_known_elements(tmp_path, structures):
+    files = [tmp_path / name for name in ("train.extxyz", "valid.extxyz")]
+    for file, frames in zip(files, structures, strict=True):
+        ase.io.write(file, frames)
+    models = []
+    for stream in (True, False):
+        models.append(PaiNN(**TINY))
+        config = {"data": {"stream": stream}, "training": {**QUICK, "epochs": 1}}
+        folder = tmp_path / str(stream)
+        blips.fit(models[-1], files[0], valid=files[1], config=config, folder=folder, display=False)
+    streamed, in_memory = models
+    assert streamed.trained_numbers == in_memory.trained_numbers == {1, 7}
+    assert float(in_memory.reference.shift.abs().max()) > 0
+    assert torch.equal(streamed.reference.shift, in_memory.reference.shift)
+
+
+def test_a_data_set_is_conditioned_with_the_units_of_its_own_labels(tmp_path, structures):
+    in_kcal = []
+    for frames in structures:
+        copies = [atoms.copy() for atoms in frames]
+        for copy, atoms in zip(copies, frames, strict=True):
+            energy, forces = atoms.get_potential_energy(), atoms.get_forces()
+            copy.calc = SinglePointCalculator(
+                copy, energy=energy / KCAL_PER_MOL, forces=forces / KCAL_PER_MOL
+            )
+        in_kcal.append(copies)
+    scales = []
+    for frames, labels in ((structures, Labels()), (in_kcal, Labels(energy_unit="kcal/mol"))):
+        model, sets = potential(), [StructureData(part, 4.0, labels=labels) for part in frames]
+        fit(model, sets, tmp_path / labels.energy_unit[:2], epochs=1, condition=True)
+        assert model.backbone.labels == labels
+        scales.append(model.conditioned().scale.scale)
+    assert scales[1] == pytest.approx(scales[0], rel=1e-2)
+
+
+def test_errors_name_the_frame_of_the_file_that_was_split(tmp_path, structures):
+    frames = [atoms.copy() for atoms in structures[0][:10]]
+    for copy, atoms in zip(frames, structures[0], strict=False):
+        copy.calc = None if copy is frames[7] else atoms.calc
+    ase.io.write(tmp_path / "frames.extxyz", frames)
+    with pytest.raises(InputError, match=r"frames\.extxyz, frame 7: no energy"):
+        fit(potential(), (tmp_path / "frames.extxyz", 0.3), tmp_path)
+
+
+def test_a_run_is_not_resumed_with_other_structures_that_split_anew(tmp_path, structures):
+    train, _ = structures
+    fit(potential(), (train, 0.3), tmp_path, epochs=1)
+    before = (tmp_path / "split.json").read_text()
+    config = {"training": {**QUICK, "epochs": 2}}
+    options = {"valid": 0.3, "config": config, "folder": tmp_path, "display": False}
+    with pytest.raises(ConfigError, match="not those that it began with"):
+        blips.fit(potential(), train[:-3], resume=True, **options)
+    assert (tmp_path / "split.json").read_text() == before
+    assert blips.fit(potential(), train, resume=True, **options).progress.epoch == 2
+
+
+def test_names_of_labels_are_those_of_the_configuration(tmp_path, structures):
+    """No other label of the file is checked, or announced."""
+    frames = [atoms.copy() for atoms in structures[0]]
+    for copy, atoms in zip(frames, structures[0], strict=True):
+        copy.info |= {"mine": atoms.get_potential_energy(), "REF_energy": 1.0, "energy": "none"}
+        copy.arrays["push"] = atoms.get_forces()
+    labels = {"energy_key": "mine", "forces_key": "push"}
+    config = {"data": {"labels": labels}, "training": {**QUICK, "epochs": 1}}
+    blips.fit(potential(), frames, valid=0.3, config=config, folder=tmp_path, display=False)
+
+
+@pytest.mark.parametrize(
+    ("energies", "message"),
+    [({"H": -1.0}, "lacks N of the training"), ({"N": 0.0, "H": 0.0, "Qq": 0.0}, "Qq.*no such")],
+)
+def test_given_reference_energies_have_all_elements(tmp_path, structures, energies, message):
+    config = {"data": {"reference_energies": energies}, "training": QUICK}
+    with pytest.raises(ConfigError, match=message):
+        blips.fit(potential(), structures[0], config=config, folder=tmp_path, display=False)
+
+
+def test_elements_that_only_the_reference_energies_have_are_not_trained_on(tmp_path, structures):
+    model, energies = potential(), {"H": -1.0, "N": -2.0, "O": -3.0}
+    config = {"data": {"reference_energies": energies}, "training": {**QUICK, "epochs": 1}}
+    blips.fit(model, structures[0], config=config, folder=tmp_path, display=False)
+    assert model.backbone.trained_numbers == {1, 7}
+    assert model.backbone.reference.shift[[1, 7, 8]].tolist() == [-1.0, -2.0, -3.0]

@@ -15,6 +15,7 @@ from blips.bayes.noise import seeded_generator
 from blips.config import TrainingConfig
 from blips.data.ammonia import load_ammonia
 from blips.data.dataset import StructureData
+from blips.errors import ConfigError
 from blips.train.loss import atom_counts, data_loss
 from blips.train.objective import Objective
 
@@ -110,3 +111,20 @@ def test_forces_are_asked_for_where_they_have_labels_and_a_weight(batch, potenti
         config = TrainingConfig(loss="mae", weights={"forces": weight})
         found = Objective(potential, config, 6)._derivatives(given, create_graph=False)
         assert (found["forces"], found["stress"], found["create_graph"]) == (wanted, False, False)
+
+
+def test_labels_without_weight_are_left_out(batch, potential):
+    """Also those that the model is then not asked for."""
+    stress = {**batch.targets, "stress": torch.zeros(batch.graph.num_structures, 3, 3)}
+    labelled = replace(batch, targets=stress)
+    for weights, left in (({"energy": 0.5, "forces": 0}, "energy"), ({"energy": 0}, "forces")):
+        objective = Objective(potential, TrainingConfig(weights=weights), 6)
+        parts = objective(labelled, KEY, 1.0).parts
+        assert parts.keys() == {left, "loss"}
+        assert left in objective.evaluate(labelled)
+
+
+def test_nothing_to_train_on_is_said(batch, potential):
+    config = TrainingConfig(weights={"energy": 0, "forces": 0})
+    with pytest.raises(ConfigError, match="nothing to train on: the data have energy, forces"):
+        Objective(potential, config, 6)(batch, KEY, 1.0)

@@ -55,6 +55,7 @@ class _Messages(Function):
         edges: Tensor,
     ) -> tuple[Tensor, Tensor]:
         given = [None if x is None else x.contiguous() for x in (filters, sent, carried, unit)]
+        edges = edges.contiguous()  # its rows are read by their addresses
         ctx.save_for_backward(*given, edges)
         atoms, width = len(sent), sent.shape[1] // 2
         found = sent.new_zeros(atoms, width), sent.new_zeros(atoms, 3, width)

@@ -40,7 +40,7 @@ def _explained(error: Exception) -> str:
     if isinstance(error, BlipsError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
-        return f"the package {error.name} is missing; pip install 'blips-mlip[train]' brings it"
+        return f"the package {error.name} is missing; install it with pip"
     if isinstance(error, MemoryError):
         return "out of memory; use smaller structures, or fewer samples"
     return f"{error}; check the path, its permissions and the space"

@@ -50,7 +50,7 @@ def common(
     """Error bars for any interatomic potential."""
 
 
-def _no_folder(output: Path) -> Path:
+def no_folder(output: Path) -> Path:
     """Refuse a folder as the file to write, before anything is computed."""
     if output.is_dir():
         raise ConfigError(f"{output} is a folder; give the name of a file to write in it")
@@ -62,7 +62,7 @@ Model = Annotated[
     str, typer.Argument(help="a model written by blips (.safetensors), or a released one's name")
 ]
 Structures = Annotated[Path, typer.Argument(help="structures, any file that ASE reads")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="file to write", callback=_no_folder)]
+Output = Annotated[Path, typer.Option("--output", "-o", help="file to write", callback=no_folder)]
 Samples = Annotated[int, typer.Option(help="posterior samples")]
 Seed = Annotated[int, typer.Option(help="the same seed gives the same result")]
 Device = Annotated[str, typer.Option(help="to compute on: cpu, cuda, cuda:1, mps")]

@@ -169,5 +169,5 @@ def template_config(name: str) -> "RunConfig":
     from blips.config import load_config
 
     if name not in TEMPLATES:
-        raise ConfigError(f"unknown template {name!r}; use one of {', '.join(TEMPLATES)}")
+        raise ConfigError(f"unknown template {name!r}; use one of {', '.join(TEMPLATES)}, active")
     return load_config(TEMPLATES[name])

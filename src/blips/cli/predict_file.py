@@ -19,6 +19,7 @@ from blips import keys
 from blips.cli.app import known_elements
 from blips.data.labels import Labels, available
 from blips.data.structures import (
+    XYZ_SUFFIXES,
     batches_of,
     iter_checked,
     iter_structures,
@@ -54,7 +55,7 @@ def predict_file(
     Labels of the structures stay in it. To resume is to keep the whole batches of a run that was
     interrupted. The other options are those of `potential.predict`.
     """
-    part = _part_of(output, resume)
+    part = _part_of(output, source, resume)
     elements = known_elements(potential.backbone)
     checked = iter_checked(iter_structures(source), source, elements=elements, labels=labels)
     total = sum(1 for _ in track(checked, "reading"))
@@ -108,8 +109,12 @@ def summary_of(path: Path) -> dict[str, list[float | bool]]:
     return found
 
 
-def _part_of(output: Path, resume: bool) -> Path:
+def _part_of(output: Path, source: Path, resume: bool) -> Path:
     """Return the partial output file, after making sure that it can be written."""
+    if output.suffix not in ("", *XYZ_SUFFIXES):
+        raise InputError(f"{output}: what is written is extended xyz; name it .extxyz or .xyz")
+    if output.exists() and source.exists() and output.samefile(source):
+        raise InputError(f"{output} holds the structures to predict; give another file to write")
     if not output.parent.is_dir():
         raise InputError(f"{output}: the folder {output.parent} does not exist; create it first")
     part = output.with_name(f"{output.name}.part")

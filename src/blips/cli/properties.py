@@ -104,7 +104,7 @@ def property_(
     own = {"reference": reference, "end": end, "images": images, "scan": scan or None}
     own |= {"temperature": temperature, "timestep": timestep}
     for name, value in own.items():
-        if value and OWN[name] != kind:
+        if value not in (None, []) and OWN[name] != kind:
             raise ConfigError(f"--{name} is an option of {OWN[name]}, not of {kind}")
     backbone = load_model(model).backbone
     frames = read_known(structures, backbone)

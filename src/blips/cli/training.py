@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from blips.cli.app import Files, Model, Resume, Seed, app
+from blips.cli.app import Files, Model, Resume, Seed, app, no_folder
 
 
 def _train(command: str, sources: list[str], resume: bool, **options: Any) -> None:
@@ -47,7 +47,7 @@ def finetune(sources: Files, resume: Resume = False) -> None:
 @app.command()
 def export(
     model: Model,
-    output: Annotated[Path, typer.Argument(help="file to write")],
+    output: Annotated[Path, typer.Argument(help="file to write", callback=no_folder)],
 ) -> None:
     """Write a fine-tuned potential, its posterior means, as a checkpoint of its own package.
 
@@ -55,7 +55,7 @@ def export(
     """
     from blips.train.command import export_model
 
-    path = export_model(Path(model), output)
+    path = export_model(model, output)
     typer.echo(f"{path} written, for the package that the model is from")
 
 

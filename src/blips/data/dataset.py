@@ -14,7 +14,7 @@ from torch import Tensor
 from blips import keys
 from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels, extract
-from blips.data.structures import read_xyz_frame, xyz_frame_offsets
+from blips.data.structures import COMPRESSED, read_xyz_frame, xyz_frame_offsets
 from blips.errors import InputError
 
 GraphOf = Callable[[Atoms, torch.dtype], AtomGraph]
@@ -106,6 +106,10 @@ class AtomData:
     def __len__(self) -> int:
         raise NotImplementedError
 
+    def __iter__(self) -> Iterator[Atoms]:
+        """Yield all structures."""
+        return map(self.atoms, range(len(self)))
+
     def name_of(self, index: int) -> str:
         """Return file and frame."""
         return f"{self.source}, frame {index}"
@@ -145,7 +149,8 @@ class AtomData:
 class StructureData(AtomData):
     """Labelled structures in memory. Labels are read at once, each graph at its first use.
 
-    The arguments are those of `AtomData`, behind the structures.
+    The arguments are those of `AtomData`, behind the structures; `frames` are the structures'
+    numbers in their source, where they are not all of it.
     """
 
     def __init__(
@@ -154,9 +159,11 @@ class StructureData(AtomData):
         cutoff: float | GraphOf,
         *,
         source: str | Path = "structures",
+        frames: Sequence[int] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(source, cutoff, **options)
+        self.frames = range(len(structures)) if frames is None else frames
         if len(structures) == 0:
             raise InputError(f"{source}: no structures; expected at least one")
         self.structures = tuple(structures)
@@ -165,6 +172,10 @@ class StructureData(AtomData):
 
     def __len__(self) -> int:
         return len(self.structures)
+
+    def name_of(self, index: int) -> str:
+        """Return file and frame."""
+        return f"{self.source}, frame {self.frames[index]}"
 
     def atoms(self, index: int) -> Atoms:
         """Return the structure with this number."""
@@ -191,6 +202,8 @@ class StreamedData(AtomData):
     ) -> None:
         super().__init__(path, cutoff, **options)
         self.path = Path(path)
+        if self.path.suffix in COMPRESSED:
+            raise InputError(f"{path}: compressed files cannot be streamed; unpack it first")
         self.cache_bytes = cache_gb * 1e9
         self._offsets = xyz_frame_offsets(self.path)  # [F + 1]
         self._stamp = self._file_stamp()

@@ -91,10 +91,10 @@ def available(atoms: Atoms, labels: Labels | None = None) -> tuple[str, ...]:
     return tuple(name for name in QUANTITIES if _lookup(atoms, labels.key(name)) is not None)
 
 
-def found_as_mace(atoms: Atoms) -> list[str]:
-    """Return MACE's names under which labels are found for want of the standard ones."""
-    standard = available(atoms)
-    return [f"{MACE_PREFIX}{q}" for q in standard if _named(atoms, q) is None]
+def found_as_mace(atoms: Atoms, labels: Labels | None = None) -> list[str]:
+    """Return MACE's names under which labels are found for want of those asked for."""
+    names = map((labels or Labels()).key, available(atoms, labels))
+    return [f"{MACE_PREFIX}{name}" for name in names if _named(atoms, name) is None]
 
 
 def _lookup(atoms: Atoms, key: str) -> Any:

@@ -66,6 +66,11 @@ def warn_of_labels(structures: Sequence[Atoms], labels: Labels | None = None) ->
         )
 
 
+def evenly_spaced(count: int) -> list[int]:
+    """Return the numbers of the structures, of so many, that are looked at."""
+    return np.unique(np.linspace(0, count - 1, min(count, MOST_FRAMES)).astype(int)).tolist()
+
+
 def suspicions(structures: Sequence[Atoms], labels: Labels | None = None) -> list[str]:
     """Describe what looks wrong with labels; nothing where they look right or cannot be judged."""
     every = list(_series(structures, labels))
@@ -125,7 +130,7 @@ def screened_repulsion(first: Array, second: Array, distance: Array) -> Array:
 
 
 def _below_all_electrons(structures: Sequence[Atoms], labels: Labels | None) -> str | None:
-    for atoms in structures[:MOST_FRAMES]:
+    for atoms in (structures[k] for k in evenly_spaced(len(structures))):
         if keys.ENERGY in available(atoms, labels):
             energy = float(extract(atoms, (keys.ENERGY,), labels)[keys.ENERGY])
             lowest = -float((THOMAS_FERMI * atoms.numbers ** (7 / 3) + BINDING).sum())
@@ -140,8 +145,7 @@ def _below_all_electrons(structures: Sequence[Atoms], labels: Labels | None) -> 
 def _series(structures: Sequence[Atoms], labels: Labels | None) -> Iterator[list[Frame]]:
     """Yield series of frames of the same atoms in the same order."""
     by_atoms: dict[tuple[int, ...], list[Frame]] = {}
-    spaced = np.linspace(0, len(structures) - 1, min(len(structures), MOST_FRAMES)).astype(int)
-    for atoms in (structures[int(k)] for k in np.unique(spaced)):
+    for atoms in (structures[k] for k in evenly_spaced(len(structures))):
         has = available(atoms, labels)
         if keys.FORCES not in has or not 2 <= len(atoms) <= MOST_ATOMS:
             continue

@@ -28,7 +28,7 @@ MINIMUM_DISTANCE = 0.1  # A
 BATCH_ATOMS = 512  # of a batch that is predicted
 MOST_DIGITS = 15  # of the number of atoms in an xyz file
 XYZ_SUFFIXES = (".xyz", ".extxyz")
-OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 LONGEST_LINE = 2**24  # bytes
 SEARCH_CUTOFF = 3.0  # A; a neighbour search within MINIMUM_DISTANCE would make needless cells
 MAX_PROBLEMS = 10
@@ -84,12 +84,12 @@ def iter_structures(path: str | Path, index: str | int | slice = ":") -> Iterato
 
 def is_xyz(path: Path) -> bool:
     """Return whether this is an (extended) xyz file by its name, perhaps a compressed one."""
-    name = path.with_suffix("") if path.suffix in OPENERS else path
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
     return name.suffix.lower() in XYZ_SUFFIXES
 
 
 def _opened(path: Path) -> BinaryIO:
-    return OPENERS.get(path.suffix, open)(path, "rb")
+    return COMPRESSED.get(path.suffix, open)(path, "rb")
 
 
 def _iter_xyz(path: Path, index: int | slice) -> Iterator[Atoms]:
@@ -154,7 +154,7 @@ def iter_checked(
         if len(problems) >= MAX_PROBLEMS:
             problems = [*problems[:MAX_PROBLEMS], "... and perhaps more; not checked further"]
             break
-        if frame == 0 and labels is None and (names := found_as_mace(atoms)):
+        if frame == 0 and (names := found_as_mace(atoms, labels)):
             text = f"{source}: labels are read from {', '.join(names)}, as MACE names them"
             warnings.warn(text, stacklevel=3)
         yield atoms

@@ -17,7 +17,7 @@ model; the energy of a structure with composition c and n atoms has the variance
 misfit (sigma n)^2 on top of the model's own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,7 +141,7 @@ def fit_alignment(counts: Array, rest: Array, var: Array | None = None) -> Align
     return Alignment(shift, whole, misfit, len(rest), tuple(present.tolist()))
 
 
-def element_counts(structures: Sequence[Atoms] | Graph) -> np.ndarray:
+def element_counts(structures: Iterable[Atoms] | Graph) -> np.ndarray:
     """Count the atoms of each element in each structure, [S, 119]."""
     if not isinstance(structures, Graph):
         return np.array([np.bincount(a.numbers, minlength=NUM_ELEMENTS) for a in structures])

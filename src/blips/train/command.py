@@ -54,9 +54,9 @@ def train_from_config(
 def plain_or_saved(model: str, weights: Path | None, trust: bool, device: str) -> Saveable:
     """Load a file that blips wrote, or the plain released model of that name, with `weights`."""
     place = usable_device(device)
-    if not is_released_name(model):
-        return load_saved(model, place)
     given = {} if weights is None else {"weights": weights, "trust": trust}
+    if not is_released_name(model):
+        return load_saved(model, place, **given)
     return load(model, **given).to(place)
 
 
@@ -97,7 +97,7 @@ def conditioned(
     return potential
 
 
-def export_model(path: Path, output: Path) -> Path:
+def export_model(path: str | Path, output: Path) -> Path:
     """Write the model of a checkpoint, its posterior means, in the format of its own package."""
     model = load_saved(path)
     backbone = backbone_of(model.to_base() if isinstance(model, BayesianPotential) else model)

@@ -18,21 +18,20 @@ from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig, Source, load_config
 from blips.data.dataset import AtomData, StreamedData, StructureData, TrainingData
 from blips.data.labels import Labels
-from blips.data.sanity import warn_of_labels
+from blips.data.sanity import evenly_spaced, warn_of_labels
 from blips.data.splits import Split, group_split, random_split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import BlipsError, ConfigError, InputError
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import describe, read_tensors, restore, state_of, write_tensors
 from blips.train.display import TrainingDisplay, errors_of
-from blips.train.loop import Trainer
+from blips.train.loop import DTYPES, Trainer
 from blips.train.loss import DISTRIBUTION_LOSSES
 from blips.train.objective import Model, Objective
 from blips.train.references import moved, set_reference_energies, unexplained_energies
 from blips.train.run import Progress, RunFolder
 
-MOST_CONDITIONED = 2000  # training structures, a random choice of more
-MOST_VALID = 200
+MOST_CONDITIONED, MOST_VALID = 2000, 200  # structures, a random choice of more
 Data = str | Path | Sequence[Atoms] | TrainingData
 
 
@@ -90,10 +89,11 @@ def fit(
     if training:
         settings = load_config(settings, {"training": training})
     _check_noise(potential, settings)
+    _forget_error_bars(potential, settings)
     run = RunFolder(folder or settings.folder)
     with run.locked():
         run.start(settings, resume=resume)
-        train_data, valid_data = _datasets(potential, train, valid, settings, run)
+        train_data, valid_data = _datasets(potential, train, valid, settings, run, resume=resume)
         replay_data = _replay(potential, replay, settings, run, resume=resume)
         shown = TrainingDisplay("training", settings.training.epochs) if display else None
         with shown or nullcontext():
@@ -111,19 +111,28 @@ def fit(
 
 
 def _check_noise(potential: Model, settings: RunConfig) -> None:
-    """Refuse settings that need sampled weights without them; forget an old posterior."""
+    """Refuse settings that need sampled weights where there are none."""
     training = settings.training
-    if not isinstance(potential, BayesianPotential):
-        return
     needing = ["freeze_backbone"] if training.freeze_backbone else []
     if training.loss in DISTRIBUTION_LOSSES:
         needing.append(f"loss={training.loss}")
-    if needing and not training.noise:
+    if isinstance(potential, BayesianPotential):
+        sampled = training.noise
+    else:
+        sampled = not isinstance(potential, Backbone)
+    if needing and not sampled:
         raise ConfigError(
-            f"training.{', training.'.join(needing)} needs sampled weights; set training.noise=true"
+            f"training.{', training.'.join(needing)} needs sampled weights; set "
+            "training.noise=true, for a potential that bayesianize (model.bayes) has made"
         )
-    if not training.freeze_backbone:
-        potential.posterior, potential.alignment = None, None  # of weights that will change
+
+
+def _forget_error_bars(potential: Model, settings: RunConfig) -> None:
+    """Drop calibration, posterior and alignment: they are of weights that will change."""
+    if not isinstance(potential, Backbone):
+        potential.calibration = {}
+    if isinstance(potential, BayesianPotential) and not settings.training.freeze_backbone:
+        potential.posterior, potential.alignment = None, None
 
 
 def _condition(
@@ -137,13 +146,15 @@ def _condition(
     if not (isinstance(train, AtomData) and isinstance(valid, AtomData)):
         return
     generator = np.random.default_rng(settings.seed)
-    few = generator.permutation(len(train))[:MOST_CONDITIONED]
-    count = min(len(valid), MOST_VALID)
+    few, fewer = (
+        np.sort(generator.permutation(len(data))[:most]).tolist()
+        for data, most in ((train, MOST_CONDITIONED), (valid, MOST_VALID))
+    )
     try:
         potential.condition(
-            (train.atoms(int(k)) for k in np.sort(few)),
-            valid=[valid.atoms(k) for k in range(count)],
-            labels=_labels(settings),
+            (train.atoms(k) for k in few),
+            valid=[valid.atoms(k) for k in fewer],
+            labels=valid.labels,
             seed=settings.seed,
         )
     except BlipsError as error:  # a finished training is worth more than its error bars
@@ -165,8 +176,13 @@ def _datasets(
     valid: Data | float | None,
     settings: RunConfig,
     run: RunFolder,
+    *,
+    resume: bool,
 ) -> tuple[TrainingData, TrainingData]:
-    """Make training and validation sets, and fit the model's reference energies."""
+    """Make training and validation sets, and set the model's reference energies.
+
+    Data sets are taken as they are; their model keeps the reference energies that it has.
+    """
     train = settings.data.train if train is None else train
     valid = settings.data.valid if valid is None else valid
     if train is None:
@@ -174,32 +190,54 @@ def _datasets(
     if _is_data_set(train):
         if not _is_data_set(valid):
             raise InputError("a training data set needs a validation data set, not a file")
+        if isinstance(train, AtomData):
+            _atomistic(potential).labels = train.labels
         return train, valid
+    if _is_data_set(valid):
+        raise InputError("training structures need validation structures, not a data set")
     backbone = _atomistic(potential)
     backbone.labels = _labels(settings)
     if settings.data.stream:
         if not (isinstance(train, str | Path) and isinstance(valid, str | Path)):
             raise ConfigError("data.stream needs files in data.train and data.valid")
-        options: dict[str, Any] = {"quantities": _quantities(settings), "labels": _labels(settings)}
-        return (
-            StreamedData(train, backbone.graph_of, **options),
-            StreamedData(valid, backbone.graph_of, **options),
-        )
-    structures = _structures(train)
-    if isinstance(valid, float):
-        split = _split(structures, valid, settings)
-        split.save(run.path / "split.json")
-        valid_structures = [structures[i] for i in split.valid]
-        structures = [structures[i] for i in split.train]
-    elif _is_data_set(valid):
-        raise InputError("training structures need validation structures, not a data set")
+        options = _options(settings)
+        train_data = StreamedData(train, backbone.graph_of, **options)
+        valid_data = StreamedData(valid, backbone.graph_of, **options)
     else:
-        valid_structures = _structures(valid)
-    warn_of_labels(structures, _labels(settings))
-    set_reference_energies(backbone, structures, settings)
+        train_data, valid_data = _in_memory(backbone, train, valid, settings, run, resume=resume)
+    judged = [train_data.atoms(k) for k in evenly_spaced(len(train_data))]
+    warn_of_labels(judged, backbone.labels)
+    set_reference_energies(backbone, train_data, settings)
+    return train_data, valid_data
+
+
+def _in_memory(
+    backbone: AtomisticBackbone,
+    train: Any,
+    valid: Any,
+    settings: RunConfig,
+    run: RunFolder,
+    *,
+    resume: bool,
+) -> tuple[StructureData, StructureData]:
+    """Read training and validation structures, or set a fraction of the former aside."""
+    structures = _structures(train, settings)
+    if not isinstance(valid, float):
+        return (
+            _data(backbone, structures, settings, _name(train, "training")),
+            _data(backbone, _structures(valid, settings), settings, _name(valid, "validation")),
+        )
+    split, path = _split(structures, valid, settings), run.path / "split.json"
+    if resume and path.exists() and Split.load(path) != split:
+        raise ConfigError(
+            f"cannot resume {run.path}: the structures are not those that it began with, and "
+            "would be split in another way; use the same ones or a new folder"
+        )
+    split.save(path)
+    name = _name(train, "training")
     return (
-        _data(backbone, structures, settings, _name(train, "training")),
-        _data(backbone, valid_structures, settings, _name(valid, "validation")),
+        _data(backbone, structures, settings, name, split.train),
+        _data(backbone, structures, settings, name, split.valid),
     )
 
 
@@ -214,7 +252,7 @@ def _replay(
     if replay is None or _is_data_set(replay):
         return replay
     backbone = _atomistic(potential)
-    structures, name = _structures(replay), _name(replay, "replay")
+    structures, name = _structures(replay, settings), _name(replay, "replay")
     fits = settings.data.reference_energies == "fit" and "energy" in _quantities(settings)
     if not (fits and isinstance(backbone, ForeignBackbone)):
         return _data(backbone, structures, settings, name)
@@ -226,9 +264,9 @@ def _replay(
         by_element = {chemical_symbols[number]: energy for number, energy in shift.items()}
         run.write_json(path.name, by_element)
     shift = {atomic_numbers[symbol]: energy for symbol, energy in by_element.items()}
-    quantities = _quantities(settings)
-    structures = moved(structures, shift, quantities, _labels(settings))
-    return StructureData(structures, backbone.graph_of, quantities=quantities, source=name)
+    structures = moved(structures, shift, _quantities(settings), _labels(settings))
+    options = {**_options(settings), "labels": None}
+    return StructureData(structures, backbone.graph_of, source=name, **options)
 
 
 def _atomistic(potential: Model) -> AtomisticBackbone:
@@ -246,10 +284,11 @@ def _name(data: object, default: str) -> str:
     return str(data) if isinstance(data, str | Path) else f"{default} structures"
 
 
-def _structures(data: Any) -> list[Atoms]:
+def _structures(data: Any, settings: RunConfig) -> list[Atoms]:
+    labels = _labels(settings)
     if isinstance(data, str | Path):
-        return check_structures(read_structures(data), data)
-    return check_structures(data)
+        return check_structures(read_structures(data), data, labels=labels)
+    return check_structures(data, labels=labels)
 
 
 def _quantities(settings: RunConfig) -> tuple[str, ...]:
@@ -261,16 +300,23 @@ def _labels(settings: RunConfig) -> Labels:
     return Labels(**settings.data.labels.model_dump())
 
 
+def _options(settings: RunConfig) -> dict[str, Any]:
+    """Return the options of data sets."""
+    dtype = DTYPES[settings.training.dtype]
+    return {"quantities": _quantities(settings), "labels": _labels(settings), "dtype": dtype}
+
+
 def _data(
-    backbone: AtomisticBackbone, structures: list[Atoms], settings: RunConfig, source: str
+    backbone: AtomisticBackbone,
+    structures: Sequence[Atoms],
+    settings: RunConfig,
+    source: str,
+    frames: Sequence[int] | None = None,
 ) -> StructureData:
-    return StructureData(
-        structures,
-        backbone.graph_of,
-        quantities=_quantities(settings),
-        labels=_labels(settings),
-        source=source,
-    )
+    """Make a data set of these frames of the structures, or of all."""
+    chosen = structures if frames is None else [structures[k] for k in frames]
+    options = _options(settings)
+    return StructureData(chosen, backbone.graph_of, source=source, frames=frames, **options)
 
 
 def _split(structures: list[Atoms], fraction: float, settings: RunConfig) -> Split:

@@ -33,13 +33,23 @@ def data_loss(
     """
     terms = {}
     for name, target in targets.items():
-        weight = getattr(config.weights, name, 1.0)
+        weight = weight_of(name, config)
         if weight == 0:
             continue
         factor = loss_factor(name, atom_counts, config)
         distance = _distance(config)(outputs[name] * factor, target * factor)
         terms[name] = weight * distance.double()
+    if not terms:
+        raise ConfigError(
+            f"nothing to train on: the data have {', '.join(targets) or 'no labels'}, all of "
+            "weight 0 in training.weights"
+        )
     return terms
+
+
+def weight_of(quantity: str, config: TrainingConfig) -> float:
+    """Return the weight of a quantity in the data loss; 1 for those of the user's own."""
+    return getattr(config.weights, quantity, 1.0)
 
 
 def loss_factor(name: str, atom_counts: Tensor, config: TrainingConfig) -> float | Tensor:

@@ -27,7 +27,7 @@ from blips.data.graph import AtomGraph, Graph
 from blips.inference.sampling import Sample
 from blips.potential import BayesianPotential
 from blips.prediction import Calibrator, Outputs
-from blips.train.loss import DISTRIBUTION_LOSSES, Anchor, atom_counts, data_loss
+from blips.train.loss import DISTRIBUTION_LOSSES, Anchor, atom_counts, data_loss, weight_of
 
 
 class Wrapper(nn.Module):
@@ -200,6 +200,7 @@ class Objective(nn.Module):
         by_sample = {
             name: outputs[name].reshape(count, *target.shape)
             for name, target in batch.targets.items()
+            if weight_of(name, self.config) > 0
         }
         return data_loss(by_sample, batch.targets, atom_counts(batch.graph), self.config)
 
@@ -220,7 +221,7 @@ def mean_absolute_errors(outputs: Outputs, batch: Batch, count: int) -> dict[str
     """Compute the MAE of the mean of `count` samples: energies in meV/atom, forces in meV/A."""
     errors: dict[str, float] = {}
     for name, size in ((keys.ENERGY, atom_counts(batch.graph)), (keys.FORCES, 1.0)):
-        if name in batch.targets:
+        if name in batch.targets and name in outputs:
             target = batch.targets[name]
             mean = outputs[name].reshape(count, *target.shape).mean(dim=0)
             errors[f"mae_{name}"] = 1000.0 * float(((mean - target).abs() / size).mean())

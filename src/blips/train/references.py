@@ -7,38 +7,43 @@ theory is moved to where the model is.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
-from ase.data import atomic_numbers
+from ase.data import atomic_numbers, chemical_symbols
 
 from blips import keys
-from blips.backbones.base import AtomisticBackbone, Backbone, graph_batches
+from blips.backbones.base import AtomisticBackbone, Backbone, ReferenceEnergies, atomistic
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig
 from blips.data.labels import Labels, available, extract
-from blips.errors import InputError
+from blips.data.structures import batches_of
+from blips.errors import ConfigError
 from blips.inference.alignment import Alignment, element_counts, fit_alignment
 from blips.potential import BayesianPotential
 from blips.train.objective import plain_outputs
 
 
 def set_reference_energies(
-    backbone: AtomisticBackbone, structures: Sequence[Atoms], settings: RunConfig
+    backbone: AtomisticBackbone, structures: Iterable[Atoms], settings: RunConfig
 ) -> None:
-    """Set energies per element; of a released model, corrections to its own."""
+    """Set energies per element; of a released model, corrections to its own.
+
+    Structures may be read more than once, one at a time.
+    """
     chosen = settings.data.reference_energies
     if chosen == "none" or settings.training.freeze_backbone:
         return
     labels = Labels(**settings.data.labels.model_dump())
     if isinstance(chosen, dict):
-        shift = {atomic_numbers[symbol]: energy for symbol, energy in chosen.items()}
-    elif settings.training.weights.energy == 0 and not _have_energies(structures, labels):
+        _set_given(backbone.reference, chosen, structures)
         return
-    elif isinstance(backbone, ForeignBackbone):
+    if settings.training.weights.energy == 0 and not _have_energies(structures, labels):
+        return
+    if isinstance(backbone, ForeignBackbone):
         backbone.reference.set({})
         shift = unexplained_energies(backbone, structures, labels).by_number()
     else:
@@ -46,8 +51,25 @@ def set_reference_energies(
     backbone.reference.set(shift)
 
 
+def _set_given(
+    reference: ReferenceEnergies, chosen: Mapping[str, float], structures: Iterable[Atoms]
+) -> None:
+    """Set the energies of a configuration, which must have all elements of the structures."""
+    if unknown := sorted(chosen.keys() - set(chemical_symbols[1:])):
+        raise ConfigError(f"{', '.join(unknown)} in data.reference_energies: no such element")
+    trained = {int(number) for atoms in structures for number in set(atoms.numbers)}
+    if lacking := sorted({chemical_symbols[number] for number in trained} - chosen.keys()):
+        raise ConfigError(
+            f"data.reference_energies lacks {', '.join(lacking)} of the training structures; give "
+            "an energy in eV for every element"
+        )
+    reference.set({atomic_numbers[symbol]: energy for symbol, energy in chosen.items()})
+    for number in range(len(reference.known)):
+        reference.known[number] = number in trained
+
+
 def fit_reference_energies(
-    structures: Sequence[Atoms], labels: Labels | None = None
+    structures: Iterable[Atoms], labels: Labels | None = None
 ) -> dict[int, float]:
     """Fit the energy of each element to energies of structures, eV by atomic number.
 
@@ -64,7 +86,7 @@ def fit_reference_energies(
 
 def unexplained_energies(
     backbone: Backbone,
-    structures: Sequence[Atoms],
+    structures: Iterable[Atoms],
     labels: Labels | None = None,
     var: np.ndarray | None = None,
 ) -> Alignment:
@@ -73,7 +95,8 @@ def unexplained_energies(
     `var` are variances of the model's energies, [S] eV^2; None for zero.
     """
     energies: list[float] = []
-    for graph in graph_batches(backbone, structures):
+    for batch in batches_of(structures):
+        graph = atomistic(backbone).graph(batch)
         with torch.no_grad():
             energies += plain_outputs(backbone, graph, forces=False)[keys.ENERGY].tolist()
     targets = [float(extract(atoms, (keys.ENERGY,), labels)[keys.ENERGY]) for atoms in structures]
@@ -90,9 +113,7 @@ def align(
 
     Forces stay as they are. Arguments as for `unexplained_energies`.
     """
-    backbone = potential.backbone
-    if not isinstance(backbone, AtomisticBackbone):
-        raise InputError(f"{type(backbone).__name__} is no potential, it has no energies")
+    backbone = atomistic(potential.backbone)
     found = unexplained_energies(backbone, structures, labels, var)
     if found.structures < len(found.numbers):
         warnings.warn(
@@ -125,5 +146,5 @@ def moved(
     return copies
 
 
-def _have_energies(structures: Sequence[Atoms], labels: Labels) -> bool:
+def _have_energies(structures: Iterable[Atoms], labels: Labels) -> bool:
     return all(keys.ENERGY in available(atoms, labels) for atoms in structures)

@@ -183,7 +183,7 @@ class TrainingState:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.schedule.restore(header["schedule"])
         if self.average is not None:
-            self.average.values = parts["average"]
+            self.average.restore(parts["average"])
         if self.anchor is not None:
             self.anchor.restore(parts["anchor"])
         saved = header["progress"]
