@@ -29,7 +29,6 @@ Array = np.ndarray
 Outputs = dict[str, Tensor]
 
 PER_STRUCTURE = (keys.ENERGY, keys.STRESS)
-PER_ATOM = (keys.ENERGIES, keys.FORCES)
 UNCERTAIN = (keys.ENERGY, keys.STRESS, keys.ENERGIES, keys.FORCES)  # quantities that ASE knows
 SHOWN = 5  # structures in a notebook
 
@@ -271,15 +270,10 @@ class Prediction:
             if total is None:
                 continue
             after = calibrator.apply(total)
-            share = {
-                k: np.divide(v, total, out=np.ones_like(total), where=total > 0)
-                for k, v in parts.items()
-                if v is not None
-            }
-            changes |= {name: after * part for name, part in share.items()}
+            factor = np.divide(after, total, out=np.ones_like(total), where=total > 0)
+            changes |= {name: factor * part for name, part in parts.items() if part is not None}
             calibrated.append(quantity)
             if quantity == keys.FORCES and self.forces_cov is not None:
-                factor = np.divide(after, total, out=np.ones_like(total), where=total > 0)
                 changes["forces_cov"] = self.forces_cov * factor[:, :, None] * factor[:, None]
         if not changes:
             return self

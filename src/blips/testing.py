@@ -11,17 +11,17 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
-from functools import partial
 
 import numpy as np
 import torch
 from ase import Atoms
-from torch import Tensor, nn
+from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.backbones.derivatives import energy_and_derivatives
 from blips.backbones.generic import Adapter
+from blips.bayes.convert import probe_roles
 from blips.bayes.linear import kind_of
 from blips.data.graph import Graph
 
@@ -260,25 +260,12 @@ def check_roles(backbone: Backbone, graph: Graph) -> None:
     for pattern in backbone.roles:
         if not any(fnmatchcase(name, pattern) for name in maps):
             raise AssertionError(f"roles: no linear map is called {pattern!r}")
-    seen: dict[str, int] = {}
-
-    def count_rows(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen[name] = inputs[0].shape[0]
-
-    hooks = [m.register_forward_pre_hook(partial(count_rows, name)) for name, m in maps.items()]
-    try:
-        backbone(graph)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    rows = backbone.row_counts(graph)
+    found, reasons = probe_roles(backbone, lambda: backbone(graph), backbone.row_counts(graph))
     for name in maps:
         role = next((r for p, r in backbone.roles.items() if fnmatchcase(name, p)), None)
-        if role is not None and seen.get(name) != rows.get(role):
-            raise AssertionError(
-                f"roles: {name!r} is declared to act on {role!r} rows, of which this graph has "
-                f"{rows.get(role)}, but was applied to {seen.get(name)}"
-            )
+        if role is not None and found.get(name) != role:
+            seen = f"acts on {found[name]!r} rows" if name in found else reasons[name]
+            raise AssertionError(f"roles: {name!r} is declared to act on {role!r} rows, but {seen}")
 
 
 def check_row_features(backbone: Backbone, graph: Graph) -> None:

@@ -21,7 +21,7 @@ from blips.bayes import noise
 from blips.bayes.noise import FrozenNoise
 from blips.bayes.sketch import Sketch
 from blips.data.graph import AtomGraph
-from blips.inference.maps import ChosenMaps, choose_maps
+from blips.inference.maps import ChosenMaps, chosen_roles
 from helpers import TINY, quartz, small_orb
 
 SMALL_CHGNET = {
@@ -113,7 +113,8 @@ def chosen(
     dimension: int = 10**6,
     seed: int = 0,
 ) -> ChosenMaps:
-    return choose_maps(potential.backbone, potential.roles, maps, dimension, seed)
+    roles, last = chosen_roles(potential.backbone, potential.roles, maps)
+    return ChosenMaps.of(potential.backbone, roles, dimension, seed, last=last)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -132,9 +132,11 @@ def test_ence_by_hand():
 
 
 def test_bins_of_unequal_numbers_differ_by_one_and_keep_every_item():
-    starts, counts = metrics.equal_bins(11, 3)
-    assert starts.tolist() == [0, 3, 7]
-    assert counts.tolist() == [3, 4, 4]
+    std = np.arange(1.0, 12.0)
+    bins = [std[:3], std[3:7], std[7:]]
+    rms_std, rmse = metrics.binned_errors(np.zeros(11), std, 2 * std, n_bins=3)
+    np.testing.assert_allclose(rms_std, [np.sqrt(np.mean(own**2)) for own in bins])
+    np.testing.assert_allclose(rmse, 2 * rms_std)
 
 
 def test_a_target_on_the_edge_of_its_interval_is_covered():

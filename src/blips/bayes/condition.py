@@ -23,7 +23,6 @@ so one decomposition serves every r, and directions that no row reaches keep the
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import cast
 
 import torch
@@ -193,17 +192,10 @@ class GaussianPosterior:
     ratio: float
     scale: float
 
-    @cached_property
-    def _factor(self) -> Tensor:
-        """u_j sqrt(l_j / (l_j + r)), [m, d]."""
-        values = self.spectrum.values
-        return self.spectrum.vectors * (values / (values + self.ratio)).sqrt()[:, None]
-
     def var(self, rows: Tensor) -> Tensor:
         """Compute Var[b . v] of rows [n, d], [n]."""
-        rows = rows.double()
-        removed = (rows @ self._factor.T).square().sum(dim=1)
-        return self.scale**2 * (rows.square().sum(dim=1) - removed).clamp_min(0.0)
+        (var,) = self.spectrum.variances(rows, torch.tensor([self.ratio], dtype=torch.float64))
+        return self.scale**2 * var
 
     def draw(self, count: int, seed: int = 0, first: int = 0) -> Tensor:
         """Draw v number `first`, `first` + 1, ..., functions of (seed, number), [K, d]."""

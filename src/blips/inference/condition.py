@@ -11,7 +11,7 @@ from blips.data.labels import Labels
 from blips.data.structures import iter_given
 from blips.errors import InputError
 from blips.inference.linearise import LinearModel
-from blips.inference.maps import ChosenMaps, choose_maps
+from blips.inference.maps import ChosenMaps, chosen_roles
 from blips.inference.posterior import Coefficients, ConditionedPosterior
 from blips.inference.rows import collect
 from blips.inference.sampling import StochasticModel
@@ -44,12 +44,14 @@ def condition(
         known = " or ".join(get_args(Coefficients))
         raise InputError(f"unknown coefficients {coefficients!r}; use {known}")
     before = None if model.posterior is None else model.conditioned()
-    chosen = choose_maps(atomistic(model.backbone), model.roles, maps, dimension, seed)
+    backbone = atomistic(model.backbone)
+    roles, last = chosen_roles(backbone, model.roles, maps)
+    chosen = ChosenMaps.of(backbone, roles, dimension, seed, last=last)
     _check(before, chosen, coefficients, valid)
     if valid is not None:
         keys_of(valid, labels)
     linear = LinearModel(
-        model.backbone, chosen, model.coefficients if coefficients == "network" else None
+        backbone, chosen, model.coefficients if coefficients == "network" else None
     )
     first = 0 if before is None else before.structures
     seen = collect(linear, iter_given(structures), rows=rows, seed=seed, first=first)

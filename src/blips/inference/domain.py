@@ -23,17 +23,11 @@ BONDED = 0.6  # of the sum of the covalent radii, for pairs of elements that wer
 FARTHER = 1.25  # of the largest distance to a nearest neighbour seen: farther is outside
 BOND = 2.6  # covalent radii of an atom to its nearest neighbour that are never too far
 SIZE = MAX_ATOMIC_NUMBER + 1
-
-
 RADII = torch.tensor(covalent_radii[:SIZE], dtype=torch.float32)  # A
 
 
 def _never() -> Tensor:
     return torch.full((SIZE, SIZE), torch.inf)
-
-
-def _anywhere() -> Tensor:
-    return torch.full((SIZE,), torch.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +41,7 @@ class Domain:
     numbers: frozenset[int] = frozenset(range(1, SIZE))
     least: Tensor = field(default_factory=_never, repr=False)  # of pairs, symmetric, [119, 119] A
     # largest distance of an atom of each element to its nearest neighbour, [119] A
-    farthest: Tensor = field(default_factory=_anywhere, repr=False)
+    farthest: Tensor = field(default_factory=lambda: torch.full((SIZE,), torch.inf), repr=False)
 
     @classmethod
     def of(cls, graph: AtomGraph) -> "Domain":

@@ -51,22 +51,13 @@ class ChosenMaps:
         return cls(dict(roles), Sketch(shapes, dimension, seed), last)
 
 
-def choose_maps(
-    backbone: Backbone,
-    roles: Mapping[str, str],
-    maps: str | Sequence[str],
-    dimension: int,
-    seed: int,
-) -> ChosenMaps:
-    """Choose maps ("readout", "all", or patterns of names), and coordinates for their weights."""
-    chosen, last = chosen_roles(backbone, roles, maps)
-    return ChosenMaps.of(backbone, chosen, dimension, seed, last=last)
-
-
 def chosen_roles(
     backbone: Backbone, roles: Mapping[str, str], maps: str | Sequence[str]
 ) -> tuple[dict[str, str], bool]:
-    """Return the chosen maps' row types by name, and whether they are (part of) the readout."""
+    """Return the row types of chosen maps by name, and whether they are (part of) the readout.
+
+    Maps are chosen as "readout", "all", or by patterns of names.
+    """
     if maps == ALL:
         return dict(roles), False
     patterns = [maps] if isinstance(maps, str) else list(maps)

@@ -243,16 +243,15 @@ def verdict(evaluation: Evaluation) -> str:
     sentences = [_labels(evaluation)]
     forces, energy = evaluation.forces, evaluation.energy_per_atom
     if forces:
-        unit = evaluation.force_unit.replace("/A", "/Å")
         sentences.append(
-            f"Forces are off by {forces['mae'].value:.3g} {unit} on average (RMSE "
+            f"Forces are off by {forces['mae'].value:.3g} eV/Å on average (RMSE "
             f"{forces['rmse'].value:.3g}){_right(forces)}{_ranks(evaluation.forces_per_structure)}."
         )
     if energy:
-        unit, total = evaluation.energy_unit, evaluation.energy["mae"].value
+        total = evaluation.energy["mae"].value
         sentences.append(
-            f"Energies are off by {energy['mae'].value:.3g} {unit}/atom on average ({total:.3g} "
-            f"{unit} a structure){_right(evaluation.energy)}{_ranks(evaluation.energy)}."
+            f"Energies are off by {energy['mae'].value:.3g} eV/atom on average ({total:.3g} "
+            f"eV a structure){_right(evaluation.energy)}{_ranks(evaluation.energy)}."
         )
     if evaluation.stress:
         stress = evaluation.stress

@@ -40,6 +40,12 @@ ENCE_BINS = 10
 AUROC_QUANTILE = 0.9
 RANKING = ("spearman", "auroc", "rejection_auc", "rejection_auc_normalised")
 BEYOND_FORCE = ("spearman_force", "spearman_given_force")
+UNITS = {
+    "energy": "eV",
+    "energy_per_atom": "eV/atom",
+    **dict.fromkeys(("forces", "forces_per_atom", "forces_per_structure"), "eV/A"),
+    "stress": "eV/A^3",
+}
 DIMENSIONAL = {"mae", "rmse", "crps", "crps_sum", "rms_std", "rejection_auc"}
 
 
@@ -61,8 +67,6 @@ class Evaluation:
     level: float = 0.95  # confidence level of the intervals
     n_bootstrap: int = 0  # resamples of structures, 0 for no intervals
     seed: int = 0  # of the resampling
-    energy_unit: str = "eV"
-    force_unit: str = "eV/A"
     omitted: tuple[str, ...] = ()  # metrics that the data are too few for
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,15 +75,9 @@ class Evaluation:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one flat row per metric: level, metric, value, low, high, unit."""
-        units = {
-            "energy": self.energy_unit,
-            "energy_per_atom": f"{self.energy_unit}/atom",
-            **dict.fromkeys(("forces", "forces_per_atom", "forces_per_structure"), self.force_unit),
-            "stress": "eV/A^3",
-        }
-        tables = [(name, getattr(self, name), unit) for name, unit in units.items()]
+        tables = [(name, getattr(self, name), unit) for name, unit in UNITS.items()]
         for symbol, table in self.per_element.items():
-            tables.append((f"forces[{symbol}]", table, self.force_unit))
+            tables.append((f"forces[{symbol}]", table, UNITS["forces"]))
         return [
             {"level": name, "metric": metric, **asdict(interval), "unit": _unit(metric, unit)}
             for name, table, unit in tables

@@ -133,15 +133,10 @@ def binned_errors(
     order = np.argsort(std, axis=None, kind="stable")
     sorted_std = std.ravel()[order]
     squared_error = tie_averaged(sorted_std, (z.ravel()[order] * sorted_std) ** 2)
-    starts, counts = equal_bins(std.size, n_bins)
+    starts = np.arange(n_bins) * std.size // n_bins
+    counts = np.diff(starts, append=std.size)
     rms_std = np.sqrt(np.add.reduceat(sorted_std**2, starts) / counts)
     return rms_std, np.sqrt(np.add.reduceat(squared_error, starts) / counts)
-
-
-def equal_bins(n: int, n_bins: int) -> tuple[IntArray, IntArray]:
-    """Divide n ordered items into bins of equal count: where each begins, and its count."""
-    starts = np.arange(n_bins) * n // n_bins
-    return starts, np.diff(starts, append=n)
 
 
 def ence(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike, n_bins: int = 10) -> float:
