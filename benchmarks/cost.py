@@ -24,7 +24,7 @@ from blips.conversion import bayesianize
 from blips.data.graph import AtomGraph
 from blips.inference.condition import DIMENSION
 from blips.inference.domain import Domain
-from blips.inference.maps import READOUT, choose_maps
+from blips.inference.maps import READOUT, ChosenMaps, chosen_roles
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.potential import BayesianPotential
 from blips.train.objective import plain_outputs
@@ -97,7 +97,8 @@ def some_posterior(
     potential: BayesianPotential, dimension: int = DIMENSION
 ) -> ConditionedPosterior:
     """Make a posterior of any evidence: the cost of a prediction is independent of its values."""
-    maps = choose_maps(potential.backbone, potential.roles, READOUT, dimension, 0)
+    roles, last = chosen_roles(potential.backbone, potential.roles, READOUT)
+    maps = ChosenMaps.of(potential.backbone, roles, dimension, 0, last=last)
     evidence = Evidence(maps.sketch.size)
     evidence.add(normals(maps.sketch.size, min(RANK, maps.sketch.size - 1), 0))
     scale = Scale(1e-3, 1.0, {"energy": 1e-3, "forces": 1e-2})
