@@ -173,12 +173,8 @@ class Campaign:
                 candidates, model, config, self.store, self.executor, round, limits
             )
             bound = self._bound(round, screening)
-            target, judged = self.config.stop.force_mae, self.config.evaluate.structures is not None
-            if not judged and target is not None and bound is not None and bound <= target:
-                return (  # without a test set the bound decides
-                    f"the force MAE on the candidates is below {bound:.3g} eV/A with "
-                    f"{100 * self.config.stop.confidence:.0f} % confidence (target {target:g})"
-                )
+            if reason := self._certain(screening, bound):
+                return reason
             self.display.stage(round, "selecting")
             batch = self._batch(round)
             picks = choose(candidates, screening, model, config, round, batch)
@@ -191,16 +187,27 @@ class Campaign:
                 "force_mae_bound": bound,
                 "predicted_std": predicted_std(picks, model, config),
             }
-            target, largest = self.config.stop.force_std, screening.largest.get("force_std")
-            if target is not None and largest is not None and largest <= target:
-                picks, before["chosen"] = [], 0
             self.store.add_picks(picks, round, before)
         if before["chosen"] > 0:
             return ""
-        largest = before["largest"].get("force_std")
-        if largest is None:
-            return f"all {before['seen']} candidates were thrown out ({before['excluded']})"
-        return f"no candidate is less certain than {largest:.3g} eV/A"
+        return f"all {before['seen']} candidates were thrown out ({before['excluded']})"
+
+    def _certain(self, screening: Screening, bound: float | None) -> str:
+        """Return a reason to stop where candidates are certain enough; with another target go on.
+
+        The bound on their force MAE decides where there is no test set.
+        """
+        stop, largest = self.config.stop, screening.largest.get("force_std", np.inf)
+        judged = self.config.evaluate.structures is not None
+        target = None if judged else stop.force_mae
+        if target is not None and bound is not None and bound <= target:
+            return (
+                f"the force MAE on the candidates is below {bound:.3g} eV/A with "
+                f"{100 * stop.confidence:.0f} % confidence (target {target:g})"
+            )
+        if stop.force_std is not None and largest <= stop.force_std:
+            return f"no candidate is less certain than {largest:.3g} eV/A"
+        return ""
 
     def _with_rule(self, round: int) -> CampaignConfig:
         """Return the configuration, its rule chosen by the labels so far where it is "auto"."""
