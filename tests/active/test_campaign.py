@@ -210,7 +210,9 @@ def test_targets_and_budget_end_a_campaign(tmp_path):
     summary = run_campaign(load_campaign(config), display=False)
     assert summary["labels"] == 6
     assert "no candidate is less certain" in summary["ended"]
-    more = run_campaign(load_campaign(config, "stop.force_std=null", "stop.rounds=1"), display=False)
+    more = run_campaign(
+        load_campaign(config, "stop.force_std=null", "stop.rounds=1"), display=False
+    )
     assert more["labels"] == 9
 
 

@@ -13,9 +13,7 @@ from numpy.testing import assert_allclose
 import blips
 from blips.active.evidence import candidate_rows, whitened
 from blips.active.rules import (
-    ByForceStd,
-    ByInformation,
-    ByReduction,
+    Greedy,
     best,
     expected_reduction,
     information,
@@ -82,7 +80,7 @@ def test_expected_reduction_is_what_conditioning_takes_off(seed):
 @given(SEEDS, st.integers(1, 12))
 def test_gains_add_up_to_the_joint_determinant_and_fall(seed, count):
     rows = random_rows(seed)
-    chosen = ByInformation(rows).choose(count)
+    chosen = Greedy("information", rows).choose(count)
     joint = np.concatenate([rows[c.index] for c in chosen])
     expected = 0.5 * np.linalg.slogdet(np.eye(len(joint)) + joint @ joint.T)[1]
     assert_allclose(sum(c.gain for c in chosen), expected, rtol=1e-8)
@@ -115,18 +113,21 @@ def test_lazy_choice_is_plain_greedy_choice(seed, with_cost):
         plain.lazy = False
         return lazy, [c.index for c in lazy.choose(8)], [c.index for c in plain.choose(8)]
 
-    for make in (lambda: ByInformation(rows, cost), lambda: ByForceStd(rows, std, cost)):
+    for make in (
+        lambda: Greedy("information", rows, cost=cost),
+        lambda: Greedy("force_std", rows, std=std, cost=cost),
+    ):
         lazy, found, expected = both(make)
         assert found == expected
         assert lazy.evaluations <= 60 + 8 * 60
-    assert both(lambda: ByInformation(rows))[0].evaluations < 8 * 60
+    assert both(lambda: Greedy("information", rows))[0].evaluations < 8 * 60
 
 
 @given(SEEDS)
 def test_each_pick_is_the_best_given_those_before(seed):
     """By determinants and variances that know nothing of the updates."""
     rows, target = random_rows(seed), random_rows(seed + 1, candidates=2).reshape(-1, 7)
-    chosen = ByReduction(rows, target).choose(4)
+    chosen = Greedy("expected_reduction", rows, target=target).choose(4)
     picked = np.zeros((0, 7))
 
     def left(extra):
@@ -148,7 +149,11 @@ def test_batches_have_no_repeats_and_no_nan_and_equals_go_by_index(seed, count):
     rows[3] = rows[6] = rows[0]
     rows[5] = 0.0
     target = rows[2]
-    rules = (ByInformation(rows), ByReduction(rows, target), ByForceStd(rows, np.ones(8)))
+    rules = (
+        Greedy("information", rows),
+        Greedy("expected_reduction", rows, target=target),
+        Greedy("force_std", rows, std=np.ones(8)),
+    )
     for greedy in rules:
         chosen = greedy.choose(count)
         numbers = [c.index for c in chosen]
@@ -161,18 +166,20 @@ def test_batches_have_no_repeats_and_no_nan_and_equals_go_by_index(seed, count):
 def test_cost_is_weighed_against_information():
     rows = np.zeros((2, 1, 3))
     rows[0, 0, 0], rows[1, 0, 1] = 2.0, 1.0
-    assert ByInformation(rows).choose(1)[0].index == 0
-    dear = ByInformation(rows, np.array([64.0, 2.0])).choose(1)[0]
+    assert Greedy("information", rows).choose(1)[0].index == 0
+    dear = Greedy("information", rows, cost=np.array([64.0, 2.0])).choose(1)[0]
     assert dear.index == 1
     assert_allclose(dear.gain, 0.5 * np.log(2.0))  # of the label, not over its cost
 
 
 def test_copies_are_left_by_force_std_too():
-    rows = np.zeros((3, 1, 2))
-    rows[0, 0, 0] = rows[1, 0, 0] = 3.0
-    rows[2, 0, 1] = 3.0
-    chosen = ByForceStd(rows, np.array([1.0, 0.99, 0.5])).choose(3)
+    rows = np.zeros((3, 2, 3))
+    rows[0, 1, 0] = rows[1, 1, 0] = 3.0
+    rows[2, 1, 1] = 3.0
+    rows[:2, 0, 2] = 100.0, 200.0  # energies, which are not asked about
+    chosen = Greedy("force_std", rows, std=np.array([1.0, 0.99, 0.5])).choose(3)
     assert [c.index for c in chosen] == [0, 2, 1]
+    assert_allclose([c.gain for c in chosen], [1.0, 0.5, 0.99 / np.sqrt(10)])
     assert_allclose(chosen[2].gain, 0.99 / np.sqrt(10.0))
 
 
@@ -208,7 +215,7 @@ def test_variance_after_picking_is_that_of_the_posterior_conditioned_on_it(condi
     pool, target = displaced(6, 2), displaced(2, 3)
     rows = candidate_rows(conditioned, pool, rows=12)
     wanted = candidate_rows(conditioned, target, rows=12)[:, 1:]
-    greedy = ByReduction(rows, wanted.reshape(-1, wanted.shape[-1]))
+    greedy = Greedy("expected_reduction", rows, target=wanted.reshape(-1, wanted.shape[-1]))
     picks = greedy.choose(2)
     posterior = conditioned.posterior
     try:
@@ -263,12 +270,12 @@ def test_the_most_promising_candidates_are_looked_at_first():
     """Of 400 candidates of very different sizes only a few are worked out again for each pick."""
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(400, 2, 20)) * np.geomspace(1e-3, 1.0, 400)[:, None, None]
-    greedy = ByInformation(rows)
+    greedy = Greedy("information", rows)
     greedy.choose(5)
     assert greedy.evaluations < 400 + 4 * 40
 
 
 def test_the_first_pick_needs_one_gain_of_each_candidate():
-    greedy = ByInformation(random_rows(0))
+    greedy = Greedy("information", random_rows(0))
     greedy.choose(1)
     assert greedy.evaluations == 12

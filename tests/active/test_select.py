@@ -15,7 +15,7 @@ from blips.active import load_campaign
 from blips.active.candidates import Candidates
 from blips.active.evidence import candidate_rows
 from blips.active.executor import InlineExecutor
-from blips.active.rules import ByForceStd, ByInformation, ByReduction, best, random_score
+from blips.active.rules import Greedy, best, random_score
 from blips.active.select import Model, Screening, choose, predicted_std, screen_candidates
 from blips.active.store import CampaignStore, Pick
 from blips.active.worker import file_digest
@@ -72,9 +72,9 @@ def test_the_batch_is_that_of_the_rule_on_all_candidates(potential, model, tmp_p
     target = rows[:, 1:]
     target = target.reshape(-1, target.shape[-1]) / np.sqrt(3 * sum(map(len, structures)))
     expected = {
-        "information": lambda: ByInformation(rows, cost).choose(4),
-        "expected_reduction": lambda: ByReduction(rows, target, cost).choose(4),
-        "force_std": lambda: ByForceStd(rows, scores, cost).choose(4),
+        "information": lambda: Greedy(rule, rows, cost=cost).choose(4),
+        "expected_reduction": lambda: Greedy(rule, rows, target=target, cost=cost).choose(4),
+        "force_std": lambda: Greedy(rule, rows, std=scores, cost=cost).choose(4),
         "energy_std": lambda: best(scores / cost, 4),
         "random": lambda: best(scores / cost, 4),
     }[rule]()

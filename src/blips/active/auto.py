@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from blips.active.rules import greedy
+from blips.active.rules import Greedy
 
 RULES = ("expected_reduction", "information", "force_std", "random")  # in case of doubt the first
 SPLITS, DRAWS = 32, 8  # of the labels into targets and pool; of random picks
@@ -48,7 +48,7 @@ def trial(rows: np.ndarray, residuals: np.ndarray, seed: int) -> dict[str, list[
         forces = rows[pool, 1:]
         target, std = np.concatenate(forces), np.sqrt(np.square(forces).sum(axis=(1, 2)))
         for rule in RULES[:-1]:
-            chosen = greedy(rule, rows[pool], target, std).choose(count)
+            chosen = Greedy(rule, rows[pool], target=target, std=std).choose(count)
             picks = pool[[choice.index for choice in chosen]]
             error = _log_error(rows, residuals, picks, targets)
             found.setdefault(rule, []).append(float(error - random))

@@ -9,7 +9,6 @@ there when the campaign goes on, and is not done again.
 """
 
 from collections.abc import Iterator
-from itertools import count as count_from
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +79,13 @@ class Campaign:
 
     def run(self) -> str:
         """Run until the campaign has ended; return why."""
-        for round in count_from(0):
-            if round > 0:
-                reason = self._model(round)
-                reason = reason or self._select(round)
-                if reason:
-                    return self._end(round, reason)
-            else:
-                self._initial()
+        self._initial()
+        self._label(0)
+        round = 1
+        while not (reason := self._model(round) or self._select(round)):
             self._label(round)
             self._surprise(round)
-        raise AssertionError("unreachable")
-
-    def _end(self, round: int, reason: str) -> str:
+            round += 1
         self.store.finish(round, "end", {"reason": reason})
         self.display.stage(round, f"the campaign has ended: {reason}")
         return reason
@@ -132,8 +125,6 @@ class Campaign:
         They are the candidates that it was least certain of, so its errors are large there; but
         every campaign has them, and they fall as it learns.
         """
-        if round == 0:
-            return
         found = self.store.stage(round, "surprise")
         if found is None:
             model = model_of(finished_model(self.store, round).job())
@@ -176,8 +167,7 @@ class Campaign:
             if reason := self._certain(screening, bound):
                 return reason
             self.display.stage(round, "selecting")
-            batch = self._batch(round)
-            picks = choose(candidates, screening, model, config, round, batch)
+            picks = choose(candidates, screening, model, config, round, self._batch())
             before = {
                 "rule": config.select.rule,
                 "chosen": len(picks),
@@ -222,7 +212,7 @@ class Campaign:
         ratios = (self.store.stage(round - 1, "surprise") or {}).get("ratios", [])
         return force_mae_bound(ratios, screening.mean_std, self.config.stop.confidence)
 
-    def _batch(self, round: int) -> int:
+    def _batch(self) -> int:
         batch, budget = self.config.select.batch, self.config.stop.labels
         if budget is None:
             return batch

@@ -9,7 +9,6 @@ A lock for each label sees to it that two processes never compute the same one.
 import fcntl
 import json
 import os
-import queue
 import signal
 import sys
 import tempfile
@@ -17,7 +16,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -48,12 +47,10 @@ def main() -> None:
     """Answer jobs until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what calculators print goes to the log
-    jobs: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=_receive, args=(sys.stdin, jobs), daemon=True).start()
     calculators: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="blips-label-") as scratch:
         os.chdir(scratch)
-        while (line := jobs.get()) is not None:
+        for line in sys.stdin:
             answer = answer_job(json.loads(line), calculators)
             try:
                 answers.write(json.dumps(answer) + "\n")
@@ -61,12 +58,6 @@ def main() -> None:
             except BrokenPipeError:
                 break
         os.chdir("/")
-
-
-def _receive(lines: TextIO, jobs: "queue.Queue[str | None]") -> None:
-    for line in lines:
-        jobs.put(line)
-    jobs.put(None)
 
 
 def answer_job(job: dict[str, Any], calculators: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ is chosen one by one, each pick knowing those before it. Candidates that are ali
 |---|---|
 | information | what its label tells about the weights, 1/2 log det(I + B B^T), nats (BALD) |
 | expected_reduction | what its label takes off the variance of the rows T of target structures, tr[(I + B B^T)^-1 B T^T T B^T] |
-| force_std | its largest atomic force std, times the root of the share of its variance that earlier picks leave |
+| force_std | its largest atomic force std, times the root of the share of its force variance that earlier picks leave |
 | energy_std | its energy std per atom (the paper's rule), eV; picks do not change each other |
 | random | nothing |
 
@@ -21,7 +21,6 @@ Gains of information and force_std can only fall as picks are made (submodular),
 whose old gain is below another's new one need not be looked at again: lazy evaluation.
 """  # noqa: E501 (tables)
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,21 +65,46 @@ def _with_noise(rows: Array) -> Array:
     return np.eye(rows.shape[1]) + rows @ rows.transpose(0, 2, 1)
 
 
-class Greedy(ABC):
-    """Choose a batch one by one, of rows B [c, q, d]; gains are divided by labels' costs [c]."""
+class Greedy:
+    """Choose a batch one by one by a rule of the table above.
 
-    lazy = True  # gains can only fall, so that old ones are bounds
+    Args:
+        rule: information, expected_reduction or force_std.
+        rows: of the candidates, B [c, 1 + q, d], the energy first.
+        target: expected_reduction: rows T of the target structures, [t, d].
+        std: force_std: of the candidates before any pick, [c].
+        cost: of the candidates' labels, which gains are divided by, [c].
+    """
 
-    def __init__(self, rows: Array, cost: Array | None = None) -> None:
-        self.rows = np.array(rows, dtype=float)
+    def __init__(
+        self,
+        rule: str,
+        rows: Array,
+        *,
+        target: Array | None = None,
+        std: Array | None = None,
+        cost: Array | None = None,
+    ) -> None:
+        self.rule, self.rows = rule, np.array(rows, dtype=float)
+        self.target = np.zeros((0, rows.shape[2])) if target is None else target
+        self.std = np.ones(len(rows)) if std is None else std
         self.cost = np.ones(len(rows)) if cost is None else cost
+        self.lazy = rule != "expected_reduction"  # two picks may reduce more than each by itself
         self.evaluations = 0  # gains that were worked out
+        self._force_var = _force_var(self.rows)
         self._picks: list[_Pick] = []
         self._seen = np.zeros(len(rows), dtype=int)  # picks that a candidate's rows know of
 
-    @abstractmethod
     def gain(self, index: Array) -> Array:
         """Return the gains of these candidates, whose rows account for all picks, [c]."""
+        rows = self.rows[index]
+        if self.rule == "information":
+            return information(rows)
+        if self.rule == "expected_reduction":
+            return expected_reduction(rows, self.target)
+        left, whole = _force_var(rows), self._force_var[index]
+        share = np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
+        return self.std[index] * np.sqrt(share)
 
     def choose(self, count: int) -> list[Choice]:
         """Choose the batch; of equal candidates the first, and none twice."""
@@ -90,12 +114,10 @@ class Greedy(ABC):
             k = self._best(gains)
             chosen.append(Choice(k, float(gains[k] * self.cost[k])))
             gains[k] = -np.inf
-            self.learn(_Pick.of(self.rows[k]))
+            pick = _Pick.of(self.rows[k])
+            self._picks.append(pick)
+            self.target = pick.seen_by(self.target)
         return chosen
-
-    def learn(self, pick: "_Pick") -> None:
-        """Take a pick into account."""
-        self._picks.append(pick)
 
     def _best(self, gains: Array) -> int:
         while True:
@@ -117,54 +139,9 @@ class Greedy(ABC):
         return self.gain(index) / self.cost[index]
 
 
-class ByInformation(Greedy):
-    """Choose by joint information about the weights."""
-
-    def gain(self, index: Array) -> Array:
-        """Compute 1/2 log det(I + B B^T), nats."""
-        return information(self.rows[index])
-
-
-class ByReduction(Greedy):
-    """Choose by the expected reduction of the variance of target rows T, [t, d]."""
-
-    lazy = False  # two picks may reduce more than the sum of what each does
-
-    def __init__(self, rows: Array, target: Array, cost: Array | None = None) -> None:
-        super().__init__(rows, cost)
-        self.target = np.array(target, dtype=float)
-
-    def gain(self, index: Array) -> Array:
-        """Sum of the variances of the target rows that a label takes away."""
-        return expected_reduction(self.rows[index], self.target)
-
-    def learn(self, pick: "_Pick") -> None:
-        """Take a pick into account: the target's rows have less variance."""
-        super().learn(pick)
-        self.target = pick.seen_by(self.target)
-
-
-class ByForceStd(Greedy):
-    """Choose by the force std that earlier picks leave, std [c] before them."""
-
-    def __init__(self, rows: Array, std: Array, cost: Array | None = None) -> None:
-        super().__init__(rows, cost)
-        self.std, self.var = std, np.square(self.rows).sum(axis=(1, 2))
-
-    def gain(self, index: Array) -> Array:
-        """Return the std times the root of the share of the variance that is left."""
-        left, whole = np.square(self.rows[index]).sum(axis=(1, 2)), self.var[index]
-        share = np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
-        return self.std[index] * np.sqrt(share)
-
-
-def greedy(rule: str, rows: Array, target: Array, std: Array, cost: Array | None = None) -> Greedy:
-    """Return the choice by a rule; the classes say what the arguments are."""
-    if rule == "information":
-        return ByInformation(rows, cost)
-    if rule == "expected_reduction":
-        return ByReduction(rows, target, cost)
-    return ByForceStd(rows, std, cost)
+def _force_var(rows: Array) -> Array:
+    """Sum the variances of the forces, [c]; the energy's row is the first."""
+    return np.square(rows[:, 1:]).sum(axis=(1, 2))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from blips.active.database import CampaignError
 from blips.active.evidence import candidate_rows
 from blips.active.executor import Executor, JobLost
 from blips.active.frames import digest, to_json
-from blips.active.rules import Choice, best, expected_reduction, greedy, random_score
+from blips.active.rules import Choice, Greedy, best, expected_reduction, random_score
 from blips.active.store import CampaignStore, Pick
 from blips.active.worker import model_of, one_thread, screen
 from blips.errors import InputError
@@ -211,7 +211,7 @@ def _choices(
         return best(by_score / cost, count)
     rows = _rows(model, [atoms for _, atoms, _ in candidates], config)
     target = np.load(_target_file(model))
-    return greedy(select.rule, rows, target, by_score, cost).choose(count)
+    return Greedy(select.rule, rows, target=target, std=by_score, cost=cost).choose(count)
 
 
 def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -> list[float]:

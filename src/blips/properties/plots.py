@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Curve = Callable[["Axes", Properties], None]
 BLUE, GREY = "#1f4e79", "#9aa5b1"
 WIDTH, HEIGHT = 3.2, 2.8  # inches of one panel
 
@@ -45,28 +46,8 @@ def _number(axes: "Axes", one: Property) -> None:
 
 
 def _equation_of_state(axes: "Axes", found: Properties) -> None:
-    _energies(axes, found, found.details["volumes"], lambda curve: curve.min())
+    _energies(axes, found, found.details["volumes"], np.min)
     axes.set(xlabel="volume (Å³)", ylabel="energy above its minimum (eV)")
-
-
-def _bands(axes: "Axes", found: Properties) -> None:
-    x, one = found.details["band_axis"], found["bands"]
-    for mode, std in zip(np.transpose(one.value), np.transpose(one.std), strict=True):
-        axes.fill_between(x, mode - std, mode + std, color=BLUE, alpha=0.15, lw=0)
-        axes.plot(x, mode, color=BLUE, lw=1)
-    axes.set(xlim=(x[0], x[-1]), ylabel="frequency (THz)")
-    axes.set_xticks(found.details["band_marks"], found.details["band_labels"])
-    axes.grid(axis="x", lw=0.5)
-
-
-def _dos(axes: "Axes", found: Properties) -> None:
-    _with_std(axes, found.details["frequencies"], found["dos"])
-    axes.set(xlabel="frequency (THz)", ylabel="states per THz")
-
-
-def _heat(axes: "Axes", found: Properties) -> None:
-    _with_std(axes, found.details["temperatures"], found["heat_capacity"])
-    axes.set(xlabel="temperature (K)", ylabel="heat capacity (J/K/mol)")
 
 
 def _profile(axes: "Axes", found: Properties) -> None:
@@ -85,27 +66,38 @@ def _energies(
     axes.plot(x, energies - zero(energies), "o-", color=BLUE, lw=2, ms=4)
 
 
-def _distribution(axes: "Axes", found: Properties) -> None:
-    _with_std(axes, found.details["distances"], found["radial_distribution"])
-    axes.set(xlabel="distance (Å)", ylabel="g(r)")
+def _bands(axes: "Axes", found: Properties) -> None:
+    x, one = found.details["band_axis"], found["bands"]
+    for mode, std in zip(np.transpose(one.value), np.transpose(one.std), strict=True):
+        axes.fill_between(x, mode - std, mode + std, color=BLUE, alpha=0.15, lw=0)
+        axes.plot(x, mode, color=BLUE, lw=1)
+    axes.set(xlim=(x[0], x[-1]), ylabel="frequency (THz)")
+    axes.set_xticks(found.details["band_marks"], found.details["band_labels"])
+    axes.grid(axis="x", lw=0.5)
 
 
-def _displacement(axes: "Axes", found: Properties) -> None:
-    _with_std(axes, found.details["lags"], found["displacement"])
-    axes.set(xlabel="time (fs)", ylabel="mean squared displacement (Å²)")
+def _with_std(name: str, x: str, xlabel: str, ylabel: str) -> Curve:
+    """Draw a quantity over the entry `x` of the details, with its std."""
+
+    def draw(axes: "Axes", found: Properties) -> None:
+        one, at = found[name], found.details[x]
+        axes.fill_between(at, one.value - one.std, one.value + one.std, color=BLUE, alpha=0.2, lw=0)
+        axes.plot(at, one.value, color=BLUE, lw=1.5)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+
+    return draw
 
 
-def _with_std(axes: "Axes", x: np.ndarray, one: Property) -> None:
-    axes.fill_between(x, one.value - one.std, one.value + one.std, color=BLUE, alpha=0.2, lw=0)
-    axes.plot(x, one.value, color=BLUE, lw=1.5)
-
-
-CURVES: dict[str, Callable[["Axes", Properties], None]] = {  # by kind or quantity
+CURVES: dict[str, Curve] = {  # by kind or quantity
     "equation_of_state": _equation_of_state,
     "bands": _bands,
-    "dos": _dos,
-    "heat_capacity": _heat,
+    "dos": _with_std("dos", "frequencies", "frequency (THz)", "states per THz"),
+    "heat_capacity": _with_std(
+        "heat_capacity", "temperatures", "temperature (K)", "heat capacity (J/K/mol)"
+    ),
     "barrier": _profile,
-    "radial_distribution": _distribution,
-    "displacement": _displacement,
+    "radial_distribution": _with_std("radial_distribution", "distances", "distance (Å)", "g(r)"),
+    "displacement": _with_std(
+        "displacement", "lags", "time (fs)", "mean squared displacement (Å²)"
+    ),
 }
