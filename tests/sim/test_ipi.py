@@ -163,5 +163,5 @@ def test_members_are_shifted_and_in_atomic_units(folder):
 
 
 def test_a_committee_of_one_is_refused(folder):
-    with pytest.raises(InputError, match="2 and more"):
+    with pytest.raises(InputError, match="2 or more members"):
         Committee(folder / "start.xyz", folder / "model.safetensors", members=1)

@@ -94,9 +94,7 @@ def _compared(curve: Entries, baseline: Entry | None) -> str:
     if not other or not own:
         return ""
     target, all_labels = other[-1]["force_mae"], other[-1]["labels"]
-    text = (
-        f"The baseline ({_score(baseline)}) ended at {target:.3g} eV/Å with {all_labels} labels; "
-    )
+    text = f"The {_name(baseline)} ended at {target:.3g} eV/Å with {all_labels} labels; "
     if min(point["force_mae"] for point in own) > target:
         return text + f"this campaign did not get there with {own[-1]['labels']}."
     needed = labels_to_reach(own, target)
@@ -107,8 +105,8 @@ def _judged(curve: Entries) -> list[Entry]:
     return [point for point in curve if point.get("force_mae") is not None]
 
 
-def _score(summary: Entry | None) -> str:
-    return str((summary or {}).get("config", {}).get("select", {}).get("rule", "another campaign"))
+def _name(baseline: Entry | None) -> str:
+    return f"baseline ({baseline['config']['select']['rule']})" if baseline else ""
 
 
 def _sentence(summary: Entry, curve: Entries) -> str:
@@ -142,7 +140,7 @@ def _curve(curve: Entries, baseline: Entry | None = None) -> Plot | None:
         note = "Each model on the labels that it asked for, before it was trained on them."
     other = [] if baseline is None else _judged(_errors(baseline))
     if other:
-        series.append(_line(f"baseline ({_score(baseline)}): force MAE (eV/Å)", other, "force_mae"))
+        series.append(_line(f"{_name(baseline)}: force MAE (eV/Å)", other, "force_mae"))
         note += " The baseline is another campaign."
     return Plot(
         "curve",

@@ -9,7 +9,7 @@
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,9 @@ def _run(run: RunFolder) -> dict[str, Any]:
     """Read what a run has recorded."""
     return {
         "config": run.config_file.read_text() if run.config_file.is_file() else "",
-        "environment": _json(run.path / "environment.json"),
-        "history": _history(run.path / "metrics.csv"),
+        "environment": _recorded(run.path / "environment.json", lambda s: dict(json.loads(s)))
+        or {},
+        "history": _recorded(run.path / "metrics.csv", _history) or [],
     }
 
 
@@ -175,26 +176,16 @@ def _read(path: Path) -> list[Atoms]:
     return check_structures(read_structures(path), path)
 
 
-def _json(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
+def _recorded(path: Path, parse: Callable[[str], Any]) -> Any:
+    """Parse a file that a run has written; None where it is not there."""
     try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise InputError(
-            f"{path}: cannot be read as JSON ({error}); restore or remove it"
-        ) from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a JSON object; restore or remove it")
-    return content
-
-
-def _history(path: Path) -> list[dict[str, float]]:
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    try:
-        return [{key: float(value) for key, value in row.items() if value} for row in rows]
+        return parse(path.read_text()) if path.is_file() else None
     except (ValueError, TypeError) as error:
-        raise InputError(f"{path}: not the metrics of a run ({error})") from None
+        raise InputError(
+            f"{path}: not what a run has written ({error}); restore or remove it"
+        ) from None
+
+
+def _history(text: str) -> list[dict[str, float]]:
+    rows = csv.DictReader(text.splitlines())
+    return [{key: float(value) for key, value in row.items() if value} for row in rows]

@@ -9,7 +9,7 @@ weighted baseline work on them. The committee is shifted so that its mean is the
 
     E_k -> E + (E_k - mean over members),    which leaves the spread as it is.
 
-i-PI counts in Hartree and Bohr; with members=0 the plain model is alone.
+i-PI counts in Hartree and Bohr.
 """
 
 import json
@@ -54,8 +54,8 @@ class Committee(Dummy_driver):
         potential = load(model)
         if not isinstance(potential, BayesianPotential):
             raise InputError(f"{model} has no members; give a model that blips.bayesianize made")
-        if members == 1 or members < 0:
-            raise InputError(f"a committee of {members} has no spread; expected 0, or 2 and more")
+        if members < 2:
+            raise InputError(f"a committee of {members} has no spread; expected 2 or more members")
         self.potential = potential
         self.members = potential.draw(int(members), seed=int(seed))
         self.atoms: Any = ase.io.read(template, -1)
@@ -72,8 +72,6 @@ class Committee(Dummy_driver):
         plain = self.potential.predict(graph, method="map", stress=True)
         means = self._atomic_units(plain)
         energy, forces, virial = means
-        if not self.members:
-            return float(energy[0]), forces, virial, ""
         committee = [self._atomic_units(m.predict(graph, stress=True)) for m in self.members]
         shifted: dict[str, Any] = {}
         for name, mean, several in zip(
