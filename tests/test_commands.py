@@ -349,15 +349,3 @@ def test_a_run_that_fails_ends_with_1(folder, monkeypatch, capsys):
     assert code == 1
     assert "blocked" in errors
     assert "Traceback" not in errors
-
-
-def test_older_files_without_known_elements_still_load(folder):
-    from blips.train.checkpoint import read_tensors, write_tensors
-
-    tensors, header = read_tensors(folder / "model.safetensors")
-    older = {name: value for name, value in tensors.items() if not name.endswith("known")}
-    assert len(older) == len(tensors) - 1
-    write_tensors(folder / "older.safetensors", older, {"model": header["model"]})
-    potential = blips.load(folder / "older.safetensors")
-    assert potential.backbone.trained_numbers is None
-    assert blips.load(folder / "model.safetensors").backbone.trained_numbers == {1, 7}

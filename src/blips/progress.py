@@ -25,20 +25,15 @@ class Bars:
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
         self.console = Console(stderr=True)
         self.notebook = self.console.is_jupyter
         self.handle: Any = None  # of the line in a notebook
-        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        texts = (TextColumn(c) if isinstance(c, str) else c for c in columns)
-        self.live = Progress(*texts, TextColumn("left"), console=self.console, transient=True)
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.live = Progress(
+            "{task.description}", *columns, "left", console=self.console, transient=True
+        )
         self.begun = time.monotonic()
         self.told = self.begun
 
@@ -108,7 +103,7 @@ def track(
         yield from items
         return
     task = bars.live.add_task(title, total=total)
-    (shown,) = (one for one in bars.live.tasks if one.id == task)
+    shown = bars.live.tasks[-1]
     since = time.monotonic()
     try:
         for item in items:

@@ -113,31 +113,16 @@ def test_bad_geometry_is_named():
         data.batch([0])
 
 
-@pytest.mark.parametrize("cache_gb", [1.0, 2e-6, 0.0])
-def test_streamed_batches_are_those_in_memory(tmp_path, cache_gb):
+def test_streamed_batches_are_those_in_memory(tmp_path):
     path = tmp_path / "crystals.extxyz"
     ase.io.write(path, crystals())
     frames = ase.io.read(path, index=":")
     memory = StructureData(frames, CUTOFF, quantities=ALL, dtype=torch.float64, source=path)
-    stream = StreamedData(path, CUTOFF, quantities=ALL, dtype=torch.float64, cache_gb=cache_gb)
+    stream = StreamedData(path, CUTOFF, quantities=ALL, dtype=torch.float64)
     assert len(stream) == len(memory)
     for indices in ([0], [5, 1, 1, 3], [2, 0, 4, 5], [5, 1]):
         assert_same(stream.batch(indices), memory.batch(indices))
     assert stream.name_of(3) == memory.name_of(3)
-
-
-def test_streamed_cache_keeps_the_recently_used_within_its_bound(tmp_path):
-    path = tmp_path / "crystals.extxyz"
-    ase.io.write(path, [crystals(1)[0]] * 5)
-    stream = StreamedData(path, CUTOFF)
-    stream.batch([0])
-    one = stream._bytes
-    stream.cache_bytes = 2.5 * one
-    stream.batch([1])
-    stream.batch([0])
-    stream.batch([2])
-    assert list(stream._samples) == [0, 2]
-    assert stream._bytes == 2 * one
 
 
 def test_streamed_file_must_be_sound_and_stay_so(tmp_path):

@@ -230,13 +230,6 @@ class ReferenceEnergies(nn.Module):
         """Scale and shift energies per element, [N], [N] -> [N] eV, float64."""
         return self.scale * network_energies.double() + self.shift[numbers]
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
-    ) -> None:
-        """Load the state; older files lack `known`, so no element is marked as known."""
-        state_dict.setdefault(f"{prefix}known", torch.zeros_like(self.known))
-        super()._load_from_state_dict(state_dict, prefix, *arguments, **options)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to the model's device, but stay in double precision."""
         shift, scale = self.shift, self.scale

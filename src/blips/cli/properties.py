@@ -93,11 +93,9 @@ def property_(
     """
     from contextlib import ExitStack
 
-    from rich.console import Console
-    from rich.progress import Progress
-
     from blips.active.config import ExecutorConfig
     from blips.active.executor import make_executor
+    from blips.progress import progress_shown, track
     from blips.properties import Properties
     from blips.properties.pool import run_pool
 
@@ -116,20 +114,18 @@ def property_(
         options["references"] = _references(reference or [], backbone)
     if kind == "barrier":
         jobs, options["band"] = _paths(frames, end and read_known(end, backbone)), not scan
-    console = Console(stderr=True)
     outcomes: dict[int, Any] = {}
     with ExitStack() as stack:
         executor = None
         if workers > 1:
             config = ExecutorConfig(kind="local", workers=workers)
             executor = stack.enter_context(make_executor(config))
-        bar = stack.enter_context(Progress(console=console, disable=not console.is_terminal))
-        task = bar.add_task(kind, total=len(jobs))
-        for number, found in run_pool(kind, model, jobs, output, executor, **options):
+        stack.enter_context(progress_shown())
+        finished = run_pool(kind, model, jobs, output, executor, **options)
+        for number, found in track(finished, kind, len(jobs)):
             outcomes[number] = {"error": str(found)}
             if isinstance(found, Properties):
                 outcomes[number] = _kept(found, output / f"{kind}-{number:04d}.json")
-            bar.update(task, advance=1)
             if not json:
                 typer.echo(f"structure {number}, {frames[number].symbols}\n{found}")
     if json:

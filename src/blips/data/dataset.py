@@ -1,9 +1,8 @@
 """Batches of graphs with their targets; data sets from memory, or from a file larger than it."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -192,39 +191,25 @@ class StructureData(AtomData):
 class StreamedData(AtomData):
     """Labelled structures of an extended xyz file that need not fit in memory.
 
-    The file is scanned once for the beginnings of its frames. Frames are read when they are asked
-    for; the least recently used graphs are dropped beyond `cache_gb` gigabytes. Batches are those
-    of `StructureData`. Convert other formats first: `ase convert file.traj file.extxyz`.
+    The file is scanned once for the beginnings of its frames, which are read whenever they are
+    asked for. Batches are those of `StructureData`. Convert other formats first: `ase convert
+    file.traj file.extxyz`.
     """
 
-    def __init__(
-        self, path: str | Path, cutoff: float | GraphOf, *, cache_gb: float = 1.0, **options: Any
-    ) -> None:
+    def __init__(self, path: str | Path, cutoff: float | GraphOf, **options: Any) -> None:
         super().__init__(path, cutoff, **options)
         self.path = Path(path)
         if self.path.suffix in COMPRESSED:
             raise InputError(f"{path}: compressed files cannot be streamed; unpack it first")
-        self.cache_bytes = cache_gb * 1e9
         self._offsets = xyz_frame_offsets(self.path)  # [F + 1]
         self._stamp = self._file_stamp()
-        self._samples: OrderedDict[int, Batch] = OrderedDict()
-        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
     def _sample(self, index: int) -> Batch:
-        if index in self._samples:
-            self._samples.move_to_end(index)
-            return self._samples[index]
         atoms = self.atoms(index)
-        sample = Batch(self._graph(atoms, index), self._targets(atoms, index), (index,))
-        self._samples[index] = sample
-        self._bytes += _num_bytes(sample)
-        while self._bytes > self.cache_bytes:
-            _, oldest = self._samples.popitem(last=False)
-            self._bytes -= _num_bytes(oldest)
-        return sample
+        return Batch(self._graph(atoms, index), self._targets(atoms, index), (index,))
 
     def atoms(self, index: int) -> Atoms:
         """Return the structure with this number, from the file."""
@@ -245,8 +230,3 @@ def _named(name: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
-
-
-def _num_bytes(sample: Batch) -> int:
-    values = [getattr(sample.graph, field.name) for field in fields(sample.graph)]
-    return sum(v.nbytes for v in (*values, *sample.targets.values()) if isinstance(v, Tensor))

@@ -5,7 +5,7 @@ and cell shift, so that a structure has one list, however it was found: energies
 kept list equal those with a fresh one bit for bit.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from ase import Atoms
@@ -125,14 +125,22 @@ def find_neighbours(atoms: Atoms, cutoff: float) -> Neighbours:
         raise InputError("a structure without atoms has no energy; remove the empty frame")
     if not (np.isfinite(cutoff) and cutoff > 0):
         raise InputError(f"the cutoff must be a positive length in A, got {cutoff}")
-    check_geometry(atoms, cutoff)
-    receiver, sender, shift, distance = NeighborList(
-        cutoff=cutoff, full_list=True, sorted=False
-    ).compute(points=atoms.positions, box=atoms.cell.array, periodic=atoms.pbc, quantities="ijSd")
+    receiver, sender, shift, distance = search(atoms, cutoff, "ijSd")
     edges = np.stack([receiver, sender]).astype(np.int64)
     _refuse_coinciding(edges, distance)
     order = _order(edges, shift, len(atoms))
     return Neighbours(edges.take(order, 1), shift.take(order, 0))
+
+
+def search(atoms: Atoms, cutoff: float, quantities: str) -> Any:
+    """Search all directed pairs within `cutoff` (A), in no order; quantities are those of vesin.
+
+    These are "i", "j" (atoms), "S" (cell shift), "D" (vector) and "d" (distance), A.
+    """
+    check_geometry(atoms, cutoff)
+    return NeighborList(cutoff=cutoff, full_list=True, sorted=False).compute(
+        points=atoms.positions, box=atoms.cell.array, periodic=atoms.pbc, quantities=quantities
+    )
 
 
 def _order(edges: np.ndarray, shift: np.ndarray, n_atoms: int) -> np.ndarray:

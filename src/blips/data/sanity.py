@@ -30,11 +30,10 @@ import numpy as np
 from ase import Atoms, units
 from ase.data import chemical_symbols, covalent_radii
 from ase.geometry import find_mic
-from vesin import NeighborList
 
 from blips import keys
 from blips.data.labels import Labels, available, extract
-from blips.data.neighbours import check_geometry
+from blips.data.neighbours import search
 
 MOST_FRAMES, MOST_ATOMS = 200, 200
 LEAST_FRAMES = 8
@@ -111,10 +110,7 @@ def _close_pairs(atoms: Atoms) -> tuple[Array, Array, Array, Array]:
     """Find pairs i < j of very close atoms: i, j, r_j - r_i [n, 3] and its length [n], A."""
     radii = CLOSE * covalent_radii[atoms.numbers]
     cutoff = 2.0 * float(radii.max())
-    check_geometry(atoms, cutoff)
-    i, j, between, length = NeighborList(cutoff=cutoff, full_list=True).compute(
-        points=atoms.positions, box=atoms.cell.array, periodic=atoms.pbc, quantities="ijDd"
-    )
+    i, j, between, length = search(atoms, cutoff, "ijDd")
     i, j = i.astype(np.int64), j.astype(np.int64)
     close = (i < j) & (length > 0) & (length < radii[i] + radii[j])
     return i[close], j[close], between[close], length[close]

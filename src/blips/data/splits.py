@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from blips.errors import InputError
-from blips.files import replacing
+from blips.files import write_atomically
 
 PARTS = ("train", "valid", "test")
 
@@ -38,8 +38,7 @@ class Split:
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""
-        with replacing(Path(path)) as temporary:
-            temporary.write_text(json.dumps(asdict(self)) + "\n")
+        write_atomically(Path(path), (json.dumps(asdict(self)) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -18,10 +18,9 @@ import numpy as np
 from ase import Atoms
 from ase.data import chemical_symbols
 from ase.utils import string2index
-from vesin import NeighborList
 
 from blips.data.labels import Labels, available, extract, found_as_mace
-from blips.data.neighbours import check_geometry
+from blips.data.neighbours import search
 from blips.errors import InputError
 
 MINIMUM_DISTANCE = 0.1  # A
@@ -191,15 +190,12 @@ def _symbols(numbers: Collection[int]) -> str:
 
 
 def _refuse_too_close(atoms: Atoms) -> None:
-    check_geometry(atoms, SEARCH_CUTOFF)
-    search = NeighborList(cutoff=SEARCH_CUTOFF, full_list=False)
-    first, second, distance = search.compute(
-        points=atoms.positions, box=atoms.cell.array, periodic=atoms.pbc, quantities="ijd"
-    )
+    first, second, distance = search(atoms, SEARCH_CUTOFF, "ijd")
     if len(distance) and distance.min() < MINIMUM_DISTANCE:
         pair = int(distance.argmin())
+        one, other = sorted((first[pair], second[pair]))
         raise InputError(
-            f"atoms {first[pair]} and {second[pair]} are {distance[pair]:.3g} A apart "
+            f"atoms {one} and {other} are {distance[pair]:.3g} A apart "
             f"(periodic images included), less than {MINIMUM_DISTANCE} A"
         )
 

@@ -26,8 +26,8 @@ from ase import Atoms
 from ase.md.langevin import Langevin
 from ase.md.velocitydistribution import thermalize_momenta
 from ase.units import fs, kB
-from vesin import NeighborList
 
+from blips.data.neighbours import search
 from blips.errors import InputError
 from blips.potential import BayesianPotential
 from blips.properties.calculation import Calculation
@@ -174,9 +174,7 @@ def radial_distribution(atoms: Atoms, largest: float, bins: int) -> Array:
     """Compute g(r) of all pairs up to `largest` (A) in a periodic structure, [bins]."""
     if not atoms.pbc.all():
         raise InputError("g(r) needs a density: a structure that is periodic in three directions")
-    (distance,) = NeighborList(cutoff=largest, full_list=True, sorted=False).compute(
-        atoms.positions, atoms.cell.array, atoms.pbc, "d"
-    )
+    (distance,) = search(atoms, largest, "d")
     counts, edges = np.histogram(distance, bins=bins, range=(0.0, largest))
     shells = 4.0 / 3.0 * np.pi * np.diff(edges**3)
     return counts * atoms.get_volume() / (len(atoms) ** 2 * shells)

@@ -10,8 +10,8 @@ from pathlib import Path
 import ase.io
 import numpy as np
 from ase import Atoms
-from vesin import NeighborList
 
+from blips.data.neighbours import search
 from blips.errors import InputError
 from blips.sim.calculator import snapshot
 from blips.sim.guard import SEARCH_RADIUS, Finding
@@ -80,9 +80,7 @@ def nearest_distances(atoms: Atoms) -> np.ndarray:
 
     Places without a neighbour within 6 A hold 6 A.
     """
-    first, distance = NeighborList(cutoff=SEARCH_RADIUS, full_list=True, sorted=False).compute(
-        atoms.positions, atoms.cell.array, atoms.pbc, "id"
-    )
+    first, distance = search(atoms, SEARCH_RADIUS, "id")
     order = np.lexsort((distance, first))
     first, distance = first[order].astype(int), distance[order]
     place = np.arange(len(first)) - np.searchsorted(first, first)  # within its atom

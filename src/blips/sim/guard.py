@@ -30,10 +30,9 @@ from typing import Any, Self
 import numpy as np
 from ase import Atoms
 from ase.data import covalent_radii
-from vesin import NeighborList
 
 from blips import keys
-from blips.data.neighbours import check_geometry
+from blips.data.neighbours import search
 from blips.errors import InputError
 
 SEARCH_RADIUS = 6.0  # A
@@ -131,12 +130,9 @@ class Guard:
         if alone or self.closest is self.farthest is None:
             return []
         try:
-            check_geometry(atoms, SEARCH_RADIUS)
+            first, second, distance = search(atoms, SEARCH_RADIUS, "ijd")
         except InputError as error:
             return [Finding("geometry", float("inf"), 0.0, str(error))]
-        first, second, distance = NeighborList(
-            cutoff=SEARCH_RADIUS, full_list=True, sorted=False
-        ).compute(atoms.positions, atoms.cell.array, atoms.pbc, "ijd")
         found: list[Finding] = []
         if self.closest is not None and len(distance):
             radii = covalent_radii[atoms.numbers]

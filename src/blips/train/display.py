@@ -8,7 +8,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
@@ -17,21 +16,21 @@ from rich.progress import (
 class TrainingDisplay:
     """A live bar over all steps; plain lines every tenth of the run where there is no terminal."""
 
-    def __init__(self, title: str, epochs: int, done: int = 0, console: Console | None = None):
+    def __init__(self, title: str, epochs: int, console: Console | None = None):
         self.console = console or Console()
         self.epochs = epochs
         self._best, self._errors = float("inf"), ""
         self._progress = Progress(
-            TextColumn(f"[bold]{title}"),
+            f"[bold]{title}",
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[terms]}"),
+            "{task.fields[terms]}",
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self._task = self._progress.add_task(title, total=epochs, completed=done, terms="")
+        self._task = self._progress.add_task(title, total=epochs, terms="")
         self.title = title
 
     def __enter__(self) -> Self:
@@ -45,7 +44,7 @@ class TrainingDisplay:
         if self.console.is_terminal:  # elsewhere rich would print an empty line
             self._progress.stop()
 
-    def step(self, epoch: int, parts: dict[str, float]) -> None:
+    def step(self, parts: dict[str, float]) -> None:
         """Show the terms of a training step."""
         self._progress.update(self._task, terms=self._terms(parts))
 

@@ -125,7 +125,7 @@ class Trainer:
                 self.average.update(self.model)
             totals.add(terms.parts, len(batch.indices))
             if self.display is not None:
-                self.display.step(epoch, terms.parts)
+                self.display.step(terms.parts)
         return self._over_processes(totals.means())
 
     def _over_processes(self, means: dict[str, float]) -> dict[str, float]:

@@ -31,7 +31,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from blips.config import RunConfig, different_settings, dump_config, load_config
-from blips.conversion import FROM_SCRATCH
 from blips.errors import CheckpointError, ConfigError
 from blips.files import RUN_LOCK, locked, write_atomically
 from blips.train.checkpoint import describe, read_tensors, restore, write_tensors
@@ -57,10 +56,9 @@ class RunFolder:
 
     def start(self, config: RunConfig, *, resume: bool) -> None:
         """Create the folder, or check that `config` is the one that the run began with."""
-        resolved = _with_defaults(config)
         if resume and self.config_file.exists():
-            before = _with_defaults(load_config(self.config_file))
-            changed = different_settings(before, resolved)
+            before = load_config(self.config_file).model_dump(mode="json")
+            changed = different_settings(before, config.model_dump(mode="json"))
             places = {"accelerator", "devices", "nodes", "strategy", "tensorboard"}
             allowed = {"folder", "training.epochs", *(f"training.{name}" for name in places)}
             if changed - allowed:
@@ -109,15 +107,6 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "command": [Path(sys.argv[0]).name, *(a.replace(home, "~/") for a in sys.argv[1:])],
     }
-
-
-def _with_defaults(config: RunConfig) -> dict[str, Any]:
-    """Return the configuration as numbers; a posterior that is left open is written out."""
-    resolved = config.model_dump(mode="json")
-    posterior = resolved["model"]["bayes"]
-    for name, value in (("prior_dropout", FROM_SCRATCH[0]), ("bounds", list(FROM_SCRATCH[1]))):
-        posterior[name] = value if posterior[name] is None else posterior[name]
-    return resolved
 
 
 @dataclass
