@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from blips.active.summary import campaign_summary, labels_to_reach
 from blips.report.document import details, document, figures, table, viewer
+from blips.report.structures import picked_sets
 from blips.uq.plots import Plot, line
 
-CAMPAIGN = "campaign.db"
 CURVE, FALLS = "curve-plot", "falls-plot"
 MAX_PICKS = 1000
 
@@ -24,9 +25,6 @@ def campaign_page(folder: str | Path, baseline: str | Path | None, shown: int) -
 
     The baseline is a campaign to compare with, such as one with `select.rule: random`.
     """
-    from blips.active.summary import campaign_summary
-    from blips.report.structures import picked_sets
-
     summary = campaign_summary(folder)
     other = None if baseline is None else campaign_summary(baseline)
     sets = picked_sets(folder, summary, shown)
@@ -87,8 +85,6 @@ def _in_3d(sets: Entries) -> str:
 
 def _compared(curve: Entries, baseline: Entry | None) -> str:
     """Say how many of the baseline's labels this campaign needed for its last error."""
-    from blips.active.summary import labels_to_reach
-
     other = [] if baseline is None else _judged(_errors(baseline))
     own = _judged(curve)
     if not other or not own:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ase import Atoms
 
+from blips.active.database import DATABASE
 from blips.backbones.base import Backbone
 from blips.baselines import predict_plain
 from blips.data.labels import Labels
@@ -16,7 +17,7 @@ from blips.errors import InputError
 from blips.files import write_atomically
 from blips.potential import BayesianPotential
 from blips.prediction import Model, Prediction
-from blips.report.campaign import CAMPAIGN, campaign_page
+from blips.report.campaign import campaign_page
 from blips.report.document import (
     Html,
     choice,
@@ -96,7 +97,7 @@ def write_report(
         labels: names and units of the labels; default: those that the model was trained with.
     """
     output = Path(output)
-    if (Path(target) / CAMPAIGN).is_file():
+    if (Path(target) / DATABASE).is_file():
         write_atomically(output, campaign_page(target, baseline, shown).encode())
         return output
     if baseline is not None:
