@@ -170,8 +170,6 @@ class DeepEnsemble(Wrapper, Baseline):
         self,
         train: Data | None = None,
         *,
-        resume: bool = True,
-        display: bool = False,
         valid: Data | float | None = None,
         config: Source | Sequence[Source] = (),
         folder: str | Path | None = None,
@@ -192,9 +190,7 @@ class DeepEnsemble(Wrapper, Baseline):
                 valid=valid,
                 config=[settings, {"seed": settings.seed + member}],
                 folder=root / f"member_{member}",
-                resume=resume,
-                display=display,
-                **options,
+                **{"resume": True, "display": False, **options},
             )
             results.append(result)
             train, valid = _same_data(result, train, valid)

@@ -55,21 +55,18 @@ def kl_divergence(
         num_weights: weights of each map, for "elbo".
         num_data: training structures, for "elbo".
     """
+    if reduction not in get_args(Reduction):
+        raise InputError(f"unknown KL reduction {reduction!r}; use one of {get_args(Reduction)}")
+    present = {name: coef for name, coef in coefficients.items() if coef.numel() > 0}
+    if not present:  # of isolated atoms, which have no edges
+        return torch.zeros(())
     if reduction == "mean":
         by_role: dict[str, list[Tensor]] = {}
-        for name, coef in coefficients.items():
-            if coef.numel() == 0:  # an isolated atom has no edges
-                continue
+        for name, coef in present.items():
             by_role.setdefault(roles[name], []).append(coef)
         terms = [mean_kl_per_weight(torch.cat(group), rho) for group in by_role.values()]
-        return torch.stack(terms).sum() if terms else torch.zeros(())
-    if reduction == "elbo":
-        if num_weights is None or num_data is None:
-            raise InputError('reduction "elbo" needs num_weights (by map) and num_data')
-        terms = [
-            num_weights[name] * mean_kl_per_weight(coef, rho)
-            for name, coef in coefficients.items()
-            if coef.numel() > 0
-        ]
-        return torch.stack(terms).sum() / num_data if terms else torch.zeros(())
-    raise InputError(f"unknown KL reduction {reduction!r}; use one of {get_args(Reduction)}")
+        return torch.stack(terms).sum()
+    if num_weights is None or num_data is None:
+        raise InputError('reduction "elbo" needs num_weights (by map) and num_data')
+    terms = [num_weights[name] * mean_kl_per_weight(coef, rho) for name, coef in present.items()]
+    return torch.stack(terms).sum() / num_data

@@ -259,7 +259,7 @@ class Linearised:
 
     def _tangents(self, products: list[Product], noise: Mapping[str, Tensor]) -> Tensor:
         """Compute b . v_k of atoms where that is possible, else of structures, [N or S, K]."""
-        total: Tensor | None = None
+        total = torch.zeros((), dtype=torch.float64, device=self.graph.positions.device)
         for product in products:
             eps = noise[product.name].to(product.weight)  # [K, out, in]
             g = self._scaled_gradient(product)
@@ -267,9 +267,7 @@ class Linearised:
             if not self._by_atom:
                 of_structures = of_rows.new_zeros(self.graph.num_structures, len(eps))
                 of_rows = of_structures.index_add(0, self._structure_of_rows(product), of_rows)
-            total = of_rows if total is None else total + of_rows
-        if total is None:
-            raise InputError("none of the chosen maps was applied to these structures")
+            total = total + of_rows
         return total
 
     def _rows(self, products: list[Product]) -> Tensor:
