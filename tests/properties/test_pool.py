@@ -57,6 +57,13 @@ def test_one_that_fails_is_named_and_the_others_go_on(tmp_path):
     assert isinstance(found[0], PropertyError)
     assert isinstance(found[1], Properties)
     assert "after 1 steps" in json.loads((tmp_path / "relax-0000.json").read_text())["error"]
+    twice = SALT.copy()
+    twice.positions[1] = twice.positions[0]
+    found = dict(run_pool("relax", "chgnet", [twice, SALT], tmp_path / "twice", members=2))
+    assert "at the same place" in str(found[0])
+    assert isinstance(found[1], Properties)
+    with pytest.raises(InputError, match="at least 2"):
+        dict(run_pool("relax", "chgnet", [SALT, SALT], tmp_path, members=1))
     with pytest.raises(InputError, match="unknown property 'hardness'"):
         dict(run_pool("hardness", "chgnet", [SALT], tmp_path))
 

@@ -5,7 +5,8 @@
             print(number, found)
 
 A structure whose file is there, of the same model, geometry and options, is not computed again. One
-that fails is a `PropertyError` in the stream and a file with its reason; the others go on.
+that fails is a `PropertyError` in the stream and a file with its reason; the others go on. What all
+structures are refused for, such as an unknown option's value, is raised.
 """
 
 import hashlib
@@ -108,21 +109,28 @@ def run_pool(
             yield number, known
         else:
             left[number] = job
-    if executor is None:
-        yield from ((number, compute(job)) for number, job in left.items())
-        return
-    numbers = list(left)
-    for place, found in executor.run(_on_one_thread, left.values()):
+    numbers, jobs, reasons = list(left), left.values(), set[str]()
+    here = enumerate(map(compute, jobs))
+    for place, found in here if executor is None else executor.run(_on_one_thread, jobs):
         lost = not isinstance(found, Outcome)
+        reasons.add(str(found) if isinstance(found, Refused) else "")
         yield numbers[place], PropertyError(f"its worker was lost: {found}") if lost else found
+    if len(reasons) == 1 and len(left) == len(structures) and (reason := reasons.pop()):
+        raise InputError(reason)  # of all structures: the options do not fit
+
+
+class Refused(PropertyError):
+    """A structure that no calculation can be made of: named, but without a file."""
 
 
 def compute(job: Job) -> Outcome:
     """Compute and keep one structure's property, or why it has none."""
+    potential = _loaded(job.model, model_digest(job.model))
     try:
-        potential = _loaded(job.model, model_digest(job.model))
         found: Outcome = KINDS[job.kind](potential, job.structure, **job.options)
         content = found.to_dict()
+    except InputError as error:
+        return Refused(str(error))
     except PropertyError as error:
         found, content = error, {"error": str(error)}
     content = {"job": job.digest(), **content}
