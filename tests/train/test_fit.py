@@ -19,6 +19,7 @@ from blips.backbones import PaiNN
 from blips.config import TrainingConfig, load_config
 from blips.data.dataset import StructureData
 from blips.data.labels import Labels
+from blips.data.splits import Split
 from blips.errors import ConfigError, InputError
 from blips.train.checkpoint import read_tensors
 from blips.train.loop import NonFiniteLossError
@@ -399,3 +400,24 @@ def test_elements_that_only_the_reference_energies_have_are_not_trained_on(tmp_p
     blips.fit(model, structures[0], config=config, folder=tmp_path, display=False)
     assert model.backbone.trained_numbers == {1, 7}
     assert model.backbone.reference.shift[[1, 7, 8]].tolist() == [-1.0, -2.0, -3.0]
+
+
+def test_a_split_needs_something_to_validate_on(tmp_path, structures):
+    with pytest.raises(ConfigError, match=r"valid=0\.1 sets none of 4 structures aside"):
+        fit(potential(), (structures[0][:4], 0.1), tmp_path)
+
+
+def test_a_split_by_groups_needs_the_group_of_every_structure(tmp_path, structures):
+    frames = [atoms.copy() for atoms in structures[0]]
+    for number, (copy, atoms) in enumerate(zip(frames, structures[0], strict=True)):
+        copy.calc = atoms.calc
+        copy.info["run"] = number // 3
+    del frames[5].info["run"]
+    config = {"data": {"group_key": "run"}, "training": {**QUICK, "epochs": 1}}
+    options = {"valid": 0.3, "config": config, "folder": tmp_path, "display": False}
+    with pytest.raises(InputError, match="frame 5 has no 'run'"):
+        blips.fit(potential(), frames, **options)
+    frames[5].info["run"] = 1
+    blips.fit(potential(), frames, **options)
+    split = Split.load(tmp_path / "split.json")
+    assert not {k // 3 for k in split.train} & {k // 3 for k in split.valid}

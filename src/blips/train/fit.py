@@ -320,8 +320,21 @@ def _data(
 
 
 def _split(structures: list[Atoms], fraction: float, settings: RunConfig) -> Split:
-    fractions = [1.0 - fraction, fraction]
-    key = settings.data.group_key
+    """Set a fraction aside, at random or by whole groups."""
+    fractions, key = [1.0 - fraction, fraction], settings.data.group_key
     if key is None:
-        return random_split(len(structures), fractions, settings.seed)
-    return group_split([str(atoms.info.get(key)) for atoms in structures], fractions, settings.seed)
+        split = random_split(len(structures), fractions, settings.seed)
+    else:
+        for frame, atoms in enumerate(structures):
+            if key not in atoms.info:
+                raise InputError(
+                    f"frame {frame} has no {key!r} in its info, which data.group_key is"
+                )
+        groups = [str(atoms.info[key]) for atoms in structures]
+        split = group_split(groups, fractions, settings.seed)
+    if not split.valid:
+        raise ConfigError(
+            f"data.valid={fraction:g} sets none of {len(structures)} structures aside to validate "
+            "on; give a larger fraction, or other structures"
+        )
+    return split
