@@ -239,7 +239,7 @@ def test_particle_models_train_on_data_sets(tmp_path):
     config = {"training": QUICK | {"epochs": 15, "loss": "mse", "kl_weight": 0.01, "lr": 5e-3}}
     result = blips.fit(model, data, valid=data, config=config, folder=tmp_path, display=False)
     assert result.progress.best_loss < 0.5 * result.progress.history[0]["valid_loss"]
-    with pytest.raises(InputError, match="not on structures"):
+    with pytest.raises(InputError, match="data sets, not ASE structures"):
         blips.fit(model, [], valid=[], config=config, folder=tmp_path / "b", display=False)
 
 
@@ -307,6 +307,10 @@ def test_training_forgets_the_calibration_of_the_weights_before(tmp_path, struct
     model.calibration["forces"] = ScaleCalibrator(3.0)
     fit(model, structures, tmp_path, epochs=1)
     assert model.calibration == {}
+    model.calibration["forces"] = ScaleCalibrator(3.0)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        fit(model, structures, tmp_path, epochs=1)
+    assert model.calibration  # nothing was trained
 
 
 def test_double_precision_trains_on_all_digits_of_positions_and_forces(tmp_path, structures):

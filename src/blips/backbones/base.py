@@ -149,7 +149,8 @@ def atomistic(backbone: Backbone) -> AtomisticBackbone:
     """Return the backbone; raise an error if it is no potential."""
     if not isinstance(backbone, AtomisticBackbone):
         raise InputError(
-            f"{type(backbone).__name__} is no potential: it predicts graphs, not ASE structures"
+            f"{type(backbone).__name__} is no potential: it takes graphs or data sets, not ASE "
+            "structures"
         )
     return backbone
 

@@ -13,7 +13,7 @@ from ase import Atoms
 from ase.data import atomic_numbers, chemical_symbols
 from pydantic import BaseModel
 
-from blips.backbones.base import AtomisticBackbone, Backbone
+from blips.backbones.base import AtomisticBackbone, Backbone, atomistic
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig, Source, load_config
 from blips.data.dataset import AtomData, StreamedData, StructureData, TrainingData
@@ -23,7 +23,14 @@ from blips.data.splits import Split, group_split, random_split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import BlipsError, ConfigError, InputError
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import describe, read_tensors, restore, state_of, write_tensors
+from blips.train.checkpoint import (
+    backbone_of,
+    describe,
+    read_tensors,
+    restore,
+    state_of,
+    write_tensors,
+)
 from blips.train.display import TrainingDisplay, errors_of
 from blips.train.loop import DTYPES, Trainer
 from blips.train.loss import DISTRIBUTION_LOSSES
@@ -89,10 +96,10 @@ def fit(
     if training:
         settings = load_config(settings, {"training": training})
     _check_noise(potential, settings)
-    _forget_error_bars(potential, settings)
     run = RunFolder(folder or settings.folder)
     with run.locked():
         run.start(settings, resume=resume)
+        _forget_error_bars(potential, settings)
         train_data, valid_data = _datasets(potential, train, valid, settings, run, resume=resume)
         replay_data = _replay(potential, replay, settings, run, resume=resume)
         shown = TrainingDisplay("training", settings.training.epochs) if display else None
@@ -191,11 +198,11 @@ def _datasets(
         if not _is_data_set(valid):
             raise InputError("a training data set needs a validation data set, not a file")
         if isinstance(train, AtomData):
-            _atomistic(potential).labels = train.labels
+            backbone_of(potential).labels = train.labels
         return train, valid
     if _is_data_set(valid):
         raise InputError("training structures need validation structures, not a data set")
-    backbone = _atomistic(potential)
+    backbone = atomistic(backbone_of(potential))
     backbone.labels = _labels(settings)
     if settings.data.stream:
         if not (isinstance(train, str | Path) and isinstance(valid, str | Path)):
@@ -221,12 +228,11 @@ def _in_memory(
     resume: bool,
 ) -> tuple[StructureData, StructureData]:
     """Read training and validation structures, or set a fraction of the former aside."""
-    structures = _structures(train, settings)
+    structures, name = _structures(train, settings), _name(train, "training")
     if not isinstance(valid, float):
-        return (
-            _data(backbone, structures, settings, _name(train, "training")),
-            _data(backbone, _structures(valid, settings), settings, _name(valid, "validation")),
-        )
+        others, their_name = _structures(valid, settings), _name(valid, "validation")
+        first = _data(backbone, structures, settings, name)
+        return first, _data(backbone, others, settings, their_name)
     split, path = _split(structures, valid, settings), run.path / "split.json"
     if resume and path.exists() and Split.load(path) != split:
         raise ConfigError(
@@ -234,11 +240,8 @@ def _in_memory(
             "would be split in another way; use the same ones or a new folder"
         )
     split.save(path)
-    name = _name(train, "training")
-    return (
-        _data(backbone, structures, settings, name, split.train),
-        _data(backbone, structures, settings, name, split.valid),
-    )
+    first = _data(backbone, structures, settings, name, split.train)
+    return first, _data(backbone, structures, settings, name, split.valid)
 
 
 def _replay(
@@ -251,7 +254,7 @@ def _replay(
     replay = settings.data.replay if replay is None else replay
     if replay is None or _is_data_set(replay):
         return replay
-    backbone = _atomistic(potential)
+    backbone = atomistic(backbone_of(potential))
     structures, name = _structures(replay, settings), _name(replay, "replay")
     fits = settings.data.reference_energies == "fit" and "energy" in _quantities(settings)
     if not (fits and isinstance(backbone, ForeignBackbone)):
@@ -267,13 +270,6 @@ def _replay(
     structures = moved(structures, shift, _quantities(settings), _labels(settings))
     options = {**_options(settings), "labels": None}
     return StructureData(structures, backbone.graph_of, source=name, **options)
-
-
-def _atomistic(potential: Model) -> AtomisticBackbone:
-    backbone = potential if isinstance(potential, Backbone) else potential.backbone
-    if not isinstance(backbone, AtomisticBackbone):
-        raise InputError(f"{type(backbone).__name__} trains on data sets, not on structures")
-    return backbone
 
 
 def _is_data_set(data: object) -> TypeGuard[TrainingData]:
