@@ -16,10 +16,11 @@ from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
 from blips.bayes.noise import FrozenDraw
 from blips.data.graph import Graph
 from blips.data.labels import Labels
+from blips.data.structures import Structures
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.inference.alignment import Alignment, element_counts
-from blips.inference.condition import DIMENSION, ROWS, Structures, condition
+from blips.inference.condition import DIMENSION, ROWS, condition
 from blips.inference.maps import READOUT
 from blips.inference.memory import keep_freed_memory
 from blips.inference.onepass import OnePass, one_pass

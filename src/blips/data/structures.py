@@ -33,6 +33,8 @@ SEARCH_CUTOFF = 3.0  # A; a neighbour search within MINIMUM_DISTANCE would make 
 MAX_PROBLEMS = 10
 MOST_NAMED = 20  # elements
 
+Structures = str | Path | Atoms | Iterable[Atoms]  # a file, one, or many
+
 
 def batches_of(structures: Iterable[Atoms], most_atoms: int = BATCH_ATOMS) -> Iterator[list[Atoms]]:
     """Yield batches of at most so many atoms together, or single structures."""
@@ -48,7 +50,7 @@ def batches_of(structures: Iterable[Atoms], most_atoms: int = BATCH_ATOMS) -> It
         yield batch
 
 
-def iter_given(structures: str | Path | Atoms | Iterable[Atoms]) -> Iterable[Atoms]:
+def iter_given(structures: Structures) -> Iterable[Atoms]:
     """Return structures as they are given; those of a file are read and checked one by one."""
     if isinstance(structures, str | Path):
         return iter_checked(iter_structures(structures), structures)

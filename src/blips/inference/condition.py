@@ -1,14 +1,13 @@
 """Condition a potential on structures: collect rows, fit the scale, build the posterior."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import get_args
 
 from ase import Atoms
 
 from blips.backbones.base import atomistic
 from blips.data.labels import Labels
-from blips.data.structures import iter_given
+from blips.data.structures import Structures, iter_given
 from blips.errors import InputError
 from blips.inference.linearise import LinearModel
 from blips.inference.maps import ChosenMaps, chosen_roles
@@ -16,8 +15,6 @@ from blips.inference.posterior import Coefficients, ConditionedPosterior
 from blips.inference.rows import collect
 from blips.inference.sampling import StochasticModel
 from blips.inference.scale import fit_scale, keys_of
-
-Structures = str | Path | Atoms | Iterable[Atoms]  # a file, one, or many
 
 DIMENSION = 2048  # more weights are sketched
 ROWS = 48  # force rows of a structure

@@ -9,7 +9,7 @@
 | auto (default) | as `predict(method="auto")` chooses: conditioned where it can | at every call |
 | conditioned | the plain model | of the posterior that has seen the data, at every call |
 | mc | means of samples of the paper's posterior | at every call |
-| onepass | the plain model | of energies only, at every call, without sampling |
+| onepass | the plain model | of energies only, at every call, by one pass |
 | map | the plain model, at its cost | of "auto", at every n-th call and when asked for |
 | frozen | one member of the posterior: smooth and conservative | as for map |
 """

@@ -14,7 +14,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from blips.data.labels import QUANTITIES, Labels, available, extract
 from blips.data.sanity import warn_of_labels
-from blips.data.structures import iter_given
+from blips.data.structures import Structures, iter_given
 from blips.errors import InputError
 from blips.files import replacing
 from blips.prediction import Model, Prediction
@@ -28,8 +28,6 @@ from blips.uq.plots import prediction_plots
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Structures = str | Path | Sequence[Atoms]
 
 STD_FLOOR = 1e-6  # eV, eV/A: symmetry can make a std zero, by which no metric can divide
 ONE_SIDED = 0.15  # ECE that a wrong size alone does not give where coverage is right
