@@ -157,16 +157,7 @@ class BayesianPotential(StochasticModel):
             tolerance: of samples="auto": relative standard error of a typical std; 512 samples
                 at most.
         """
-        request = Request(
-            method=method,
-            samples=samples,
-            tolerance=tolerance,
-            seed=seed,
-            forces=forces,
-            stress=stress,
-            covariance=covariance,
-            memory_gb=memory_gb,
-        )
+        request = Request(method, samples, tolerance, seed, forces, stress, covariance, memory_gb)
         prediction = predict(self, graph_batches(self.backbone, atoms, batch_size), request)
         if self.alignment is not None:
             counts = element_counts([atoms] if isinstance(atoms, Atoms) else atoms)
