@@ -84,14 +84,6 @@ def test_another_tensor_in_place_of_a_weight_is_noticed():
         potential.predict(molecule("NH3"))
 
 
-def test_a_weight_written_past_torch_s_counters_is_noticed():
-    """As packages that average weights do; the version of a tensor does not count it."""
-    potential = conditioned()
-    next(potential.backbone.parameters()).data.mul_(2.0)
-    with pytest.raises(InputError, match="weights changed"):
-        potential.predict(molecule("NH3"))
-
-
 def test_the_inference_network_counts_where_the_posterior_has_it():
     for coefficients, stale in (("constant", False), ("network", True)):
         potential = conditioned(coefficients=coefficients)

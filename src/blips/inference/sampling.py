@@ -18,7 +18,7 @@ from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 from blips.inference.linearise import LinearModel
 from blips.inference.memory import MemoryGauge
-from blips.inference.posterior import ConditionedPosterior, check_weights, checksums
+from blips.inference.posterior import ConditionedPosterior, SeenWeights
 from blips.prediction import Outputs, Prediction, point_prediction
 
 Coefficients = Mapping[str, Tensor]
@@ -131,13 +131,13 @@ class StochasticModel(nn.Module):
     def posterior(self, posterior: ConditionedPosterior | None) -> None:
         self._posterior = posterior
         self.gauge.forget()  # passes with it have a cost of their own
-        self._checksums = {} if posterior is None else checksums(self._model_of(posterior))
+        self._seen = None if posterior is None else SeenWeights(self._model_of(posterior))
 
     def conditioned(self) -> ConditionedPosterior:
         """Return the conditioned posterior; an error where there is none for these weights."""
-        if self.posterior is None:
+        if self.posterior is None or self._seen is None:
             raise InputError(NOT_CONDITIONED)
-        check_weights(self._checksums, self._model_of(self.posterior))
+        self._seen.check(self._model_of(self.posterior))
         return self.posterior
 
     def _model_of(self, posterior: ConditionedPosterior) -> nn.Module:
