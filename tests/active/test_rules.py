@@ -18,6 +18,7 @@ from blips.active.rules import (
     expected_reduction,
     information,
     random_score,
+    target_rows,
 )
 from blips.backbones import PaiNN
 from blips.bayes.condition import Evidence, GaussianPosterior
@@ -75,6 +76,21 @@ def test_expected_reduction_is_what_conditioning_takes_off(seed):
     white = [whitened(before, torch.as_tensor(rows)) for rows in (new, target)]
     found = expected_reduction(white[0][None], white[1]) * ratio * scale**2
     assert_allclose(found, [float(expected)], rtol=1e-8)
+
+
+@given(SEEDS, st.floats(1e-6, 1e6))
+def test_a_gain_is_the_share_of_the_forces_variance_and_that_of_the_energies(seed, unit):
+    """Whatever the unit of energies: a label that decides everything takes both off."""
+    rng = np.random.default_rng(seed)
+    forces, energies = rng.normal(size=(5, 4)), rng.normal(size=(3, 4))
+    target, label = target_rows(forces, unit * energies), rng.normal(size=(1, 2, 4))
+    shares = [
+        expected_reduction(label, part)[0] / np.square(part).sum() for part in (forces, energies)
+    ]
+    assert_allclose(expected_reduction(label, target), [sum(shares)], rtol=1e-9)
+    assert_allclose(expected_reduction(1e6 * np.eye(4)[None], target), [2.0], rtol=1e-9)
+    nothing = target_rows(np.zeros((2, 4)), np.zeros((0, 4)))
+    assert expected_reduction(label, nothing) == [0.0]
 
 
 @given(SEEDS, st.integers(1, 12))

@@ -15,7 +15,7 @@ from blips.active import load_campaign
 from blips.active.candidates import Candidates
 from blips.active.evidence import candidate_rows
 from blips.active.executor import InlineExecutor
-from blips.active.rules import Greedy, best, random_score
+from blips.active.rules import Greedy, best, random_score, target_rows
 from blips.active.select import Model, Screening, choose, predicted_std, screen_candidates
 from blips.active.store import CampaignStore, Pick
 from blips.active.worker import file_digest
@@ -69,8 +69,8 @@ def test_the_batch_is_that_of_the_rule_on_all_candidates(potential, model, tmp_p
     cost = np.array([len(atoms) for atoms in structures]) ** 0.5
     scores = np.array([dict(screening.rows)[k][rule] for k in range(10)])
     rows = candidate_rows(potential, structures, rows=3)
-    target = rows[:, 1:]
-    target = target.reshape(-1, target.shape[-1]) / np.sqrt(3 * sum(map(len, structures)))
+    of_atoms = rows[:, 0] / np.array([len(atoms) for atoms in structures])[:, None]
+    target = target_rows(np.concatenate(rows[:, 1:]), of_atoms)
     expected = {
         "information": lambda: Greedy(rule, rows, cost=cost).choose(4),
         "expected_reduction": lambda: Greedy(rule, rows, target=target, cost=cost).choose(4),

@@ -61,6 +61,16 @@ def expected_reduction(rows: Array, target: Array) -> Array:
     return np.linalg.solve(_with_noise(rows), explained).trace(axis1=1, axis2=2)
 
 
+def target_rows(forces: Array, energies: Array) -> Array:
+    """Join target rows of forces [t, d] and energies per atom [s, d] into T, [t + s, d].
+
+    Both count alike: each is divided by the root of its variance, the sum of its squares. So a gain
+    is the share of the forces' variance that a label takes away, plus that of the energies'.
+    """
+    tiny = np.finfo(float).tiny
+    return np.concatenate([rows / max(np.linalg.norm(rows), tiny) for rows in (forces, energies)])
+
+
 def _with_noise(rows: Array) -> Array:
     return np.eye(rows.shape[1]) + rows @ rows.transpose(0, 2, 1)
 

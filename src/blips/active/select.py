@@ -27,7 +27,7 @@ from blips.active.executor import Executor, JobLost
 from blips.active.frames import digest, to_json
 from blips.active.rules import Choice, Greedy, best, expected_reduction, random_score
 from blips.active.store import CampaignStore, Pick
-from blips.active.worker import model_of, one_thread, screen
+from blips.active.worker import model_of, one_thread, read_target, screen
 from blips.errors import InputError
 from blips.sim.guard import Guard
 
@@ -210,7 +210,7 @@ def _choices(
     if select.rule in ("energy_std", "random") or not _has_evidence(model):
         return best(by_score / cost, count)
     rows = _rows(model, [atoms for _, atoms, _ in candidates], config)
-    target = np.load(_target_file(model))
+    target = read_target(_target_file(model))
     return Greedy(select.rule, rows, target=target, std=by_score, cost=cost).choose(count)
 
 
@@ -223,7 +223,7 @@ def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -
     if not picks or not _has_evidence(model):
         return []
     rows = _rows(model, [pick.atoms for pick in picks], config)
-    target = np.load(_target_file(model))
+    target = np.load(_target_file(model))["forces"]
     reduction = expected_reduction(rows.reshape(1, -1, rows.shape[2]), target)[0]
     scale, before = model_of(model.job()).conditioned().scale, float(np.square(target).sum())
     noise, misfit = scale.ratio * scale.scale**2, scale.floor[keys.FORCES] ** 2  # variances
@@ -242,27 +242,33 @@ def _rows(model: Model, structures: Sequence[Atoms], config: CampaignConfig) -> 
 
 
 def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -> None:
-    """Write the force rows of structures that matter beside the model, for all workers.
+    """Write the rows of structures that matter beside the model, for all workers.
 
-    Divided by the root of the number of force components they stand for, so that the sum of their
-    variances is the mean variance of a component (in units of the noise of labels).
+    Divided by the roots of the numbers that they stand for, so that sums of squares are the mean
+    variances of a force component and of an energy per atom (in units of the noise of labels).
     """
     rng, given = np.random.default_rng([config.seed, 5]), config.select.target
     source = candidates if given is None else Candidates.of_file(given)
     numbers = sorted(rng.permutation(source.total)[:TARGETS].tolist())
     guard = Guard(closest=config.limits.closest, farthest=config.limits.farthest)
-    rows, components = [np.zeros((0, model_of(model.job()).conditioned().maps.sketch.size))], 0
+    nothing = np.zeros((0, model_of(model.job()).conditioned().maps.sketch.size))
+    energies, forces, components = [nothing], [nothing], 0
     for _, atoms, _ in source.fetch(numbers):
         with suppress(InputError):  # a structure that the model cannot judge
-            of_forces = _rows(model, [atoms], config)[0, 1:]  # [q, d]
-            if np.isfinite(of_forces).all() and not guard.check(atoms):
-                rows.append(of_forces)
+            rows = _rows(model, [atoms], config)[0]  # [1 + q, d], the energy first
+            if np.isfinite(rows).all() and not guard.check(atoms):
+                energies.append(rows[:1] / len(atoms))
+                forces.append(rows[1:])
                 components += 3 * len(atoms)
-    np.save(_target_file(model), np.concatenate(rows) / np.sqrt(max(components, 1)))
+    np.savez(
+        _target_file(model),
+        energies=np.concatenate(energies) / np.sqrt(max(len(energies) - 1, 1)),
+        forces=np.concatenate(forces) / np.sqrt(max(components, 1)),
+    )
 
 
 def _target_file(model: Model) -> Path:
-    return Path(model.path).with_name("target.npy")
+    return Path(model.path).with_name("target.npz")
 
 
 def _without_repeats(candidates: list[Candidate]) -> list[Candidate]:

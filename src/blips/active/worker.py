@@ -21,7 +21,7 @@ from blips.active.config import CLOSED_FORM, ExploreConfig, LimitsConfig
 from blips.active.database import CampaignError
 from blips.active.evidence import candidate_rows
 from blips.active.frames import from_json, to_json
-from blips.active.rules import expected_reduction, information
+from blips.active.rules import expected_reduction, information, target_rows
 from blips.errors import InputError
 from blips.inference.monte_carlo import kept_num_threads
 from blips.inference.sampling import Member
@@ -214,8 +214,14 @@ def _scores_of_batch(job: Mapping[str, Any], structures: Sequence[Atoms]) -> dic
         rows = candidate_rows(model, structures, rows=job["rows"], seed=job["seed"])
         scores["information"] = information(rows)
         if job["rule"] == "expected_reduction":
-            scores["expected_reduction"] = expected_reduction(rows, np.load(job["target"]))
+            scores["expected_reduction"] = expected_reduction(rows, read_target(job["target"]))
     return scores
+
+
+def read_target(path: str | Path) -> np.ndarray:
+    """Read the rows T of target structures, [t, d]."""
+    found = np.load(path)
+    return target_rows(found["forces"], found["energies"])
 
 
 def _beyond(row: Mapping[str, float], limits: LimitsConfig) -> str | None:
