@@ -278,7 +278,7 @@ def test_bad_requests_are_refused():
         make(estimator="bayes")
     with pytest.raises(ConversionError, match="no map was selected"):
         make(maps="nothing.*")
-    with pytest.raises(InputError, match="predicts graphs"):
+    with pytest.raises(InputError, match="takes graphs"):
         blips.bayesianize(GNN(hidden=8, layers=1)).predict(ethanol())
     with pytest.raises(InputError, match="unknown method 'bootstrap'"):
         make().predict(ethanol(), method="bootstrap")

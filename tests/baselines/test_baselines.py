@@ -259,7 +259,7 @@ def test_plain_predictions_are_those_of_the_backbone(structures):
     assert prediction.forces_total_std is None
     whole = backbone(backbone.graph(structures[0]))["energies"].detach().reshape(-1, 4).sum(1)
     np.testing.assert_allclose(prediction.energy, whole, rtol=0, atol=1e-6)
-    with pytest.raises(InputError, match="predicts graphs"):
+    with pytest.raises(InputError, match="takes graphs"):
         predict_plain(EGNN(hidden=8, layers=1), structures[0])
 
 

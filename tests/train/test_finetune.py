@@ -1,7 +1,6 @@
 """Released models: where they start, what they keep, and error bars that cost no training."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -309,15 +308,3 @@ def test_the_template_has_the_settings_of_the_paper():
     assert training.kl_weight == 0.001
     with pytest.raises(ConfigError, match="train, finetune"):
         template_config("tune")
-
-
-def test_a_run_from_before_defaults_were_left_open_resumes(tmp_path: Path):
-    fit_painn(painn(), tmp_path, epochs=1)
-    config = tmp_path / "config.yaml"
-    text = config.read_text()
-    assert "prior_dropout: null" in text
-    config.write_text(text.replace("prior_dropout: null", "prior_dropout: 0.5"))
-    assert fit_painn(painn(), tmp_path, epochs=2, resume=True).progress.epoch == 2
-    config.write_text(text.replace("prior_dropout: null", "prior_dropout: 0.3"))
-    with pytest.raises(ConfigError, match="prior_dropout differ"):
-        fit_painn(painn(), tmp_path, epochs=3, resume=True)
