@@ -223,7 +223,8 @@ def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -
     if not picks or not _has_evidence(model):
         return []
     rows = _rows(model, [pick.atoms for pick in picks], config)
-    target = np.load(_target_file(model))["forces"]
+    with np.load(_target_file(model)) as found:
+        target = found["forces"]
     reduction = expected_reduction(rows.reshape(1, -1, rows.shape[2]), target)[0]
     scale, before = model_of(model.job()).conditioned().scale, float(np.square(target).sum())
     noise, misfit = scale.ratio * scale.scale**2, scale.floor[keys.FORCES] ** 2  # variances

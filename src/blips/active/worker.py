@@ -220,8 +220,8 @@ def _scores_of_batch(job: Mapping[str, Any], structures: Sequence[Atoms]) -> dic
 
 def read_target(path: str | Path) -> np.ndarray:
     """Read the rows T of target structures, [t, d]."""
-    found = np.load(path)
-    return target_rows(found["forces"], found["energies"])
+    with np.load(path) as found:
+        return target_rows(found["forces"], found["energies"])
 
 
 def _beyond(row: Mapping[str, float], limits: LimitsConfig) -> str | None:
