@@ -76,7 +76,7 @@ def specs(profile: str) -> list[RunSpec]:
             found.append(RunSpec(STUDY, f"{model}-{table}", settings, 0))
     for scan in barriers.SCANS:
         settings = {"scan": scan, **barriers.SETTINGS}
-        found += [RunSpec(STUDY, f"{scan}-scan", settings, seed) for seed in range(2)]
+        found += [RunSpec(STUDY, f"{scan}-scan", settings, seed) for seed in range(3)]
     return found
 
 
