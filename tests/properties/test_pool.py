@@ -20,7 +20,7 @@ import blips
 from blips.active.executor import InlineExecutor, JobLost
 from blips.backbones import PaiNN
 from blips.cli import app
-from blips.errors import BlipsError, InputError
+from blips.errors import BlipsError, InputError, TooLargeError
 from blips.properties import Properties, PropertyError, barrier, formation_energy, run_pool
 from blips.properties import pool as pools
 
@@ -57,15 +57,47 @@ def test_one_that_fails_is_named_and_the_others_go_on(tmp_path):
     assert isinstance(found[0], PropertyError)
     assert isinstance(found[1], Properties)
     assert "after 1 steps" in json.loads((tmp_path / "relax-0000.json").read_text())["error"]
-    twice = SALT.copy()
-    twice.positions[1] = twice.positions[0]
-    found = dict(run_pool("relax", "chgnet", [twice, SALT], tmp_path / "twice", members=2))
-    assert "at the same place" in str(found[0])
-    assert isinstance(found[1], Properties)
-    with pytest.raises(InputError, match="at least 2"):
-        dict(run_pool("relax", "chgnet", [SALT, SALT], tmp_path, members=1))
     with pytest.raises(InputError, match="unknown property 'hardness'"):
         dict(run_pool("hardness", "chgnet", [SALT], tmp_path))
+
+
+def test_a_refused_structure_has_a_file_and_is_not_tried_again(tmp_path, monkeypatch):
+    twice = SALT.copy()
+    twice.positions[1] = twice.positions[0]
+    structures = [twice, SALT, twice]
+    found = dict(run_pool("relax", "chgnet", structures, tmp_path, members=2))
+    assert isinstance(found[1], Properties)
+    for number in (0, 2):
+        assert "at the same place" in str(found[number])
+        kept = json.loads((tmp_path / f"relax-{number:04d}.json").read_text())
+        assert kept["error"] == str(found[number])
+    monkeypatch.setattr(pools, "compute", lambda job: pytest.fail("computed again"))
+    again = dict(run_pool("relax", "chgnet", structures, tmp_path, members=2))
+    assert {number: str(one) for number, one in again.items()} == {
+        number: str(one) for number, one in found.items()
+    }
+
+
+def test_a_refused_option_is_raised_and_earlier_results_stay(tmp_path):
+    dict(run_pool("relax", "chgnet", [SALT], tmp_path, members=2))
+    (file,) = tmp_path.iterdir()
+    before = file.read_bytes()
+    with pytest.raises(InputError, match="at least 2"):
+        dict(run_pool("relax", "chgnet", [SALT, SALT], tmp_path, members=1))
+    assert [one.name for one in tmp_path.iterdir()] == [file.name]
+    assert file.read_bytes() == before
+
+
+def test_a_structure_that_is_too_large_here_is_tried_again(tmp_path, monkeypatch):
+    def too_large(potential, structure, **options):
+        raise TooLargeError("needs 900 GB")
+
+    with monkeypatch.context() as small:
+        small.setitem(pools.KINDS, "relax", too_large)
+        ((_, found),) = run_pool("relax", "chgnet", [SALT], tmp_path, members=2)
+    assert "900 GB" in str(found)
+    ((_, again),) = run_pool("relax", "chgnet", [SALT], tmp_path, members=2)
+    assert isinstance(again, Properties)
 
 
 def test_a_lost_job_is_named_and_tried_again(tmp_path):

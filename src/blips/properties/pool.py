@@ -5,8 +5,9 @@
             print(number, found)
 
 A structure whose file is there, of the same model, geometry and options, is not computed again. One
-that fails is a `PropertyError` in the stream and a file with its reason; the others go on. What all
-structures are refused for, such as an unknown option's value, is raised.
+that fails is a `PropertyError` in the stream and a file with its reason, which is not tried again
+either; the others go on. What all structures are refused for, such as an option's wrong value, is
+raised instead, and earlier files stay.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from ase import Atoms
 
-from blips.errors import InputError
+from blips.errors import InputError, TooLargeError
 from blips.files import write_atomically
 from blips.potential import BayesianPotential
 from blips.properties.barrier import barrier
@@ -75,6 +76,11 @@ class Job:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    def keep(self, outcome: Outcome) -> None:
+        """Write the result, or why there is none."""
+        found = outcome.to_dict() if isinstance(outcome, Properties) else {"error": str(outcome)}
+        write_atomically(self.file, json.dumps({"job": self.digest(), **found}, indent=1).encode())
+
 
 def run_pool(
     kind: str,
@@ -94,8 +100,8 @@ def run_pool(
         executor: of `blips.active.executor`; by default one structure after the other, here.
         options: of the kind's function.
 
-    A job whose workers were lost again and again is a `PropertyError` without a file: the next
-    call tries it again.
+    A job whose workers were lost again and again, or that needs more memory than there is, is a
+    `PropertyError` without a file: the next call tries it again.
     """
     if kind not in KINDS:
         raise InputError(f"unknown property {kind!r}; use one of {', '.join(KINDS)}")
@@ -109,32 +115,39 @@ def run_pool(
             yield number, known
         else:
             left[number] = job
-    numbers, jobs, reasons = list(left), left.values(), set[str]()
+    numbers, jobs = list(left), list(left.values())
+    options_fit = len(left) < len(structures)  # shown by one structure that was not refused so
+    refused: list[tuple[Job, Refused]] = []
     here = enumerate(map(compute, jobs))
     for place, found in here if executor is None else executor.run(_on_one_thread, jobs):
+        if isinstance(found, Refused):
+            refused.append((jobs[place], found))
+        options_fit |= not refused or str(found) != str(refused[0][1])
+        while options_fit and refused:
+            job, why = refused.pop()
+            job.keep(why)
         lost = not isinstance(found, Outcome)
-        reasons.add(str(found) if isinstance(found, Refused) else "")
         yield numbers[place], PropertyError(f"its worker was lost: {found}") if lost else found
-    if len(reasons) == 1 and len(left) == len(structures) and (reason := reasons.pop()):
-        raise InputError(reason)  # of all structures: the options do not fit
+    if refused:
+        raise InputError(str(refused[0][1]))
 
 
 class Refused(PropertyError):
-    """A structure that no calculation can be made of: named, but without a file."""
+    """A structure, or options, of which no calculation can be made."""
 
 
 def compute(job: Job) -> Outcome:
-    """Compute and keep one structure's property, or why it has none."""
+    """Compute and keep one structure's property, or why it has none; a refusal is not kept."""
     potential = _loaded(job.model, model_digest(job.model))
     try:
         found: Outcome = KINDS[job.kind](potential, job.structure, **job.options)
-        content = found.to_dict()
+    except TooLargeError as error:
+        return PropertyError(str(error))
     except InputError as error:
         return Refused(str(error))
     except PropertyError as error:
-        found, content = error, {"error": str(error)}
-    content = {"job": job.digest(), **content}
-    write_atomically(job.file, json.dumps(content, indent=1).encode())
+        found = error
+    job.keep(found)
     return found
 
 
