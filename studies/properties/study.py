@@ -59,7 +59,7 @@ PROFILES: dict[str, Profile] = {
     "quick": Profile(("chgnet",), {"elastic": (6, 3), "formation": (6, 3), "heat": (4, 3)}, 2),
     "default": Profile(
         ("chgnet", "mattersim-1m", "sevennet-0"),
-        {"elastic": (100, 6), "formation": (300, 12), "heat": (35, 6), "elastic-members": (10, 6)},
+        {"elastic": (100, 6), "formation": (300, 12), "heat": (67, 8), "elastic-members": (10, 6)},
         20,
     ),
 }
@@ -217,8 +217,8 @@ def _shares(formula: str) -> np.ndarray:
 
 
 NOTE = """\
-Materials at random among those with at most 6 atoms in the cell, 12 for formation energies. "rho"
-is Spearman's between the std and the absolute error with its 95 % interval, "rho, right" what it
+Materials at random among those with at most 6 atoms in the cell (heat capacities: all with at most
+8, formation energies: 12). "rho" is Spearman's between the std and the absolute error with its 95 % interval, "rho, right" what it
 would be if the error bars were exactly right, "rho, value" that of the value's magnitude in place
 of the std. "aligned": energies of elements, "scaled": one factor on the values, are fitted to half
 of the materials, at most 50; all figures are of the others, means over 100 random choices, with the
