@@ -218,14 +218,15 @@ def _shares(formula: str) -> np.ndarray:
 
 NOTE = """\
 Materials at random among those with at most 6 atoms in the cell (heat capacities: all with at most
-8, formation energies: 12). "rho" is Spearman's between the std and the absolute error with its 95 % interval, "rho, right" what it
-would be if the error bars were exactly right, "rho, value" that of the value's magnitude in place
-of the std. "aligned": energies of elements, "scaled": one factor on the values, are fitted to half
-of the materials, at most 50; all figures are of the others, means over 100 random choices, with the
-range of 90 % of these as interval. "differences" of all pairs of energies along a scan: by members,
-as if independent, with the misfit. "factor" makes 90 % intervals right on half of the materials, at
-most 50; coverage and ECE after it are those of the other materials, means over 500 random halves.
-"scale" is what moduli are to be multiplied with: the median of DFT's over the model's."""
+8, formation energies: 12). "rho" is Spearman's between the std and the absolute error with its 95 %
+interval, "rho, right" what it would be if the error bars were exactly right, "rho, value" that of
+the value's magnitude in place of the std. "aligned": energies of elements, "scaled": one factor on
+the values, are fitted to half of the materials, at most 50; all figures are of the others, means
+over 100 random choices, with the range of 90 % of these as interval. "differences" of all pairs of
+energies along a scan: by members, as if independent, with the misfit. "factor" makes 90 % intervals
+right on half of the materials, at most 50; coverage and ECE after it are those of the other
+materials, means over 500 random halves. "scale" is what moduli are to be multiplied with: the
+median of DFT's over the model's."""
 QUANTITIES = (
     "bulk_modulus", "bulk_modulus_scaled", "shear_modulus", "shear_modulus_scaled",
     "heat_capacity",
