@@ -90,6 +90,7 @@ PROFILES: dict[str, Profile] = {
     "long": Profile(  # four times the training: what is left where single trainings decide less
         {
             "nh3": Size(10, 10, 50, 1600, 64, 8e-3),
+            "xtb": Size(10, 10, 50, 1600, 64, 8e-3),
             "acac": Size(20, 20, 80, 240, 8, 3e-3),
         },
         5,
