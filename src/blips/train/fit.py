@@ -35,7 +35,12 @@ from blips.train.display import TrainingDisplay, errors_of
 from blips.train.loop import DTYPES, Trainer
 from blips.train.loss import DISTRIBUTION_LOSSES
 from blips.train.objective import Model, Objective
-from blips.train.references import moved, set_reference_energies, unexplained_energies
+from blips.train.references import (
+    moved,
+    set_reference_energies,
+    settle_reference_energies,
+    unexplained_energies,
+)
 from blips.train.run import Progress, RunFolder
 
 MOST_CONDITIONED, MOST_VALID = 2000, 200  # structures, a random choice of more
@@ -110,10 +115,7 @@ def fit(
             if resume:
                 trainer.resume()
             progress = trainer.run()
-        if run.best.exists():
-            restore(potential, read_tensors(run.best)[0], run.best)
-        if isinstance(potential, BayesianPotential) and settings.training.condition:
-            _condition(potential, train_data, valid_data, settings, run)
+        _finish(potential, train_data, valid_data, settings, run)
     return FitResult(run.path, progress, train_data, valid_data)
 
 
@@ -142,33 +144,46 @@ def _forget_error_bars(potential: Model, settings: RunConfig) -> None:
         potential.posterior, potential.alignment = None, None
 
 
-def _condition(
-    potential: BayesianPotential,
+def _finish(
+    potential: Model,
     train: TrainingData,
     valid: TrainingData,
     settings: RunConfig,
     run: RunFolder,
 ) -> None:
-    """Condition a trained potential on its training data, and keep that in its checkpoint."""
-    if not (isinstance(train, AtomData) and isinstance(valid, AtomData)):
-        return
-    generator = np.random.default_rng(settings.seed)
-    few, fewer = (
-        np.sort(generator.permutation(len(data))[:most]).tolist()
-        for data, most in ((train, MOST_CONDITIONED), (valid, MOST_VALID))
-    )
-    try:
-        potential.condition(
-            (train.atoms(k) for k in few),
-            valid=[valid.atoms(k) for k in fewer],
-            labels=valid.labels,
-            seed=settings.seed,
+    """Take the best weights, settle their energies per element, condition them on their data."""
+    header: dict[str, Any] = {}
+    if run.best.exists():
+        tensors, header = read_tensors(run.best)
+        restore(potential, tensors, run.best)
+    if isinstance(train, AtomData) and isinstance(valid, AtomData):
+        generator = np.random.default_rng(settings.seed)
+        few, fewer = (
+            [data.atoms(k) for k in np.sort(generator.permutation(len(data))[:most]).tolist()]
+            for data, most in ((train, MOST_CONDITIONED), (valid, MOST_VALID))
         )
+        if not header.get("settled"):  # else a resumed run that had ended would do it again
+            settle_reference_energies(
+                atomistic(backbone_of(potential)), [*few, *fewer], settings, valid.labels
+            )
+        if isinstance(potential, BayesianPotential) and settings.training.condition:
+            _condition(potential, few, fewer, valid.labels, settings.seed)
+    if run.best.exists():
+        header = {"model": describe(potential), "settled": True}
+        write_tensors(run.best, state_of(potential), header)
+
+
+def _condition(
+    potential: BayesianPotential,
+    train: Sequence[Atoms],
+    valid: Sequence[Atoms],
+    labels: Labels | None,
+    seed: int,
+) -> None:
+    try:
+        potential.condition(train, valid=valid, labels=labels, seed=seed)
     except BlipsError as error:  # a finished training is worth more than its error bars
         warnings.warn(f"the potential was not conditioned on its data: {error}", stacklevel=2)
-        return
-    if run.best.exists():
-        write_tensors(run.best, state_of(potential), {"model": describe(potential)})
 
 
 def resolve_config(config: Source | Sequence[Source]) -> RunConfig:

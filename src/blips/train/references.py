@@ -51,6 +51,23 @@ def set_reference_energies(
     backbone.reference.set(shift)
 
 
+def settle_reference_energies(
+    backbone: AtomisticBackbone,
+    structures: Sequence[Atoms],
+    settings: RunConfig,
+    labels: Labels | None,
+) -> None:
+    """Shift energies per element by what a trained model leaves of those of its structures.
+
+    Forces count so much more in most losses that training leaves a constant of some meV/atom.
+    """
+    training = settings.training
+    fitted = settings.data.reference_energies == "fit" and not training.freeze_backbone
+    if fitted and training.weights.energy > 0:
+        shift = unexplained_energies(backbone, structures, labels).shift
+        backbone.reference.shift += torch.as_tensor(shift).to(backbone.reference.shift)
+
+
 def _set_given(
     reference: ReferenceEnergies, chosen: Mapping[str, float], structures: Iterable[Atoms]
 ) -> None:
