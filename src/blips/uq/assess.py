@@ -202,7 +202,9 @@ def calibrate(
         if matched.std is None:
             raise InputError(f"the model has no std of {WORDS[quantity]} to calibrate")
         uncertain = matched.std > STD_FLOOR  # what symmetry makes certain tells no scale
-        mean, std, target = (array[uncertain] for array in matched[:3])
+        mean, std, target = (
+            array[uncertain] for array in (matched.mean, matched.std, matched.target)
+        )
         calibrator = fitted[quantity] = CALIBRATORS[kind].fit(mean, std, target)
         before, after = (
             100 * coverage(mean, one, target, [0.9])[0] for one in (std, calibrator.apply(std))

@@ -108,7 +108,7 @@ class Bootstrap:
         metrics [..., M].
         """
         sums = [np.bincount(groups, score, minlength=self.n_groups) for score in scores.T]
-        return self.of_sums(np.stack(sums, axis=1), groups, transform)
+        return self.of_sums(np.array(sums, dtype=np.float64).T, groups, transform)
 
     def of_sums(
         self, sums: FloatArray, groups: IntArray, transform: Transform = lambda means: means

@@ -147,7 +147,7 @@ CALIBRATORS: dict[str, type[Calibrator]] = {
 
 def calibrator_from_dict(saved: Mapping[str, Any]) -> Calibrator:
     """Restore any calibrator from what its to_dict returned, by its ``kind``."""
-    numbers = {
+    numbers: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()
     }
     kind = numbers.pop("kind", None)
