@@ -1,7 +1,7 @@
 """Commands for properties of materials: property."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -101,12 +101,8 @@ def property_(
     if kind == "barrier":
         jobs, options["band"] = _paths(frames, end and read_known(end, backbone)), not scan
     outcomes: dict[int, Any] = {}
-    with ExitStack() as stack:
-        executor = None
-        if workers > 1:
-            config = ExecutorConfig(kind="local", workers=workers)
-            executor = stack.enter_context(make_executor(config))
-        stack.enter_context(progress_shown())
+    config = ExecutorConfig(kind="local", workers=workers)
+    with make_executor(config) if workers > 1 else nullcontext() as executor, progress_shown():
         finished = run_pool(kind, model, jobs, output, executor, **options)
         for number, found in track(finished, kind, len(jobs)):
             outcomes[number] = {"error": str(found)}

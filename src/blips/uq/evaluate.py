@@ -130,13 +130,14 @@ class Tables:
         groups = structures.repeat(counts)  # [N] structure of every atom
         tables: dict[str, Any] = {"forces": self.values(error, std, groups)}
         if std is not None:
-            tables["forces"] |= self._ence("forces", error.ravel(), std.ravel(), groups.repeat(3))
-            name, items = "forces_per_atom", metrics.force_items(forces, std, reference)
-            tables[name] = self._ranking(name, items.std, items.error, groups, items.norm)
-            name, items = (
-                "forces_per_structure",
-                metrics.force_items(forces, std, reference, counts),
+            tables["forces"] |= self._ence(
+                "forces", error.ravel(), std.ravel(), groups.repeat(error.shape[1])
             )
+            name = "forces_per_atom"
+            atoms = metrics.force_items(forces, std, reference)
+            tables[name] = self._ranking(name, atoms.std, atoms.error, groups, atoms.norm)
+            name = "forces_per_structure"
+            items = metrics.force_items(forces, std, reference, counts)
             difference = items.norm_ref - items.norm
             tables[name] = self.values(difference, None, structures)
             tables[name]["ece"] = self._ece(difference / items.std, structures)

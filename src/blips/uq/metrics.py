@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.integrate import trapezoid
 from scipy.special import ndtr, ndtri
 from scipy.stats import rankdata
 
@@ -75,9 +76,8 @@ def reliability_curve(
 
 
 def ece_of_curve(p_obs: FloatArray) -> FloatArray:
-    """Integrate |p - p_obs(p)| over ECE_LEVELS (trapezoid): [..., P] -> [...]."""
-    gap = np.abs(p_obs - ECE_LEVELS)
-    return np.sum(0.5 * (gap[..., 1:] + gap[..., :-1]) * np.diff(ECE_LEVELS), axis=-1)
+    """Integrate |p - p_obs(p)| over ECE_LEVELS: [..., P] -> [...]."""
+    return trapezoid(np.abs(p_obs - ECE_LEVELS), ECE_LEVELS)
 
 
 def ece(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> float:
