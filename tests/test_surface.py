@@ -40,9 +40,10 @@ def test_evaluate_is_the_assessment_of_a_prediction(potential, tmp_path):
         potential.predict(structures, samples=4), References.of(structures), n_bootstrap=0
     )
     rows, known = found.rows(), expected.rows()
-    assert [row["metric"] for row in rows] == [row["metric"] for row in known]
-    values = [row["value"] for row in known]
-    assert [row["value"] for row in rows] == pytest.approx(values, rel=1e-3, nan_ok=True)
+    assert list(rows) == list(known)
+    values = [interval.value for interval in known.values()]
+    found_values = [interval.value for interval in rows.values()]
+    assert found_values == pytest.approx(values, rel=1e-3, nan_ok=True)
 
 
 def test_calibrate_keeps_a_scale_with_the_potential(potential):

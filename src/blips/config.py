@@ -7,9 +7,11 @@ import difflib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blips.errors import ConfigError
@@ -25,61 +27,60 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
+def setting(default: Any, about: str, **limits: Any) -> Any:
+    """Make a field with a default, a description for people, and limits as pydantic has them."""
+    return Field(default=default, description=about, **limits)
+
+
 class BayesConfig(Section):
     """How the backbone becomes Bayesian; the arguments of `bayesianize`."""
 
-    enabled: bool = Field(default=True, description="False trains the plain backbone")
-    prior_dropout: float | None = Field(
-        default=None, gt=0, lt=1, description="0.5; for released weights 0.01"
+    enabled: bool = setting(True, "False trains the plain backbone")
+    prior_dropout: float | None = setting(None, "0.5; for released weights 0.01", gt=0, lt=1)
+    bounds: tuple[float, float] | None = setting(
+        None, "[1e-5, 4]; for released weights [1e-5, 0.11]"
     )
-    bounds: tuple[float, float] | None = Field(
-        default=None, description="[1e-5, 4]; for released weights [1e-5, 0.11]"
-    )
-    initial: float | None = Field(default=None, gt=0, description="coefficient at the start")
+    initial: float | None = setting(None, "coefficient at the start", gt=0)
     estimator: Literal["auto", "local", "flipout"] = "auto"
-    exclude: list[str] = Field(default=[], description="patterns of maps that stay plain")
-    encoder: dict[str, Any] = Field(default={}, description="settings of the inference network")
+    exclude: list[str] = setting([], "patterns of maps that stay plain")
+    encoder: dict[str, Any] = setting({}, "settings of the inference network")
 
 
 class ModelConfig(Section):
     """The backbone and its posterior."""
 
-    backbone: str = Field(default="painn", description="or a released model, such as chgnet")
-    hyperparameters: dict[str, Any] = Field(
-        default={}, description="of the backbone, such as cutoff (A) and features"
+    backbone: str = setting("painn", "or a released model, such as chgnet")
+    hyperparameters: dict[str, Any] = setting(
+        {}, "of the backbone, such as cutoff (A) and features"
     )
-    pretrained: bool = Field(default=True, description="released models start as released")
-    weights: str | None = Field(default=None, description="file of a released model's weights")
-    trust: bool = Field(default=False, description="let that file run code as it is read")
+    pretrained: bool = setting(True, "released models start as released")
+    weights: str | None = setting(None, "file of a released model's weights")
+    trust: bool = setting(False, "let that file run code as it is read")
     bayes: BayesConfig = BayesConfig()
 
 
 class LabelsConfig(Section):
     """Where the labels are in the files, and in which units."""
 
-    energy_key: str = Field(default="energy", description="its name; REF_energy is found, too")
-    forces_key: str = Field(default="forces", description="their name")
-    stress_key: str = Field(default="stress", description="its name")
-    energy_unit: EnergyUnit = Field(
-        default="eV", description="of energies, and in forces and stress"
-    )
-    length_unit: LengthUnit = Field(
-        default="A", description="in forces and stress; positions are in A"
-    )
+    energy_key: str = setting("energy", "its name; REF_energy is found, too")
+    forces_key: str = setting("forces", "their name")
+    stress_key: str = setting("stress", "its name")
+    energy_unit: EnergyUnit = setting("eV", "of energies, and in forces and stress")
+    length_unit: LengthUnit = setting("A", "in forces and stress; positions are in A")
 
 
 class DataConfig(Section):
     """Structures to train and validate on."""
 
-    train: str | None = Field(default=None, description="any file that ASE reads")
-    valid: str | float = Field(default=0.1, description="file, or fraction to set aside")
-    replay: str | None = Field(default=None, description="file of a second set, not to forget")
-    group_key: str | None = Field(default=None, description="split whole groups by this info key")
+    train: str | None = setting(None, "any file that ASE reads")
+    valid: str | float = setting(0.1, "file, or fraction to set aside")
+    replay: str | None = setting(None, "file of a second set, not to forget")
+    group_key: str | None = setting(None, "split whole groups by this info key")
     labels: LabelsConfig = LabelsConfig()
-    reference_energies: Literal["fit", "none"] | dict[str, float] = Field(
-        default="fit", description="of single atoms, eV: fit, none, or {H: -13.6, ...}"
+    reference_energies: Literal["fit", "none"] | dict[str, float] = setting(
+        "fit", "of single atoms, eV: fit, none, or {H: -13.6, ...}"
     )
-    stream: bool = Field(default=False, description="read structures from disk as they are needed")
+    stream: bool = setting(False, "read structures from disk as they are needed")
 
 
 class WeightsConfig(Section):
@@ -88,74 +89,66 @@ class WeightsConfig(Section):
     Targets of other names, which only your own data sets have, count with weight 1.
     """
 
-    energy: float = Field(default=0.1, ge=0, description="of energies")
-    forces: float = Field(default=1.0, ge=0, description="of force components")
-    stress: float = Field(default=0.0, ge=0, description="of stresses")
+    energy: float = setting(0.1, "of energies", ge=0)
+    forces: float = setting(1.0, "of force components", ge=0)
+    stress: float = setting(0.0, "of stresses", ge=0)
 
 
 class ScheduleConfig(Section):
     """Learning rate over time."""
 
     kind: Literal["constant", "plateau", "cosine"] = "cosine"
-    factor: float = Field(default=0.5, gt=0, lt=1, description="plateau: multiply by this")
-    patience: int = Field(default=30, ge=0, description="plateau: epochs without improvement")
-    min_lr: float = Field(default=0.0, ge=0, description="never below this")
-    warmup: float = Field(default=0.0, ge=0, lt=1, description="fraction of all steps, linear")
+    factor: float = setting(0.5, "plateau: multiply by this", gt=0, lt=1)
+    patience: int = setting(30, "plateau: epochs without improvement", ge=0)
+    min_lr: float = setting(0.0, "never below this", ge=0)
+    warmup: float = setting(0.0, "fraction of all steps, linear", ge=0, lt=1)
 
 
 class TrainingConfig(Section):
     """The optimisation: loss + kl_weight * KL."""
 
-    epochs: int = Field(default=300, ge=1, description="passes over the training structures")
-    batch_size: int = Field(default=8, ge=1, description="structures in a step")
+    epochs: int = setting(300, "passes over the training structures", ge=1)
+    batch_size: int = setting(8, "structures in a step", ge=1)
     loss: Loss = "mae"
-    huber_delta: float = Field(default=0.01, gt=0, description="where huber becomes linear")
-    loss_unit: EnergyUnit = Field(
-        default="eV", description="energy unit of the loss; lambda refers to it"
-    )
-    energy_per_atom: bool = Field(default=False, description="divide energy errors by N")
+    huber_delta: float = setting(0.01, "where huber becomes linear", gt=0)
+    loss_unit: EnergyUnit = setting("eV", "energy unit of the loss; lambda refers to it")
+    energy_per_atom: bool = setting(False, "divide energy errors by N")
     weights: WeightsConfig = WeightsConfig()
-    noise: bool = Field(
-        default=False, description="train with sampled weights and the KL, the paper's BLIP"
+    noise: bool = setting(False, "train with sampled weights and the KL, the paper's BLIP")
+    condition: bool = setting(True, "condition the readout on the training data at the end")
+    samples: int = setting(4, "of the nll and crps losses", ge=2)
+    kl_weight: float = setting(1.0, "lambda", ge=0)
+    kl_reduction: Literal["mean", "elbo"] = setting(
+        "mean", "KL of a row, or of all weights over the number of data"
     )
-    condition: bool = Field(
-        default=True, description="condition the readout on the training data at the end"
+    kl_warmup_epochs: int = setting(0, "epochs until lambda is full", ge=0)
+    anchor_weight: float = setting(0.0, "keeps weights near those at the start", ge=0)
+    replay_weight: float = setting(
+        1.0, "of the loss on data.replay, which every step then has", ge=0
     )
-    samples: int = Field(default=4, ge=2, description="of the nll and crps losses")
-    kl_weight: float = Field(default=1.0, ge=0, description="lambda")
-    kl_reduction: Literal["mean", "elbo"] = Field(
-        default="mean", description="KL of a row, or of all weights over the number of data"
-    )
-    kl_warmup_epochs: int = Field(default=0, ge=0, description="epochs until lambda is full")
-    anchor_weight: float = Field(
-        default=0.0, ge=0, description="keeps weights near those at the start"
-    )
-    replay_weight: float = Field(
-        default=1.0, ge=0, description="of the loss on data.replay, which every step then has"
-    )
-    freeze_backbone: bool = Field(
-        default=False, description="train the inference network alone; MAP predictions stay"
+    freeze_backbone: bool = setting(
+        False, "train the inference network alone; MAP predictions stay"
     )
     optimizer: Literal["adam", "adamw"] = "adam"
-    lr: float = Field(default=1e-3, gt=0, description="learning rate")
-    encoder_lr: float | None = Field(default=None, gt=0, description="inference network's")
-    weight_decay: float = Field(default=0.0, ge=0, description="of the optimizer")
+    lr: float = setting(1e-3, "learning rate", gt=0)
+    encoder_lr: float | None = setting(None, "inference network's", gt=0)
+    weight_decay: float = setting(0.0, "of the optimizer", ge=0)
     schedule: ScheduleConfig = ScheduleConfig()
-    clip_norm: float | None = Field(default=None, gt=0, description="largest gradient norm")
-    ema_decay: float | None = Field(
-        default=None, gt=0, lt=1, description="of a moving average of the weights, such as 0.99"
+    clip_norm: float | None = setting(None, "largest gradient norm", gt=0)
+    ema_decay: float | None = setting(
+        None, "of a moving average of the weights, such as 0.99", gt=0, lt=1
     )
-    early_stop_patience: int | None = Field(
-        default=None, ge=1, description="end after so many epochs without improvement"
+    early_stop_patience: int | None = setting(
+        None, "end after so many epochs without improvement", ge=1
     )
-    checkpoint_every: int = Field(default=1, ge=1, description="epochs between checkpoints")
+    checkpoint_every: int = setting(1, "epochs between checkpoints", ge=1)
     dtype: Literal["float32", "float64"] = "float32"
-    accelerator: str = Field(default="auto", description="cpu, cuda, mps, or what there is")
-    devices: int = Field(default=1, ge=1, description="of a node")
-    nodes: int = Field(default=1, ge=1, description="machines")
-    strategy: str = Field(default="auto", description="of Lightning Fabric, such as ddp")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads; default: torch's")
-    tensorboard: bool = Field(default=True, description="also write logs for TensorBoard")
+    accelerator: str = setting("auto", "cpu, cuda, mps, or what there is")
+    devices: int = setting(1, "of a node", ge=1)
+    nodes: int = setting(1, "machines", ge=1)
+    strategy: str = setting("auto", "of Lightning Fabric, such as ddp")
+    threads: int | None = setting(None, "CPU threads; default: torch's", ge=1)
+    tensorboard: bool = setting(True, "also write logs for TensorBoard")
 
 
 class RunConfig(Section):
@@ -164,8 +157,8 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
-    seed: int = Field(default=0, ge=0, description="the same seed gives the same model")
-    folder: str = Field(default="runs/blips", description="where everything goes")
+    seed: int = setting(0, "the same seed gives the same model", ge=0)
+    folder: str = setting("runs/blips", "where everything goes")
 
 
 Source = str | Path | Mapping[str, Any] | BaseModel
@@ -187,10 +180,7 @@ def load_as(schema: type[Schema], *sources: Source) -> Schema:
 
 def merge_sources(*sources: Source) -> dict[str, Any]:
     """Merge files, mappings and overrides, left to right, without validation."""
-    merged: dict[str, Any] = {}
-    for source in sources:
-        merged = _merge(merged, _read(source))
-    return merged
+    return reduce(_merge, map(_read, sources), {})
 
 
 def is_override(source: Source) -> bool:
@@ -200,20 +190,18 @@ def is_override(source: Source) -> bool:
 
 def dump_config(config: BaseModel) -> str:
     """Write the resolved configuration as YAML, which `load_config` reads back."""
-    import yaml
-
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def different_settings(first: Any, second: Any, prefix: str = "") -> set[str]:
     """Return the names, such as "training.lr", of values in which two nested settings differ."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        found: set[str] = set()
-        for key in first.keys() | second.keys():
-            name = f"{prefix}.{key}" if prefix else key
-            found |= different_settings(first.get(key), second.get(key), name)
-        return found
-    return set() if first == second else {prefix}
+    if not (isinstance(first, dict) and isinstance(second, dict)):
+        return set() if first == second else {prefix}
+    found: set[str] = set()
+    for key in first.keys() | second.keys():
+        name = f"{prefix}.{key}" if prefix else key
+        found |= different_settings(first.get(key), second.get(key), name)
+    return found
 
 
 def _read(source: Source) -> dict[str, Any]:
@@ -227,8 +215,6 @@ def _read(source: Source) -> dict[str, Any]:
 
 
 def _override(text: str) -> dict[str, Any]:
-    import yaml
-
     key, _, value = text.partition("=")
     try:
         parsed: Any = yaml.safe_load(value)
@@ -240,8 +226,6 @@ def _override(text: str) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    import yaml
-
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
@@ -251,20 +235,16 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is a folder; give a YAML or JSON file, or a.b=value") from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
+    if not isinstance(content, dict | None):
         raise ConfigError(f"{path} holds {type(content).__name__}, expected a mapping of sections")
-    return content
+    return content or {}
 
 
-def _merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in update.items():
-        old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merge(old, value) if both else value  # type: ignore[arg-type]
-    return merged
+def _merge(base: Any, update: Any) -> Any:
+    """Replace a value, but of mappings only what the update names."""
+    if not (isinstance(base, Mapping) and isinstance(update, Mapping)):
+        return update
+    return {**base, **{key: _merge(base.get(key), value) for key, value in update.items()}}
 
 
 def _explain(error: ValidationError, schema: type[BaseModel]) -> str:

@@ -8,14 +8,13 @@ the other 14 (near) and on 129 distorted geometries up to 70 kcal/mol above the 
 
 import copy
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ase.io
 import torch
-from ase import Atoms
 from ase.build import bulk
 from rich import box
 from rich.console import Console
@@ -54,30 +53,42 @@ CONDITIONED, BLIP, PLAIN = "conditioned", "paper's BLIP", "plain"
 NEAR, FAR = "near the data", "far from the data"
 
 
-@dataclass(frozen=True)
-class DemoResult:
-    """Where the demo left its files, and what it measured."""
-
-    folder: Path
-    report: Path
-    evaluations: dict[str, dict[str, Evaluation]]  # set -> model -> metrics
-
-
-def run_demo(folder: str | Path, *, epochs: int | None = None, seed: int = 0) -> DemoResult:
-    """Train, condition, evaluate, report; everything ends up in `folder`."""
+def run_demo(
+    folder: str | Path, *, epochs: int | None = None, seed: int = 0
+) -> dict[str, dict[str, Evaluation]]:
+    """Train, condition, evaluate, report, in `folder`; return metrics by set and model."""
     folder, console = Path(folder), Console()
     start = time.perf_counter()
     structures = load_ammonia("train")
     train, near = structures[:NUM_TRAIN], structures[NUM_TRAIN:]
     valid, far = load_ammonia("valid"), load_ammonia("test_ood")
-    potential, blip = _trained(folder, train, valid, epochs, seed, console)
+    torch.manual_seed(seed)
+    plain = PaiNN(**BACKBONE)
+    trained: list[BayesianPotential] = []
+    for name, training in ((CONDITIONED, TRAINING), ("blip", BLIP_TRAINING)):
+        console.print(f"training PaiNN, {'plain, then ' if name == CONDITIONED else ''}{name}")
+        trained.append(bayesianize(copy.deepcopy(plain), prior_dropout=0.5, seed=seed))
+        config = {"training": training if epochs is None else {**training, "epochs": epochs}}
+        options = {"config": {**config, "seed": seed}, "folder": _fresh(folder / name)}
+        fit(trained[-1], train, valid=valid, **options)
+    potential, blip = trained
+    calibrate(blip, valid, samples=BLIP_SAMPLES, seed=seed)
     path = save(potential, folder / "ammonia.safetensors")
+    models: dict[str, Callable[..., Prediction]] = {
+        CONDITIONED: potential.predict,
+        BLIP: partial(blip.predict, method="mc", samples=BLIP_SAMPLES),
+        PLAIN: partial(potential.predict, method="map"),
+    }
     evaluations: dict[str, dict[str, Evaluation]] = {}
     files: list[Path] = []
-    for label, test_set in ((NEAR, near), (FAR, far)):
-        evaluations[label] = _evaluate(folder, label, test_set, potential, blip, seed)
-        files.append(folder / f"test_{_slug(label)}.extxyz")
-        ase.io.write(files[-1], test_set, format="extxyz")
+    for label, frames in ((NEAR, near), (FAR, far)):
+        short, references = label.split()[0], References.of(frames)
+        predictions = {name: predict(frames, seed=seed) for name, predict in models.items()}
+        evaluations[label] = {name: assess(p, references) for name, p in predictions.items()}
+        write_figures(folder / "figures" / short, predictions, references)
+        write_evaluation(folder / f"metrics_{short}.json", evaluations[label])
+        files.append(folder / f"test_{short}.extxyz")
+        ase.io.write(files[-1], frames, format="extxyz")
     console.print(_table(evaluations))
     console.print(_conclusion(*(by_model[CONDITIONED] for by_model in evaluations.values())))
     _released_model(console)
@@ -85,30 +96,7 @@ def run_demo(folder: str | Path, *, epochs: int | None = None, seed: int = 0) ->
     seconds = time.perf_counter() - start
     console.print(f"{seconds:.0f} s; model {path}; figures {folder / 'figures'}")
     console.print(f"report   {report}")
-    return DemoResult(folder, report, evaluations)
-
-
-def _trained(
-    folder: Path,
-    train: list[Atoms],
-    valid: list[Atoms],
-    epochs: int | None,
-    seed: int,
-    console: Console,
-) -> tuple[BayesianPotential, BayesianPotential]:
-    """Train the conditioned potential, and the paper's BLIP of the same architecture."""
-    torch.manual_seed(seed)
-    plain = PaiNN(**BACKBONE)
-    found: list[BayesianPotential] = []
-    for name, training in ((CONDITIONED, TRAINING), ("blip", BLIP_TRAINING)):
-        console.print(f"training PaiNN, {'plain, then ' if name == CONDITIONED else ''}{name}")
-        potential = bayesianize(copy.deepcopy(plain), prior_dropout=0.5, seed=seed)
-        few = {} if epochs is None else {"epochs": epochs}
-        config = {"training": {**training, **few}, "seed": seed}
-        fit(potential, train, valid=valid, config=config, folder=_fresh(folder / name))
-        found.append(potential)
-    calibrate(found[1], valid, samples=BLIP_SAMPLES, seed=seed)
-    return found[0], found[1]
+    return evaluations
 
 
 def _fresh(folder: Path) -> Path:
@@ -116,26 +104,6 @@ def _fresh(folder: Path) -> Path:
     for name in ("last.safetensors", "best.safetensors", "config.yaml", "metrics.csv"):
         (folder / name).unlink(missing_ok=True)
     return folder
-
-
-def _evaluate(
-    folder: Path,
-    label: str,
-    structures: list[Atoms],
-    potential: BayesianPotential,
-    blip: BayesianPotential,
-    seed: int,
-) -> dict[str, Evaluation]:
-    references = References.of(structures)
-    predictions: dict[str, Prediction] = {
-        CONDITIONED: potential.predict(structures, seed=seed),
-        BLIP: blip.predict(structures, method="mc", samples=BLIP_SAMPLES, seed=seed),
-        PLAIN: potential.predict(structures, method="map"),
-    }
-    write_figures(folder / "figures" / _slug(label), predictions, references)
-    evaluations = {model: assess(p, references) for model, p in predictions.items()}
-    write_evaluation(folder / f"metrics_{_slug(label)}.json", evaluations)
-    return evaluations
 
 
 def _released_model(console: Console) -> None:
@@ -168,10 +136,6 @@ COLUMNS = (
     ("force NLL", "forces", "nll"),
     ("rank corr.", "forces_per_structure", "spearman"),
 )
-
-
-def _slug(label: str) -> str:
-    return label.split()[0]
 
 
 def _table(evaluations: Mapping[str, Mapping[str, Evaluation]]) -> Table:

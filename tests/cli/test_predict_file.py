@@ -81,6 +81,16 @@ def test_a_file_that_was_cut_anywhere_resumes_to_the_same_bytes(long, share):
     assert abs(done.kept - share * 600) <= BATCH_ATOMS / 4 + 1
 
 
+def test_an_output_that_another_process_may_write_is_left_alone(folder):
+    from blips.cli.predict_file import predict_file
+    from blips.files import Locked, locked
+
+    potential = blips.load("model.safetensors")
+    with locked(folder / "run.lock"), pytest.raises(Locked, match="already"):
+        predict_file(potential, folder / "data.extxyz", folder / "out.extxyz", method="map")
+    assert not list(folder.glob("out*"))
+
+
 def test_a_bad_frame_at_the_end_is_found_before_anything_is_computed(long, command):
     with (long / "long.extxyz").open("a") as file:
         file.write('1\nProperties=species:S:1:pos:R:3 pbc="F F F"\nXe 0 0 0\n')

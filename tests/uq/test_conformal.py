@@ -44,7 +44,7 @@ def test_conformal_std_covers_as_one_std(synthetic):
     # Both sets have 4000 points, so the variances of both add.
     four_errors = 4 * np.sqrt(2 * ONE_STD * (1 - ONE_STD) / 4000)
     assert inside == pytest.approx(ONE_STD, abs=four_errors)
-    np.testing.assert_allclose(calibrator.apply(std, 0.9), calibrator.quantile(0.9) * std)
+    np.testing.assert_allclose(applied, calibrator.quantile(ONE_STD) * std)
 
 
 def test_conformal_refuses_bad_input(synthetic):

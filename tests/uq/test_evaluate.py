@@ -189,16 +189,16 @@ def test_output_is_json_and_rows():
     assert saved["n_structures"] == 25
     assert saved["seed"] == 4
     rows = found.rows()
-    by_name = {(row["level"], row["metric"]): row for row in rows}
-    assert len(by_name) == len(rows)
-    assert {level for level, _ in by_name} == {*LEVELS, "forces[H]", "forces[N]", "forces[O]"}
-    assert by_name["forces", "mae"]["unit"] == "eV/A"
-    assert by_name["forces", "mse"]["unit"] == "(eV/A)^2"
-    assert by_name["energy_per_atom", "rmse"]["unit"] == "eV/atom"
-    assert by_name["energy", "nll"]["unit"] == "nats"
-    assert by_name["forces", "ece"]["unit"] == ""
-    row = by_name["forces", "mae"]
-    assert row["low"] < row["value"] < row["high"]
+    units = {(level, metric): unit for level, metric, unit in rows}
+    assert len(units) == len(rows)
+    assert {level for level, _ in units} == {*LEVELS, "forces[H]", "forces[N]", "forces[O]"}
+    assert units["forces", "mae"] == "eV/A"
+    assert units["forces", "mse"] == "(eV/A)^2"
+    assert units["energy_per_atom", "rmse"] == "eV/atom"
+    assert units["energy", "nll"] == "nats"
+    assert units["forces", "ece"] == ""
+    interval = rows["forces", "mae", "eV/A"]
+    assert interval.low < interval.value < interval.high
 
 
 def test_seed_decides():

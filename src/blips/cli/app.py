@@ -1,11 +1,8 @@
 """The application that commands join, and the arguments that they share."""
 
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,14 +12,13 @@ from blips.errors import ConfigError
 if TYPE_CHECKING:
     from ase import Atoms
 
+    from blips.active.config import CampaignConfig
     from blips.backbones.base import Backbone
     from blips.data.labels import Labels
     from blips.prediction import Model as Potential
-    from blips.train.checkpoint import Saveable
 
 app = typer.Typer(
     name="blips",
-    help="Error bars for any interatomic potential.",
     epilog="Exit codes: 0 done, 1 the run failed, 2 a mistake in the command, the configuration or "
     "the data, 130 interrupted (Ctrl-C). --debug anywhere shows the traceback of an error.",
     no_args_is_help=True,
@@ -77,11 +73,6 @@ Weights = Annotated[Path | None, typer.Option(help="file of a released model's w
 Trust = Annotated[bool, typer.Option("--trust", help="let that file run code as it is read")]
 
 
-def messages_aside(aside: bool) -> AbstractContextManager[Any]:
-    """Send messages for people to stderr within the block, if `aside`."""
-    return redirect_stdout(sys.stderr) if aside else nullcontext()
-
-
 def print_json(content: Any) -> None:
     """Print JSON; numbers that are not finite, which JSON has no words for, become null."""
     import json
@@ -97,23 +88,6 @@ def _finite(content: Any) -> Any:
     if isinstance(content, float) and not abs(content) < float("inf"):
         return None
     return content
-
-
-@contextmanager
-def ctrl_c_asks() -> Iterator[Callable[[], bool]]:
-    """Make the first Ctrl-C only set the yielded function to True; a second one interrupts."""
-    pressed = False
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def load_model(model: str, device: str = "cpu") -> "Potential":
@@ -144,26 +118,34 @@ def labels_of(
     return replace(trained_with or Labels(), **typed) if typed else trained_with
 
 
-def model_and_structures(
-    found: "Saveable", path: Path, energy_key: str | None, forces_key: str | None
-) -> tuple["Backbone", "Labels | None", list["Atoms"]]:
-    """Return the backbone of a model, the names of labels, and the structures of a file."""
-    from blips.train.checkpoint import backbone_of
-
-    backbone = backbone_of(found)
-    labels = labels_of(backbone, energy_key, forces_key)
-    return backbone, labels, read_known(path, backbone, labels)
-
-
-def read_known(path: Path, backbone: "Backbone", labels: "Labels | None" = None) -> list["Atoms"]:
+def read_known(
+    path: Path, backbone: "Backbone", labels: "Labels | None" = None, index: str | int = ":"
+) -> list["Atoms"]:
     """Read and check structures of a file; refuse elements the model was not trained on."""
     from blips.data.structures import check_structures, read_structures
 
     elements = known_elements(backbone)
-    return check_structures(read_structures(path), path, elements=elements, labels=labels)
+    return check_structures(read_structures(path, index), path, elements=elements, labels=labels)
 
 
-def known_elements(backbone: "Backbone") -> list[int] | None:
+def load_typed_campaign(sources: list[str]) -> "CampaignConfig":
+    """Load the configuration of a campaign; what is typed as a.b=value needs no trust."""
+    from blips.active.config import load_campaign
+    from blips.config import is_override
+
+    return load_campaign(*sources, typed=[text for text in sources if is_override(text)])
+
+
+def known_elements(backbone: "Backbone") -> frozenset[int] | None:
     """Return the atomic numbers that a model was trained on; None if unknown."""
-    known = getattr(backbone, "trained_numbers", None)
-    return sorted(known) if known else None
+    return getattr(backbone, "trained_numbers", None)
+
+
+@contextmanager
+def going_on(how: str) -> Iterator[None]:
+    """After Ctrl-C, say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; {how}", err=True)
+        raise typer.Exit(130) from None

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from blips.cli.app import Files, Json, Model, app, known_elements, print_json
+from blips.cli.app import Files, Json, Model, app, known_elements, load_typed_campaign, print_json
 from blips.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -105,14 +105,9 @@ def validate(
 
     Example: blips validate config.yaml training.epochs=50
     """
-    from blips.config import dump_config, is_override, load_config
+    from blips.config import dump_config, load_config
 
-    if active:
-        from blips.active.config import load_campaign
-
-        config = load_campaign(*sources, typed=[text for text in sources if is_override(text)])
-    else:
-        config = load_config(*sources)
+    config = load_typed_campaign(sources) if active else load_config(*sources)
     if json:
         print_json(config.model_dump(mode="json"))
     else:
@@ -132,16 +127,14 @@ def template(
 
     Example: blips template > config.yaml
     """
-    from blips.config import RunConfig
-
     if name == "active":
-        from blips.active.config import CampaignConfig, load_campaign
+        from blips.active.config import load_campaign
 
-        config, kind = load_campaign({"initial": {"structures": "start.extxyz"}}), CampaignConfig
+        config = load_campaign({"initial": {"structures": "start.extxyz"}})
     else:
-        config, kind = template_config(name), RunConfig
+        config = template_config(name)
     if schema:
-        print_json(kind.model_json_schema())
+        print_json(type(config).model_json_schema())
     else:
         typer.echo("\n".join(_commented(config)))
 

@@ -7,6 +7,8 @@ goes on after its last whole batch ends with the bytes of one that was never int
 
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -63,26 +65,22 @@ def predict_file(
     batches = batches_of(iter_structures(source))
     done: Done | None = None
     first = position = 0  # structures done, and bytes that are theirs
-    try:
-        with writing(output), part.open("r+b" if part.exists() else "wb") as file:
-            for batch in track(batches, "predicting", total, len):
-                last = first + len(batch)
-                there = last < len(offsets)
-                if done is None or not there:
-                    prediction = potential.predict(batch, **options)
-                    done = done or Done(prediction)
-                    text = _text(prediction.to_atoms(batch, beside=labels or Labels()))
-                    if there:
-                        _check_same(file, text, part)
-                    else:
-                        _write(file, position, text)
-                done.kept += len(batch) if there else 0
-                done.labelled += sum(bool(available(atoms, labels)) for atoms in batch)
-                first, position = last, int(offsets[last]) if there else file.tell()
-            file.truncate(position)
-    finally:
-        if part.stat().st_size == 0:
-            part.unlink()
+    with writing(output), _opened(part) as file:
+        for batch in track(batches, "predicting", total, len):
+            last = first + len(batch)
+            there = last < len(offsets)
+            if done is None or not there:
+                prediction = potential.predict(batch, **options)
+                done = done or Done(prediction)
+                text = _text(prediction.to_atoms(batch, beside=labels or Labels()))
+                if there:
+                    _check_same(file, text, part)
+                else:
+                    _write(file, position, text)
+            done.kept += len(batch) if there else 0
+            done.labelled += sum(bool(available(atoms, labels)) for atoms in batch)
+            first, position = last, int(offsets[last]) if there else file.tell()
+        file.truncate(position)
     if done is None:
         raise InputError(f"{source} has no structures; expected at least one")
     os.replace(part, output)
@@ -124,6 +122,17 @@ def _part_of(output: Path, source: Path, resume: bool) -> Path:
             "it to start anew"
         )
     return part
+
+
+@contextmanager
+def _opened(part: Path) -> Iterator[BinaryIO]:
+    """Open a partial file, and remove it again if nothing is in it."""
+    with part.open("r+b" if part.exists() else "wb") as file:
+        try:
+            yield file
+        finally:
+            if file.seek(0, os.SEEK_END) == 0:
+                part.unlink()
 
 
 def _text(frames: list[Atoms]) -> bytes:

@@ -1,5 +1,6 @@
 """Commands that use models: predict, condition, evaluate, calibrate, report."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,19 +23,16 @@ from blips.cli.app import (
     app,
     labels_of,
     load_model,
-    messages_aside,
-    model_and_structures,
     print_json,
     read_known,
 )
 from blips.defaults import SAMPLES
 from blips.errors import ConfigError
+from blips.files import writing
+from blips.progress import progress_shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from blips.prediction import Prediction
-    from blips.uq.bootstrap import Interval
 
 ANOTHER_REFERENCE = 5.0  # RMS energy error in std beyond which labels are of another reference
 
@@ -69,7 +67,6 @@ def predict(
     Example: blips predict model.safetensors data.extxyz -o predicted.extxyz
     """
     from blips.cli.predict_file import predict_file, summary_of
-    from blips.progress import progress_shown
 
     potential = load_model(model, device)
     options = {"samples": _number_or_auto(samples), "method": method, "seed": seed}
@@ -78,9 +75,9 @@ def predict(
     with progress_shown():
         done = predict_file(potential, structures, output, resume=resume, labels=labels, **options)
     if json:
-        about = {"structures": done.structures, "method": done.example.method}
-        about["samples"] = done.example.samples
-        print_json({"output": str(output), **about, **summary_of(output)})
+        about = {"output": str(output), "structures": done.structures}
+        about |= {"method": done.example.method, "samples": done.example.samples}
+        print_json(about | summary_of(output))
         return
     typer.echo(f"{done.structures} structures written to {output}")
     if done.kept:
@@ -146,18 +143,18 @@ def condition(
 
     Example: blips condition model.safetensors train.extxyz --valid valid.extxyz -o out.safetensors
     """
-    from blips.files import writing
-    from blips.progress import progress_shown
-    from blips.train.checkpoint import save
+    from blips.train.checkpoint import backbone_of, save
     from blips.train.command import conditioned, plain_or_saved
 
     given = {"dimension": dimension, "rows": rows, "maps": maps and (maps if maps[1:] else maps[0])}
     options = {name: value for name, value in given.items() if value is not None}
     found = plain_or_saved(model, weights, trust, device)
-    backbone, labels, atoms = model_and_structures(found, structures, energy_key, forces_key)
+    backbone = backbone_of(found)
+    labels = labels_of(backbone, energy_key, forces_key)
+    atoms = read_known(structures, backbone, labels)
     known = None if valid is None else read_known(valid, backbone, labels)
     options |= {"anew": anew, "align": align, "seed": seed, "labels": labels}
-    with writing(output), messages_aside(json), progress_shown():
+    with writing(output), progress_shown():
         potential = conditioned(found, atoms, known, **options)
         if draws is not None:
             potential.posterior = potential.conditioned().only_draws(draws)
@@ -193,7 +190,7 @@ def evaluate(
 
     from blips.baselines import predict_plain
     from blips.prediction import Model as ErrorBars
-    from blips.progress import progress_shown
+    from blips.train.checkpoint import backbone_of
     from blips.train.released import load
     from blips.uq.assess import (
         References,
@@ -206,7 +203,9 @@ def evaluate(
     )
 
     potential = load(model, device)
-    backbone, labels, atoms = model_and_structures(potential, structures, energy_key, forces_key)
+    backbone = backbone_of(potential)
+    labels = labels_of(backbone, energy_key, forces_key)
+    atoms = read_known(structures, backbone, labels)
     references = References.of(atoms, labels)
     stress = bool(stress_too(atoms, references))
     with progress_shown():
@@ -222,7 +221,9 @@ def evaluate(
         print_json({"file": str(path), **result.to_dict()})
         return
     typer.echo(verdict(result))
-    if getattr(potential, "alignment", None) is None and _far_off(result.energy):
+    zms = result.energy.get("zms")
+    far_off = zms is not None and zms.value > ANOTHER_REFERENCE**2
+    if far_off and getattr(potential, "alignment", None) is None:
         typer.echo(
             "Labels and model may have different energies of single atoms: blips condition "
             "--valid fits them to a released model and keeps them with it."
@@ -231,11 +232,6 @@ def evaluate(
         Console().print(evaluation_table({name: result}))
     more = "" if everything else "; --all prints every metric"
     typer.echo(f"metrics in {path}, figures in {folder / 'figures'}{more}")
-
-
-def _far_off(energy: "Mapping[str, Interval]") -> bool:
-    """Tell whether energies are off by many std, as those of another reference are."""
-    return "zms" in energy and energy["zms"].value > ANOTHER_REFERENCE**2
 
 
 @app.command()
@@ -255,17 +251,16 @@ def calibrate(
 
     Example: blips calibrate model.safetensors valid.extxyz -o calibrated.safetensors
     """
-    from blips.files import writing
-    from blips.progress import progress_shown
     from blips.train.checkpoint import save
     from blips.uq.assess import calibrate as fit_calibration
 
     potential = load_model(model, device)
     labels = labels_of(potential.backbone, energy_key, forces_key)
     atoms = read_known(structures, potential.backbone, labels)
-    with writing(output), messages_aside(json), progress_shown():
+    with writing(output), progress_shown():
         options = {"kind": kind, "samples": samples, "seed": seed, "labels": labels}
-        found = fit_calibration(potential, atoms, say=typer.echo, **options)
+        say = partial(typer.echo, err=json)  # stdout is for machines then
+        found = fit_calibration(potential, atoms, say=say, **options)
         save(potential, output)  # pyright: ignore[reportArgumentType]
     if json:
         fitted = {name: one.to_dict() for name, one in found.items()}
@@ -301,7 +296,6 @@ def report(
 
     Example: blips report runs/nh3 -o report.html
     """
-    from blips.progress import progress_shown
     from blips.report import write_report
 
     with progress_shown():

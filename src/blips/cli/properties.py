@@ -1,6 +1,8 @@
 """Commands for properties of materials: property."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +10,7 @@ import typer
 
 from blips.cli.app import Json, Model, Seed, Structures, app, load_model, print_json, read_known
 from blips.errors import ConfigError
+from blips.progress import progress_shown, track
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -24,6 +27,11 @@ OWN = {  # options of single kinds; all others are for every kind
     "temperature": "dynamics",
     "timestep": "dynamics",
 }
+
+of_formation, of_barrier, of_dynamics = (
+    partial(typer.Option, rich_help_panel=f"Options of {kind}")
+    for kind in ("formation", "barrier", "dynamics")
+)
 
 
 @app.command("property")
@@ -47,36 +55,18 @@ def property_(
     json: Json = False,
     reference: Annotated[
         list[str] | None,
-        typer.Option(
-            help="file with structures of single elements, or an energy in eV/atom such as O=-4.95",
-            rich_help_panel="Options of formation",
-        ),
+        of_formation(help="file with single elements, or an energy in eV/atom such as O=-4.95"),
     ] = None,
     end: Annotated[
         Path | None,
-        typer.Option(
-            help="file with the other end of each structure; without it the structures are a path",
-            rich_help_panel="Options of barrier",
-        ),
+        of_barrier(help="file with the structures' other ends; without it they are a path"),
     ] = None,
-    images: Annotated[
-        int | None,
-        typer.Option(help="of the band, ends included", rich_help_panel="Options of barrier"),
-    ] = None,
+    images: Annotated[int | None, of_barrier(help="of the band, ends included")] = None,
     scan: Annotated[
-        bool,
-        typer.Option(
-            "--scan",
-            help="take the path as it is, relax nothing",
-            rich_help_panel="Options of barrier",
-        ),
+        bool, of_barrier("--scan", help="take the path as it is, relax nothing")
     ] = False,
-    temperature: Annotated[
-        float | None, typer.Option(help="K", rich_help_panel="Options of dynamics")
-    ] = None,
-    timestep: Annotated[
-        float | None, typer.Option(help="fs", rich_help_panel="Options of dynamics")
-    ] = None,
+    temperature: Annotated[float | None, of_dynamics(help="K")] = None,
+    timestep: Annotated[float | None, of_dynamics(help="fs")] = None,
 ) -> None:
     """Compute a property of every structure of a file, with its error bar.
 
@@ -91,36 +81,28 @@ def property_(
 
     blips property dynamics chgnet melt.cif --temperature 1200 --steps 20000 --method members
     """
-    from contextlib import ExitStack
-
     from blips.active.config import ExecutorConfig
     from blips.active.executor import make_executor
-    from blips.progress import progress_shown, track
     from blips.properties import Properties
     from blips.properties.pool import run_pool
 
-    own = {"reference": reference, "end": end, "images": images, "scan": scan or None}
-    own |= {"temperature": temperature, "timestep": timestep}
+    shared = {"images": images, "temperature": temperature, "timestep": timestep}
+    own = {"reference": reference or None, "end": end, "scan": scan or None, **shared}
     for name, value in own.items():
-        if value not in (None, []) and OWN[name] != kind:
+        if value is not None and OWN[name] != kind:
             raise ConfigError(f"--{name} is an option of {OWN[name]}, not of {kind}")
     backbone = load_model(model).backbone
     frames = read_known(structures, backbone)
     options = {"method": method, "members": members, "seed": seed, "fmax": fmax, "steps": steps}
-    options |= {"images": images, "temperature": temperature, "timestep": timestep}
-    options = {name: value for name, value in options.items() if value is not None}
+    options = {k: value for k, value in (options | shared).items() if value is not None}
     jobs: Sequence[Any] = frames
     if kind == "formation":
         options["references"] = _references(reference or [], backbone)
     if kind == "barrier":
         jobs, options["band"] = _paths(frames, end and read_known(end, backbone)), not scan
     outcomes: dict[int, Any] = {}
-    with ExitStack() as stack:
-        executor = None
-        if workers > 1:
-            config = ExecutorConfig(kind="local", workers=workers)
-            executor = stack.enter_context(make_executor(config))
-        stack.enter_context(progress_shown())
+    config = ExecutorConfig(kind="local", workers=workers)
+    with make_executor(config) if workers > 1 else nullcontext() as executor, progress_shown():
         finished = run_pool(kind, model, jobs, output, executor, **options)
         for number, found in track(finished, kind, len(jobs)):
             outcomes[number] = {"error": str(found)}

@@ -1,6 +1,12 @@
 """Commands that simulate: md and lammps."""
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,10 +18,9 @@ from blips.cli.app import (
     Samples,
     Seed,
     app,
-    ctrl_c_asks,
-    known_elements,
     load_model,
     print_json,
+    read_known,
 )
 from blips.defaults import SAMPLES
 from blips.errors import ConfigError
@@ -24,83 +29,63 @@ if TYPE_CHECKING:
     from ase import Atoms
 
     from blips.prediction import Model as Potential
-    from blips.sim.dynamics import MDSettings, Outcome
+    from blips.sim.dynamics import Outcome
     from blips.sim.guard import Guard
 
-GUARD, RUN = "Guard", "Dynamics"
-
-
-def _guard_option(name: str, text: str) -> typer.models.OptionInfo:
-    return typer.Option(name, help=text, rich_help_panel=GUARD)
-
+of_guard = partial(typer.Option, rich_help_panel="Guard")
+of_dynamics = partial(typer.Option, rich_help_panel="Dynamics")
 
 Low = Annotated[
-    str | None, _guard_option("--low", "save frames above this force std, eV/A (or 1%: --error)")
+    str | None, of_guard(help="save frames above this force std, eV/A (or 1%: --error)")
 ]
-High = Annotated[
-    str | None, _guard_option("--high", "stop above this force std, eV/A (or 10%: --error)")
-]
+High = Annotated[str | None, of_guard(help="stop above this force std, eV/A (or 10%: --error)")]
 Error = Annotated[
-    float | None,
-    _guard_option("--error", "--low and --high are shares of force errors above this, eV/A"),
+    float | None, of_guard(help="--low and --high are shares of force errors above this, eV/A")
 ]
-Every = Annotated[int, _guard_option("--every", "steps between two looks of the guard")]
-SaveEvery = Annotated[int, _guard_option("--save-every", "least steps between two saved frames")]
-Distinct = Annotated[
-    float, _guard_option("--distinct", "A, by which distances of saved frames differ at least")
-]
+Every = Annotated[int, of_guard(help="steps between two looks of the guard")]
+SaveEvery = Annotated[int, of_guard(help="least steps between two saved frames")]
+Distinct = Annotated[float, of_guard(help="A, by which distances of saved frames differ at least")]
 
 
 @app.command()
 def md(
+    given: typer.Context,
     model: Model,
     structure: Annotated[Path, typer.Argument(help="where to start, any file that ASE reads")],
     frame: Annotated[int, typer.Option(help="of that file; -1 is the last")] = -1,
     folder: Annotated[Path, typer.Option(help="for the trajectory and outcome")] = Path("runs/md"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="an earlier run there")] = False,
-    temperature: Annotated[float, typer.Option(help="K", rich_help_panel=RUN)] = 300.0,
-    to: Annotated[
-        float | None, typer.Option(help="K at the end: a linear ramp", rich_help_panel=RUN)
-    ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="time steps", rich_help_panel=RUN)] = 1000,
-    timestep: Annotated[float, typer.Option(help="fs", rich_help_panel=RUN)] = 0.5,
-    ensemble: Annotated[
-        str, typer.Option(help="langevin (NVT), npt or nve", rich_help_panel=RUN)
-    ] = "langevin",
-    friction: Annotated[float, typer.Option(help="1/ps, Langevin", rich_help_panel=RUN)] = 10.0,
-    pressure: Annotated[float, typer.Option(help="GPa, of npt", rich_help_panel=RUN)] = 0.0,
+    temperature: Annotated[float, of_dynamics(help="K")] = 300.0,
+    to: Annotated[float | None, of_dynamics(help="K at the end: a linear ramp")] = None,
+    steps: Annotated[int, of_dynamics(min=0, help="time steps")] = 1000,
+    timestep: Annotated[float, of_dynamics(help="fs")] = 0.5,
+    ensemble: Annotated[str, of_dynamics(help="langevin (NVT), npt or nve")] = "langevin",
+    friction: Annotated[float, of_dynamics(help="1/ps, Langevin")] = 10.0,
+    pressure: Annotated[float, of_dynamics(help="GPa, of npt")] = 0.0,
     method: Annotated[
         str,
-        typer.Option(
-            help="what moves the atoms: map (posterior means), frozen (one draw), auto or mc",
-            rich_help_panel=RUN,
+        of_dynamics(
+            help="what moves the atoms: map (posterior means), frozen (one draw), auto or mc"
         ),
     ] = "map",
-    member: Annotated[int, typer.Option(help="which draw, for frozen", rich_help_panel=RUN)] = 0,
+    member: Annotated[int, of_dynamics(help="which draw, for frozen")] = 0,
     low: Low = None,
     high: High = None,
     error: Error = None,
     max_energy_std: Annotated[
-        float | None, _guard_option("--max-energy-std", "stop above this energy std per atom, eV")
+        float | None, of_guard(help="stop above this energy std per atom, eV")
     ] = None,
     closest: Annotated[
-        float, _guard_option("--closest", "shortest distance over the sum of covalent radii")
+        float, of_guard(help="shortest distance over the sum of covalent radii")
     ] = 0.4,
-    farthest: Annotated[
-        float | None, _guard_option("--farthest", "distance to the nearest neighbour, A")
-    ] = None,
+    farthest: Annotated[float | None, of_guard(help="distance to the nearest neighbour, A")] = None,
     every: Every = 10,
     save_every: SaveEvery = 10,
     distinct: Distinct = 0.1,
     reference: Annotated[
-        str | None,
-        _guard_option(
-            "--reference", "ask it above --high: gfn2-xtb, pyscf, emt, ... or module:Name"
-        ),
+        str | None, of_guard(help="ask it above --high: gfn2-xtb, pyscf, emt, ... or module:Name")
     ] = None,
-    reference_limit: Annotated[
-        float, _guard_option("--reference-limit", "true force error to go on with, eV/A")
-    ] = 0.5,
+    reference_limit: Annotated[float, of_guard(help="true force error to go on with, eV/A")] = 0.5,
     samples: Samples = SAMPLES,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -115,35 +100,21 @@ def md(
 
     Example: blips md model.safetensors start.extxyz --temperature 300 --to 2000 --low 0.3 --high 1
     """
-    from blips.data.structures import check_structures, read_structures
-    from blips.sim.dynamics import MDSettings, outcome_dict
+    from blips.sim.dynamics import MDSettings, outcome_dict, run_md
     from blips.sim.reference import make_calculator
 
-    settings = MDSettings(
-        temperature=temperature,
-        to=to,
-        steps=steps,
-        timestep=timestep,
-        ensemble=ensemble,
-        friction=friction,
-        pressure=pressure,
-        method=method,
-        member=member,
-        samples=samples,
-        every=every,
-        save_every=save_every,
-        distinct=distinct,
-        reference_limit=reference_limit,
-        seed=seed,
-    )
+    settings = MDSettings(**{field.name: given.params[field.name] for field in fields(MDSettings)})
     asked = None if reference is None else make_calculator(reference, trust=True)
     potential = load_model(model, device)
-    frames = read_structures(structure, frame)
-    atoms = check_structures(frames, structure, elements=known_elements(potential.backbone))[0]
+    atoms = read_known(structure, potential.backbone, index=frame)[0]
     geometry = {"closest": closest, "farthest": farthest}
     guard = make_guard(potential, low, high, error, energy_std_per_atom=max_energy_std, **geometry)
-    options = {"reference": asked, "overwrite": overwrite}
-    outcome = _run(potential, atoms, settings, guard, folder, **options)
+    if not guard.needs_std:
+        text = "no limit on the std, only the geometry is guarded; give --low and --high"
+        typer.echo(text, err=True)
+    with _shown(settings.steps) as hooks:
+        options = {"reference": asked, "overwrite": overwrite, **hooks}
+        outcome = run_md(potential, atoms, settings, guard, folder, **options)
     if json:
         print_json(outcome_dict(outcome, settings, guard, folder))
     else:
@@ -152,38 +123,39 @@ def md(
         raise typer.Exit(130)
 
 
-def _run(
-    potential: "Potential",
-    atoms: "Atoms",
-    settings: "MDSettings",
-    guard: "Guard",
-    folder: Path,
-    **options: Any,
-) -> "Outcome":
-    """Run with a bar on the terminal; Ctrl-C ends it after the current step."""
+@contextmanager
+def _shown(steps: int) -> Iterator[dict[str, Any]]:
+    """Show a bar on the terminal; the first Ctrl-C ends the run after its step, a second at once.
+
+    Yields what `run_md` asks and tells after each step.
+    """
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
-    from blips.sim.dynamics import run_md
+    pressed = False
 
-    if not guard.needs_std:
-        text = "no limit on the std, only the geometry is guarded; give --low and --high"
-        typer.echo(text, err=True)
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, before)
+
+    def show(step: int, atoms: "Atoms") -> None:
+        text = f"{atoms.get_temperature():.0f} K"
+        if "forces_uncertainty" in atoms.arrays:
+            std = (atoms.arrays["forces_uncertainty"] ** 2).sum(axis=1).max() ** 0.5
+            text += f"  std {std:.3g} eV/A"
+        bar.update(task, completed=step, description=text)
+
     console = Console(stderr=True)
     console.quiet = not console.is_terminal
     bar = Progress(MofNCompleteColumn(), *Progress.get_default_columns(), console=console)
-    with bar, ctrl_c_asks() as pressed:
-        task = bar.add_task("", total=settings.steps)
-
-        def show(step: int, atoms: "Atoms") -> None:
-            text = f"{atoms.get_temperature():.0f} K"
-            if "forces_uncertainty" in atoms.arrays:
-                std = (atoms.arrays["forces_uncertainty"] ** 2).sum(axis=1).max() ** 0.5
-                text += f"  std {std:.3g} eV/A"
-            bar.update(task, completed=step, description=text)
-
-        options |= {"should_end": pressed, "progress": show}
-        return run_md(potential, atoms, settings, guard, folder, **options)
+    task = bar.add_task("", total=steps)
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        with bar:
+            yield {"should_end": lambda: pressed, "progress": show}
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _tell(outcome: "Outcome", folder: Path) -> None:
@@ -205,31 +177,27 @@ def make_guard(
     """Make a guard of thresholds in eV/A or, with an error, of rates such as 5%."""
     from blips.sim.guard import Guard
 
-    limits = {name: _threshold(name, text) for name, text in (("low", low), ("high", high))}
-    given = [is_rate for number, is_rate in limits.values() if number is not None]
-    if len(set(given)) > 1 or any(given) != (error is not None):
+    texts = {name: text for name, text in (("low", low), ("high", high)) if text is not None}
+    by_rate, given = error is not None, {text.endswith("%") for text in texts.values()}
+    if given - {by_rate} or (by_rate and not given):
         raise ConfigError(
             "--low and --high are either both in eV/A, such as --low 0.1 --high 0.5, or both "
             "shares of force errors above --error, such as --low 1% --high 10% --error 0.5"
         )
-    numbers = {name: number for name, (number, _) in limits.items()}
+    limits = {name: _threshold(name, text) for name, text in texts.items()}
     if error is None:
-        return Guard(**numbers, **others)
+        return Guard(**limits, **others)
     if "forces" not in potential.calibration and getattr(potential, "posterior", None) is None:
         raise ConfigError(
             "--error needs calibrated error bars, and this model has none for forces; "
             "run blips calibrate model.safetensors held-out.extxyz -o calibrated.safetensors first"
         )
-    return Guard.by_error_rate(error, **numbers, **others)
+    return Guard.by_error_rate(error, **limits, **others)
 
 
-def _threshold(name: str, text: str | None) -> tuple[float | None, bool]:
-    """Read a threshold: its number, and whether it is a rate."""
-    if text is None:
-        return None, False
-    is_rate = text.endswith("%")
+def _threshold(name: str, text: str) -> float:
     try:
-        return float(text.removesuffix("%")) / (100 if is_rate else 1), is_rate
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         raise ConfigError(f"--{name} is {text!r}; expected a number in eV/A, or 5%") from None
 
@@ -277,10 +245,13 @@ def lammps(
     coupling = run_script(lmp, script, calculator, symbols, guard=guard, every=every, saver=saver)
     step, saved = int(lmp.extract_global("ntimestep")), len(saver.frames)
     lmp.close()
+    reason = coupling.stopped
     if json:
-        content = {"step": step, "stopped": bool(coupling.stopped), "reason": coupling.stopped}
-        print_json({**content, "saved": saved, "log": str(log), "frames": str(frames)})
+        content = {"step": step, "stopped": bool(reason), "reason": reason, "saved": saved}
+        print_json({**content, "log": str(log), "frames": str(frames)})
     else:
-        stopped = f"stopped at step {step}: {coupling.stopped}" if coupling.stopped else ""
-        typer.echo(stopped or f"the script is done, at step {step}")
+        done = (
+            f"stopped at step {step}: {reason}" if reason else f"the script is done, at step {step}"
+        )
+        typer.echo(done)
         typer.echo(f"{saved} frames saved for labelling in {frames}; LAMMPS's log is {log}")

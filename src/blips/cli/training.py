@@ -6,22 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from blips.cli.app import Files, Model, Resume, Seed, app, no_folder
+from blips.cli.app import Files, Model, Resume, Seed, app, going_on, load_typed_campaign, no_folder
 
 
 def _train(command: str, sources: list[str], resume: bool, **options: Any) -> None:
-    """Train; after Ctrl-C, say how to go on."""
     from blips.train.command import train_from_config
 
-    try:
+    again = f"blips {command} --resume with the same arguments"
+    with going_on(f"{again} continues from the last checkpoint"):
         typer.echo(str(train_from_config(sources, resume=resume, **options)))
-    except KeyboardInterrupt:
-        typer.echo(
-            f"interrupted; blips {command} --resume with the same arguments continues from the "
-            "last checkpoint",
-            err=True,
-        )
-        raise typer.Exit(130) from None
 
 
 @app.command()
@@ -55,8 +48,7 @@ def export(
     """
     from blips.train.command import export_model
 
-    path = export_model(model, output)
-    typer.echo(f"{path} written, for the package that the model is from")
+    typer.echo(f"{export_model(model, output)} written, for the package that the model is from")
 
 
 @app.command()
@@ -71,20 +63,11 @@ def active(
     Example: blips active campaign.yaml stop.labels=8
     """
     from blips.active.campaign import run_campaign
-    from blips.active.config import load_campaign
-    from blips.config import is_override
 
-    typed = [text for text in sources if is_override(text)]
-    config = load_campaign(*sources, typed=typed)
-    try:
+    config = load_typed_campaign(sources)
+    again = f"the same command goes on: blips active {shlex.join(sources)}"
+    with going_on(f"every finished label is safe in {config.folder}, and {again}"):
         summary = run_campaign(config, display=not quiet)
-    except KeyboardInterrupt:
-        typer.echo(
-            f"interrupted; every finished label is safe in {config.folder}, and the same command "
-            f"goes on: blips active {shlex.join(sources)}",
-            err=True,
-        )
-        raise typer.Exit(130) from None
     typer.echo(
         f"{summary['labels']} labels, {summary['quarantined']} set aside; {summary['ended']}; "
         f"everything is in {config.folder}"

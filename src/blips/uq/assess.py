@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,11 +16,11 @@ from blips.data.labels import QUANTITIES, Labels, available, extract
 from blips.data.sanity import warn_of_labels
 from blips.data.structures import Structures, iter_given
 from blips.errors import InputError
-from blips.files import replacing
+from blips.files import write_atomically
 from blips.prediction import Model, Prediction
 from blips.progress import progress_shown
 from blips.uq.bootstrap import Bootstrap, Interval
-from blips.uq.calibrate import CALIBRATORS, Calibrator, ConformalCalibrator, ScaleCalibrator
+from blips.uq.calibrate import CALIBRATORS, Calibrator
 from blips.uq.checks import finite_array
 from blips.uq.evaluate import Evaluation, Tables
 from blips.uq.metrics import coverage
@@ -64,15 +64,15 @@ class References:
         if not structures:
             raise InputError("no structures to evaluate on; the list is empty")
         warn_of_labels(structures, labels)
-        found = [extract(atoms, available(atoms, labels), labels) for atoms in structures]
-        no_forces = [np.full((len(atoms), 3), np.nan) for atoms in structures]
-        stress = [values.get("stress", np.full((3, 3), np.nan)) for values in found]
+        found = []
+        for atoms in structures:
+            unknown = {"energy": np.array(np.nan), "stress": np.full((3, 3), np.nan)}
+            unknown["forces"] = np.full((len(atoms), 3), np.nan)
+            found.append(unknown | extract(atoms, available(atoms, labels), labels))
         arrays = {
-            "energy": np.array([values.get("energy", np.nan) for values in found]),
-            "forces": np.concatenate(
-                [values.get("forces", nan) for values, nan in zip(found, no_forces, strict=True)]
-            ),
-            "stress": full_3x3_to_voigt_6_stress(np.array(stress)),
+            "energy": np.array([values["energy"] for values in found]),
+            "forces": np.concatenate([values["forces"] for values in found]),
+            "stress": full_3x3_to_voigt_6_stress(np.array([values["stress"] for values in found])),
         }
         known = {name: None if np.isnan(a).all() else a for name, a in arrays.items()}
         if required and known["energy"] is None and known["forces"] is None:
@@ -80,11 +80,8 @@ class References:
                 "no structure has an energy or forces under the names of the labels; say which "
                 "they are with --energy-key and --forces-key (labels=Labels(...) in Python)"
             )
-        return cls(
-            n_atoms=np.array([len(atoms) for atoms in structures]),
-            numbers=np.concatenate([atoms.numbers for atoms in structures]),
-            **known,
-        )
+        n_atoms = np.array([len(atoms) for atoms in structures])
+        return cls(n_atoms, np.concatenate([atoms.numbers for atoms in structures]), **known)
 
     def having(self, quantity: str) -> np.ndarray:
         """Say which structures have a label, [S]."""
@@ -127,36 +124,27 @@ def assess(
 
     Each quantity is judged on the structures that have its label.
     """
+    found = Evaluation(len(references.n_atoms), int(references.n_atoms.sum()), seed=seed)
     tables: dict[str, Any] = {}
-    labelled: dict[str, int] = {}
-    omitted: list[str] = []
-    resampled = 0
     for quantity in QUANTITIES:
         matched = references.match(prediction, quantity)
         if matched is None:
             continue
-        mean, std, target = matched[:3]
-        counts = references.n_atoms[matched.chosen]
-        labelled[quantity] = len(counts)
+        mean, std, target, chosen = matched
+        counts = references.n_atoms[chosen]
+        found.labelled[quantity] = len(counts)
         bootstrap = Bootstrap(len(counts), n_bootstrap, seed=seed)
-        builder = Tables(bootstrap, omitted)
+        if bootstrap.active:
+            tables["n_bootstrap"] = n_bootstrap
+        builder = Tables(bootstrap, found.omitted)
         if quantity == "energy":
             tables |= builder.energies(mean, std, target, counts)
         elif quantity == "forces":
-            numbers = references.numbers[np.repeat(matched.chosen, references.n_atoms)]
+            numbers = references.numbers[np.repeat(chosen, references.n_atoms)]
             tables |= builder.forces(mean, std, target, counts, numbers)
         else:
-            tables["stress"] = builder.components(target - mean, std, np.arange(len(counts)))
-        resampled = max(resampled, n_bootstrap if bootstrap.active else 0)
-    return Evaluation(
-        n_structures=len(references.n_atoms),
-        n_atoms=int(references.n_atoms.sum()),
-        labelled=labelled,
-        n_bootstrap=resampled,
-        seed=seed,
-        omitted=tuple(omitted),
-        **tables,
-    )
+            tables["stress"] = builder.values(target - mean, std, np.arange(len(counts)))
+    return replace(found, **tables)
 
 
 def evaluate(
@@ -176,8 +164,7 @@ def evaluate(
         n_bootstrap: resamples for the intervals; 0 for none.
         options: of `potential.predict` (samples, method, seed, ...).
     """
-    found = list(iter_given(structures))
-    references = References.of(found, labels or potential.backbone.labels)
+    found, references = _labelled(potential, structures, labels)
     options = stress_too(found, references) | options
     with progress_shown():
         return assess(potential.predict(found, **options), references, n_bootstrap=n_bootstrap)
@@ -191,7 +178,7 @@ def calibrate(
     labels: Labels | None = None,
     say: Callable[[str], object] = lambda text: None,
     **options: Any,
-) -> dict[str, ScaleCalibrator | ConformalCalibrator]:
+) -> dict[str, Calibrator]:
     """Fit a calibration of the error bars to labelled structures and store it with the potential.
 
     Args:
@@ -204,11 +191,10 @@ def calibrate(
     """
     if kind not in CALIBRATORS:
         raise InputError(f"unknown calibration {kind!r}; use one of {', '.join(CALIBRATORS)}")
-    found = list(iter_given(structures))
-    references = References.of(found, labels or potential.backbone.labels)
+    found, references = _labelled(potential, structures, labels)
     with progress_shown():
         prediction = potential.predict(found, calibrated=False, **options)
-    fitted: dict[str, ScaleCalibrator | ConformalCalibrator] = {}
+    fitted: dict[str, Calibrator] = {}
     for quantity in ("energy", "forces"):
         matched = references.match(prediction, quantity)
         if matched is None:
@@ -216,43 +202,47 @@ def calibrate(
         if matched.std is None:
             raise InputError(f"the model has no std of {WORDS[quantity]} to calibrate")
         uncertain = matched.std > STD_FLOOR  # what symmetry makes certain tells no scale
-        arrays = (matched.mean[uncertain], matched.std[uncertain], matched.target[uncertain])
-        fitted[quantity] = CALIBRATORS[kind].fit(*arrays)
-        gain = _gain(fitted[quantity], *arrays)
-        say(f"{WORDS[quantity].capitalize()} of {matched.chosen.sum()} structures: {gain}")
+        mean, std, target = (
+            array[uncertain] for array in (matched.mean, matched.std, matched.target)
+        )
+        calibrator = fitted[quantity] = CALIBRATORS[kind].fit(mean, std, target)
+        before, after = (
+            100 * coverage(mean, one, target, [0.9])[0] for one in (std, calibrator.apply(std))
+        )
+        say(
+            f"{WORDS[quantity].capitalize()} of {matched.chosen.sum()} structures: "
+            f"{calibrator.describe()}. Within their 90 % interval lay {before:.0f} % of these "
+            f"labels before, {after:.0f} % do now."
+        )
     potential.calibration = dict(fitted)
     return fitted
 
 
-def _gain(calibrator: Calibrator, mean: np.ndarray, std: np.ndarray, target: np.ndarray) -> str:
-    """Say what a calibration does, and how many labels lie within 90 % intervals by it."""
-    before, after = (
-        100 * coverage(mean, one, target, [0.9])[0] for one in (std, calibrator.apply(std))
-    )
-    return (
-        f"{calibrator.describe()}. Within their 90 % interval lay {before:.0f} % of these labels "
-        f"before, {after:.0f} % do now."
-    )
+def _labelled(
+    potential: Model, structures: Structures, labels: Labels | None
+) -> tuple[list[Atoms], References]:
+    """Return structures and their labels, by default those that the model was trained with."""
+    found = list(iter_given(structures))
+    return found, References.of(found, labels or potential.backbone.labels)
 
 
 # ---------------------------------------------------------------------------------- words and files
 def verdict(evaluation: Evaluation) -> str:
     """Summarise how large errors are, and whether error bars are right and rank them."""
     sentences = [_labels(evaluation)]
-    forces, energy = evaluation.forces, evaluation.energy_per_atom
+    forces, energy, stress = evaluation.forces, evaluation.energy, evaluation.stress
     if forces:
         sentences.append(
             f"Forces are off by {forces['mae'].value:.3g} eV/Å on average (RMSE "
             f"{forces['rmse'].value:.3g}){_right(forces)}{_ranks(evaluation.forces_per_structure)}."
         )
     if energy:
-        total = evaluation.energy["mae"].value
+        per_atom = evaluation.energy_per_atom["mae"].value
         sentences.append(
-            f"Energies are off by {energy['mae'].value:.3g} eV/atom on average ({total:.3g} "
-            f"eV a structure){_right(evaluation.energy)}{_ranks(evaluation.energy)}."
+            f"Energies are off by {per_atom:.3g} eV/atom on average ({energy['mae'].value:.3g} "
+            f"eV a structure){_right(energy)}{_ranks(energy)}."
         )
-    if evaluation.stress:
-        stress = evaluation.stress
+    if stress:
         mae = f"{stress['mae'].value:.3g} eV/Å³"
         sentences.append(f"Stresses are off by {mae} on average{_right(stress)}.")
     return "\n".join(sentences)
@@ -260,11 +250,11 @@ def verdict(evaluation: Evaluation) -> str:
 
 def _labels(evaluation: Evaluation) -> str:
     """Say how many structures have which label."""
-    count = evaluation.n_structures
+    count, labelled = evaluation.n_structures, evaluation.labelled
     structures = "1 structure" if count == 1 else f"{count} structures"
-    if all(evaluation.labelled.get(name) == count for name in ("energy", "forces")):
+    if labelled.get("energy") == labelled.get("forces") == count:
         return f"{structures}, all with energies and forces."
-    having = [f"{evaluation.labelled.get(name, 0)} have {WORDS[name]}" for name in WORDS]
+    having = [f"{labelled.get(name, 0)} have {words}" for name, words in WORDS.items()]
     return f"Of {structures}, {', '.join(having)}; each is judged on those that have it."
 
 
@@ -272,17 +262,16 @@ def _right(table: Mapping[str, Interval]) -> str:
     """Say whether the error bars have the right size, by the coverage of 90 % intervals."""
     if "coverage_90" not in table:
         return "; there are no error bars"
-    inside, low, high = (getattr(table["coverage_90"], end) for end in ("value", "low", "high"))
-    low, high = (inside if end is None else end for end in (low, high))
+    found = table["coverage_90"]
+    inside = found.value
+    low, high = (inside if end is None else end for end in (found.low, found.high))
     if low - 0.03 <= 0.9 <= high + 0.03:
-        judged = "their error bars are about right"
-        if table["ece"].value > ONE_SIDED:
-            judged += ", but most errors have one sign"
-    elif inside < 0.9:
-        judged = f"their error bars are too small (RMS error {table['zms'].value ** 0.5:.2g} std)"
+        one_sided = table["ece"].value > ONE_SIDED
+        judged = "about right" + one_sided * ", but most errors have one sign"
     else:
-        judged = f"their error bars are too large (RMS error {table['zms'].value ** 0.5:.2g} std)"
-    return f"; {judged}: {100 * inside:.0f} % lie within their 90 % interval"
+        size = "small" if inside < 0.9 else "large"
+        judged = f"too {size} (RMS error {table['zms'].value ** 0.5:.2g} std)"
+    return f"; their error bars are {judged}: {100 * inside:.0f} % lie within their 90 % interval"
 
 
 def _ranks(table: Mapping[str, Interval]) -> str:
@@ -297,12 +286,9 @@ def _ranks(table: Mapping[str, Interval]) -> str:
 
 def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) -> Path:
     """Write metrics as JSON, by label."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {label: evaluation.to_dict() for label, evaluation in evaluations.items()}
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-    return path
+    write_atomically(Path(path), f"{json.dumps(content, indent=1)}\n".encode())
+    return Path(path)
 
 
 def by_metric(
@@ -311,9 +297,8 @@ def by_metric(
     """Collect intervals of several evaluations: (level, metric, unit) -> label -> interval."""
     rows: dict[tuple[str, str, str], dict[str, Interval]] = {}
     for label, evaluation in evaluations.items():
-        for row in evaluation.rows():
-            key = (row["level"], row["metric"], row["unit"])
-            rows.setdefault(key, {})[label] = Interval(row["value"], row["low"], row["high"])
+        for key, interval in evaluation.rows().items():
+            rows.setdefault(key, {})[label] = interval
     return rows
 
 

@@ -5,8 +5,8 @@ Errors of atoms in one structure are correlated, so the unit drawn with replacem
 occurs. For a given seed and number of groups the counts are the same for every metric, so intervals
 of different metrics, and differences between models, refer to the same resamples.
 
-The interval takes the alpha/2 and 1 - alpha/2 percentiles of the resampled metric. It describes the
-choice of test structures alone, not the randomness of training. Metrics built from absolute
+The interval takes the 2.5 and 97.5 percentiles of the resampled metric. It describes the choice of
+test structures alone, not the randomness of training. Metrics built from absolute
 differences (ECE, ENCE) are larger on average on resamples than on the data; for a nearly calibrated
 model their interval can lie wholly above the value.
 
@@ -17,15 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from blips.errors import InputError
-from blips.uq.checks import FloatArray
+from blips.uq.checks import FloatArray, IntArray
 
 Transform = Callable[[FloatArray], FloatArray]
 
+LEVEL = 0.95  # of confidence
 _CHUNK_ELEMENTS = 2**21
 
 
@@ -50,14 +52,11 @@ class Bootstrap:
 
     n_groups: int  # S
     n_resamples: int = 1000  # B; 0 gives values without intervals
-    level: float = 0.95  # of confidence
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.n_resamples < 0:
             raise InputError(f"n_resamples={self.n_resamples}; expected 0 (no intervals) or more.")
-        if not 0.0 < self.level < 1.0:
-            raise InputError(f"level={self.level}; expected a confidence level, as 0.95.")
 
     @property
     def active(self) -> bool:
@@ -67,11 +66,12 @@ class Bootstrap:
     def counts(self) -> Iterator[FloatArray]:
         """Yield how often each group occurs in each resample, in chunks [b, S], B rows in all.
 
-        Each row is a draw of S groups out of S with replacement and adds up to S.
+        Each row is a draw of S groups out of S with replacement and adds up to S. There are none
+        where there are no intervals.
         """
         rng = np.random.default_rng(self.seed)
         chunk = max(1, _CHUNK_ELEMENTS // self.n_groups)
-        for start in range(0, self.n_resamples, chunk):
+        for start in range(0, self.n_resamples if self.active else 0, chunk):
             rows = min(chunk, self.n_resamples - start)
             drawn = rng.integers(self.n_groups, size=(rows, self.n_groups))  # [b, S]
             drawn += np.arange(rows)[:, None] * self.n_groups
@@ -81,8 +81,8 @@ class Bootstrap:
     def of(
         self,
         metric: Callable[..., float | FloatArray],
-        *arrays: npt.ArrayLike,
-        groups: npt.ArrayLike,
+        *arrays: npt.NDArray[Any],
+        groups: IntArray,
     ) -> list[Interval]:
         """Compute one or several metrics of arrays whose rows belong to groups.
 
@@ -91,23 +91,15 @@ class Bootstrap:
         presort the data if the metric sorts. Resamples that yield NaN are left out. Compare two
         models on the same resamples with a metric of both.
         """
-        data, index = [np.asarray(array) for array in arrays], np.asarray(groups)
-        if not data or any(array.shape[:1] != index.shape for array in data) or not len(index):
-            raise InputError(
-                f"the arrays have shapes {[array.shape for array in data]} with groups "
-                f"{index.shape}; expected a common, non-empty first axis and one group per row."
-            )
-        if index.min() < 0 or index.max() >= self.n_groups:
-            raise InputError(f"groups must be numbered from 0 to {self.n_groups - 1}.")
-        rows, resampled = np.arange(len(index)), list[FloatArray]()
-        for chunk in self.counts() if self.active else ():
+        rows, resampled = np.arange(len(groups)), list[FloatArray]()
+        for chunk in self.counts():
             for counts in chunk.astype(np.int64):
-                chosen = np.repeat(rows, counts[index])
-                resampled.append(np.atleast_1d(metric(*(array[chosen] for array in data))))
-        return self._intervals(np.atleast_1d(metric(*data)), resampled)
+                chosen = np.repeat(rows, counts[groups])
+                resampled.append(np.atleast_1d(metric(*(array[chosen] for array in arrays))))
+        return _intervals(np.atleast_1d(metric(*arrays)), resampled)
 
     def of_means(
-        self, scores: FloatArray, groups: npt.ArrayLike, transform: Transform | None = None
+        self, scores: FloatArray, groups: IntArray, transform: Transform = lambda means: means
     ) -> list[Interval]:
         """Compute means of scores [n, P] over rows in groups [n], or functions of those means.
 
@@ -115,40 +107,29 @@ class Bootstrap:
         each group: exactly equal to `of`, and much faster. `transform` maps means [..., P] to
         metrics [..., M].
         """
-        index = np.asarray(groups)
-        sizes = np.bincount(index, minlength=self.n_groups).astype(np.float64)
-        sums = np.zeros((self.n_groups, scores.shape[1]))
-        for column, score in enumerate(scores.T):
-            sums[:, column] = np.bincount(index, score, minlength=self.n_groups)
-        return self.of_sums(sums, sizes, transform)
+        sums = [np.bincount(groups, score, minlength=self.n_groups) for score in scores.T]
+        return self.of_sums(np.array(sums, dtype=np.float64).T, groups, transform)
 
     def of_sums(
-        self, sums: FloatArray, sizes: FloatArray, transform: Transform | None = None
+        self, sums: FloatArray, groups: IntArray, transform: Transform = lambda means: means
     ) -> list[Interval]:
-        """Compute the same from the sums of scores [S, P] and the number of rows [S] per group."""
-        keep = transform or (lambda means: means)
+        """Compute the same from the sums of scores over each group [S, P]."""
+        sizes = np.bincount(groups, minlength=self.n_groups).astype(np.float64)
         resampled: list[FloatArray] = []
-        for counts in self.counts() if self.active else ():
+        for counts in self.counts():
             totals = (counts @ sizes)[:, None]
             means = np.full((len(counts), sums.shape[1]), np.nan)
             np.divide(counts @ sums, totals, out=means, where=totals > 0)
-            resampled.extend(keep(means))
-        return self._intervals(keep(sums.sum(axis=0) / sizes.sum()), resampled)
-
-    def _intervals(self, values: FloatArray, resampled: list[FloatArray]) -> list[Interval]:
-        """Turn values [M] and their resamples, B of [M], into intervals."""
-        if not resampled:
-            return [Interval(float(value)) for value in values]
-        return [
-            percentile_interval(float(value), column, self.level)
-            for value, column in zip(values, np.stack(resampled, axis=1), strict=True)
-        ]
+            resampled.extend(transform(means))
+        return _intervals(transform(sums.sum(axis=0) / sizes.sum()), resampled)
 
 
-def percentile_interval(value: float, resampled: FloatArray, level: float) -> Interval:
-    """Take the interval between equal tails of the resampled values [B], leaving out NaN."""
-    usable = resampled[~np.isnan(resampled)]
-    if not len(usable):
-        return Interval(value)
-    low, high = np.percentile(usable, [50.0 * (1.0 - level), 50.0 * (1.0 + level)])
-    return Interval(value, float(low), float(high))
+def _intervals(values: FloatArray, resampled: list[FloatArray]) -> list[Interval]:
+    """Take the intervals between equal tails of resampled values, B of [M], leaving out NaN."""
+    samples = np.array(resampled).reshape(-1, len(values))  # [B, M]
+    intervals = []
+    for value, column in zip(values.tolist(), samples.T, strict=True):
+        usable = column[~np.isnan(column)]
+        tails = np.percentile(usable, [50 * (1 - LEVEL), 50 * (1 + LEVEL)]) if len(usable) else ()
+        intervals.append(Interval(value, *map(float, tails)))
+    return intervals

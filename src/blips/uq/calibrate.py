@@ -1,7 +1,5 @@
 """Recalibrate predicted standard deviations on held-out data.
 
-Two calibrators with the same verbs:
-
 | class | what it learns | what it promises |
 |---|---|---|
 | ScaleCalibrator | one factor on std | least Gaussian NLL of all constant factors |
@@ -20,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -29,31 +27,21 @@ import numpy.typing as npt
 from blips.errors import InputError
 from blips.uq.checks import FloatArray, finite_array, non_negative_array, standardised_error
 
-ONE_STD = math.erf(math.sqrt(0.5))
-"""Probability of a Gaussian within one standard deviation, 0.6827."""
+ONE_STD = math.erf(math.sqrt(0.5))  # probability of a Gaussian within one std, 0.6827
 
 
-class Calibrator:
-    """Base of the calibrators: frozen dataclasses of numbers that go through JSON."""
+class Saved:
+    """Frozen dataclasses of numbers, of several kinds, that go through JSON."""
 
     kind: ClassVar[str]
 
-    def apply(self, std: npt.ArrayLike) -> FloatArray:
-        """Return the recalibrated standard deviations, in the unit and shape of ``std``."""
-        raise NotImplementedError
-
-    def describe(self) -> str:
-        """Say in words what happens to a std."""
-        raise NotImplementedError
-
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able description."""
-        items = vars(self).items()
-        return {"kind": self.kind} | {k: list(v) if isinstance(v, tuple) else v for k, v in items}
+        return {"kind": self.kind, **vars(self)}
 
 
 @dataclass(frozen=True)
-class ScaleCalibrator(Calibrator):
+class ScaleCalibrator(Saved):
     """Multiply every standard deviation by one factor s.
 
     The Gaussian NLL of N(mean, s^2 std^2) has its only minimum at s^2 = mean(z^2), the ZMS. After
@@ -74,7 +62,7 @@ class ScaleCalibrator(Calibrator):
     @classmethod
     def fit(cls, mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> Self:
         """Fit the factor on held-out predictions, standard deviations and references."""
-        z, _ = standardised_error(mean, std, target)
+        z = standardised_error(mean, std, target)
         return cls(factor=float(np.sqrt(np.mean(z**2))))
 
     def apply(self, std: npt.ArrayLike) -> FloatArray:
@@ -82,12 +70,12 @@ class ScaleCalibrator(Calibrator):
         return self.factor * non_negative_array("std", std)
 
     def describe(self) -> str:
-        """Name the factor."""
+        """Say in words what happens to a std."""
         return f"every std is multiplied by {self.factor:.3g}"
 
 
 @dataclass(frozen=True)
-class ConformalCalibrator(Calibrator):
+class ConformalCalibrator(Saved):
     """Return intervals that cover a chosen share of targets, by split conformal prediction.
 
     The score of a held-out point is abs(target - mean) / std. With n scores in ascending order,
@@ -116,7 +104,7 @@ class ConformalCalibrator(Calibrator):
     @classmethod
     def fit(cls, mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> Self:
         """Collect the scores of held-out data."""
-        score = np.abs(standardised_error(mean, std, target)[0])
+        score = np.abs(standardised_error(mean, std, target))
         return cls(scores=tuple(np.sort(score, axis=None).tolist()))
 
     def quantile(self, level: float = 0.9) -> float:
@@ -133,45 +121,45 @@ class ConformalCalibrator(Calibrator):
             )
         return self.scores[max(number, 1) - 1]
 
-    def apply(self, std: npt.ArrayLike, level: float = ONE_STD) -> FloatArray:
-        """Return q(level) * std; by default the half width that covers with probability 0.6827."""
-        scale = self.quantile(level)
+    def apply(self, std: npt.ArrayLike) -> FloatArray:
+        """Return q(0.6827) * std, the half width that covers as one std of a Gaussian does."""
+        scale = self.quantile(ONE_STD)
         if scale <= 0.0:
             raise InputError(
-                f"the conformal quantile at level {level:.4g} is zero, because that share of the "
+                f"the conformal quantile at level {ONE_STD:.4g} is zero, because that share of the "
                 "held-out errors is zero; expected data that the model was not fitted to."
             )
         return scale * non_negative_array("std", std)
 
     def describe(self) -> str:
-        """Name the factor, and what it covers."""
+        """Say in words what happens to a std."""
         return (
             f"every std is multiplied by {self.quantile(ONE_STD):.3g}, so that one std covers 68 % "
             "of values like these"
         )
 
 
-CALIBRATORS: dict[str, type[ScaleCalibrator | ConformalCalibrator]] = {
+Calibrator = ScaleCalibrator | ConformalCalibrator
+CALIBRATORS: dict[str, type[Calibrator]] = {
     cls.kind: cls for cls in (ScaleCalibrator, ConformalCalibrator)
 }
 
 
 def calibrator_from_dict(saved: Mapping[str, Any]) -> Calibrator:
     """Restore any calibrator from what its to_dict returned, by its ``kind``."""
-    if saved.get("kind") not in CALIBRATORS:
-        raise InputError(
-            f"unknown kind of calibrator {saved.get('kind')!r}; expected one of "
-            f"{', '.join(CALIBRATORS)}. Save calibrators with their to_dict."
-        )
-    cls = CALIBRATORS[saved["kind"]]
-    names = {field.name for field in fields(cls)}
-    if set(saved) != names | {"kind"}:
-        raise InputError(
-            f"the saved {cls.kind} calibrator has {', '.join(saved)}; expected kind, "
-            f"{', '.join(sorted(names))}. It is damaged: fit it again."
-        )
-    values: dict[str, Any] = {
-        name: tuple(map(float, saved[name])) if isinstance(saved[name], list) else saved[name]
-        for name in names
+    numbers: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()
     }
-    return cls(**values)
+    kind = numbers.pop("kind", None)
+    if kind not in CALIBRATORS:
+        raise InputError(
+            f"unknown kind of calibrator {kind!r}; expected one of {', '.join(CALIBRATORS)}. Save "
+            "calibrators with their to_dict."
+        )
+    try:
+        return CALIBRATORS[kind](**numbers)
+    except TypeError as error:
+        raise InputError(
+            f"the saved {kind} calibrator has {', '.join(saved)} ({error}). It is damaged: fit it "
+            "again."
+        ) from None

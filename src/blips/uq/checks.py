@@ -16,7 +16,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def finite_array(name: str, values: npt.ArrayLike) -> FloatArray:
-    """Return ``values`` as a non-empty, finite float64 array or raise InputError."""
+    """Return ``values`` as a non-empty, finite float64 array."""
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -26,47 +26,39 @@ def finite_array(name: str, values: npt.ArrayLike) -> FloatArray:
         ) from error
     if array.size == 0:
         raise InputError(f"{name} is empty; expected at least one value. Check the data selection.")
-    _refuse(
-        name,
-        ~np.isfinite(array),
-        "NaN or infinite; expected finite numbers. Find the structures they come from and fix or "
-        "remove them.",
-    )
-    return array
+    problem = "NaN or infinite; expected finite numbers. Find the structures they come from and "
+    return _without(name, array, ~np.isfinite(array), problem + "fix or remove them.")
 
 
 def positive_array(name: str, values: npt.ArrayLike) -> FloatArray:
-    """Return ``values`` as a finite, strictly positive array or raise InputError."""
+    """Return ``values`` as a finite, strictly positive array."""
     array = finite_array(name, values)
-    _refuse(
-        name,
-        array <= 0.0,
+    problem = (
         "zero or negative; expected standard deviations above zero. Pass std=None for a "
-        "deterministic model, or floor them at your numerical resolution, np.maximum(std, 1e-6).",
+        "deterministic model, or floor them at your numerical resolution, np.maximum(std, 1e-6)."
     )
-    return array
+    return _without(name, array, array <= 0.0, problem)
 
 
 def non_negative_array(name: str, values: npt.ArrayLike) -> FloatArray:
-    """Return ``values`` as a finite array without negative entries or raise InputError.
+    """Return ``values`` as a finite array without negative entries.
 
     For what does not divide by std: a model may be exactly certain, for instance an equivariant
     one about the out-of-plane force of a planar molecule.
     """
     array = finite_array(name, values)
-    _refuse(
-        name,
-        array < 0.0,
+    problem = (
         "negative; expected standard deviations or absolute errors, zero or more. Check that they "
-        "are neither logarithms nor signed errors.",
+        "are neither logarithms nor signed errors."
     )
-    return array
+    return _without(name, array, array < 0.0, problem)
 
 
-def _refuse(name: str, bad: npt.NDArray[np.bool_], problem: str) -> None:
+def _without(name: str, array: FloatArray, bad: npt.NDArray[np.bool_], problem: str) -> FloatArray:
     if bad.any():
         count = np.count_nonzero(bad)
         raise InputError(f"{name} has {count} of {bad.size} values that are {problem}")
+    return array
 
 
 def same_shape(**arrays: FloatArray) -> None:
@@ -79,21 +71,22 @@ def same_shape(**arrays: FloatArray) -> None:
         )
 
 
-def checked_pair(mean: npt.ArrayLike, target: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Validate predictions and targets."""
+def checked_prediction(
+    mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Validate a Gaussian prediction: (mean, std, target)."""
     mean, target = finite_array("mean", mean), finite_array("target", target)
-    same_shape(mean=mean, target=target)
-    return mean, target
+    std = positive_array("std", std)
+    same_shape(mean=mean, std=std, target=target)
+    return mean, std, target
 
 
 def standardised_error(
     mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike
-) -> tuple[FloatArray, FloatArray]:
-    """Validate a Gaussian prediction and return (z, std) with z = (target - mean) / std."""
-    mean, target = checked_pair(mean, target)
-    std = positive_array("std", std)
-    same_shape(mean=mean, std=std, target=target)
-    return (target - mean) / std, std
+) -> FloatArray:
+    """Validate a Gaussian prediction and return (target - mean) / std."""
+    mean, std, target = checked_prediction(mean, std, target)
+    return (target - mean) / std
 
 
 def checked_ranking(score: npt.ArrayLike, error: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
@@ -106,15 +99,3 @@ def checked_ranking(score: npt.ArrayLike, error: npt.ArrayLike) -> tuple[FloatAr
             "Reduce vectors first, e.g. with force_items."
         )
     return score, error
-
-
-def checked_counts(n_atoms: npt.ArrayLike, n_rows: int) -> IntArray:
-    """Validate numbers of atoms per structure [S], which must add up to ``n_rows``."""
-    counts = finite_array("n_atoms", n_atoms)
-    whole = np.all(counts >= 1) and np.all(counts == np.round(counts))
-    if counts.ndim != 1 or not whole or counts.sum() != n_rows:
-        raise InputError(
-            f"n_atoms must hold one positive whole number per structure, [S], and add up to the "
-            f"{n_rows} rows of the forces."
-        )
-    return counts.astype(np.int64)

@@ -31,7 +31,7 @@ from ase.data import chemical_symbols
 from scipy.special import ndtri
 
 from blips.uq import metrics
-from blips.uq.bootstrap import Bootstrap, Interval
+from blips.uq.bootstrap import LEVEL, Bootstrap, Interval
 from blips.uq.checks import FloatArray, IntArray
 
 MetricTable = dict[str, Interval]
@@ -47,6 +47,7 @@ UNITS = {
     "stress": "eV/A^3",
 }
 DIMENSIONAL = {"mae", "rmse", "crps", "crps_sum", "rms_std", "rejection_auc"}
+ROOTS = {"rmse", "rms_std"}  # of the mean of what is averaged
 
 
 @dataclass(frozen=True)
@@ -64,25 +65,25 @@ class Evaluation:
     per_element: dict[str, MetricTable] = field(default_factory=dict)  # of forces, by symbol
     element_counts: dict[str, int] = field(default_factory=dict)  # atoms of each element
     labelled: dict[str, int] = field(default_factory=dict)  # structures that have each label
-    level: float = 0.95  # confidence level of the intervals
+    level: float = LEVEL  # of confidence of the intervals
     n_bootstrap: int = 0  # resamples of structures, 0 for no intervals
     seed: int = 0  # of the resampling
-    omitted: tuple[str, ...] = ()  # metrics that the data are too few for
+    omitted: list[str] = field(default_factory=list)  # metrics that the data are too few for
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists and numbers for JSON; intervals are {value, low, high}."""
-        return {**asdict(self), "omitted": list(self.omitted)}
+        return asdict(self)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one flat row per metric: level, metric, value, low, high, unit."""
+    def rows(self) -> dict[tuple[str, str, str], Interval]:
+        """Return every metric by its level, name and unit."""
         tables = [(name, getattr(self, name), unit) for name, unit in UNITS.items()]
         for symbol, table in self.per_element.items():
             tables.append((f"forces[{symbol}]", table, UNITS["forces"]))
-        return [
-            {"level": name, "metric": metric, **asdict(interval), "unit": _unit(metric, unit)}
+        return {
+            (name, metric, _unit(metric, unit)): interval
             for name, table, unit in tables
             for metric, interval in table.items()
-        ]
+        }
 
 
 def _unit(metric: str, base: str) -> str:
@@ -99,18 +100,21 @@ class Tables:
     """Compute tables over one set of structures; notes what the data are too few for."""
 
     bootstrap: Bootstrap
-    omitted: list[str] = field(default_factory=list)
+    omitted: list[str]
 
     def energies(
         self, energy: FloatArray, std: FloatArray | None, reference: FloatArray, counts: IntArray
     ) -> dict[str, MetricTable]:
         """Evaluate energies [S] of structures with so many atoms [S], as such and per atom."""
-        error = reference - energy
-        std_per_atom = None if std is None else std / counts
-        return {
-            "energy": self._scalars("energy", error, std),
-            "energy_per_atom": self._scalars("energy_per_atom", error / counts, std_per_atom),
-        }
+        groups = np.arange(len(counts))
+        tables: dict[str, MetricTable] = {}
+        for name, size in (("energy", np.ones(len(counts))), ("energy_per_atom", counts)):
+            error, its_std = (reference - energy) / size, None if std is None else std / size
+            tables[name] = self.values(error, its_std, groups)
+            if its_std is not None:
+                tables[name] |= self._ence(name, error, its_std, groups)
+                tables[name] |= self._ranking(name, its_std, np.abs(error), groups)
+        return tables
 
     def forces(
         self,
@@ -122,101 +126,65 @@ class Tables:
     ) -> dict[str, Any]:
         """Evaluate forces [N, 3] per component, atom, structure and element."""
         error = reference - forces
-        groups = np.repeat(np.arange(len(counts)), counts)  # [N] structure of every atom
-        tables: dict[str, Any] = {"forces": self.components(error, std, groups)}
+        structures = np.arange(len(counts))
+        groups = structures.repeat(counts)  # [N] structure of every atom
+        tables: dict[str, Any] = {"forces": self.values(error, std, groups)}
         if std is not None:
             tables["forces"] |= self._ence(
                 "forces", error.ravel(), std.ravel(), groups.repeat(error.shape[1])
             )
+            name = "forces_per_atom"
             atoms = metrics.force_items(forces, std, reference)
-            tables["forces_per_atom"] = self._ranking(
-                "forces_per_atom", atoms.std, atoms.error, groups, atoms.norm
-            )
-            structures = metrics.force_items(forces, std, reference, counts)
-            tables["forces_per_structure"] = self._structures(structures)
+            tables[name] = self._ranking(name, atoms.std, atoms.error, groups, atoms.norm)
+            name = "forces_per_structure"
+            items = metrics.force_items(forces, std, reference, counts)
+            difference = items.norm_ref - items.norm
+            tables[name] = self.values(difference, None, structures)
+            tables[name]["ece"] = self._ece(difference / items.std, structures)
+            tables[name] |= self._ranking(name, items.std, items.error, structures, items.norm)
         present = {chemical_symbols[number]: numbers == number for number in np.unique(numbers)}
         tables["per_element"] = {
-            symbol: self.components(
-                error[chosen], None if std is None else std[chosen], groups[chosen]
-            )
-            for symbol, chosen in present.items()
+            symbol: self.values(error[own], None if std is None else std[own], groups[own])
+            for symbol, own in present.items()
         }
-        tables["element_counts"] = {key: int(chosen.sum()) for key, chosen in present.items()}
+        tables["element_counts"] = {symbol: int(own.sum()) for symbol, own in present.items()}
         return tables
 
-    def _scalars(self, name: str, error: FloatArray, std: FloatArray | None) -> MetricTable:
-        """Compute every metric of one scalar per structure, [S]."""
-        groups = np.arange(len(error))
-        table = self._errors(error, groups)
-        if std is not None:
-            table |= self._scores(error, std, groups, n_components=1)
-            table |= self._ence(name, error, std, groups)
-            table |= self._ranking(name, std, np.abs(error), groups)
-        return table
-
-    def components(
-        self, error: FloatArray, std: FloatArray | None, groups: IntArray
-    ) -> MetricTable:
-        """Compute errors, scores and calibration of components [n, C] whose rows are in groups."""
-        groups = np.repeat(groups, error.shape[1])
-        table = self._errors(error.ravel(), groups)
-        if std is not None:
-            table |= self._scores(error.ravel(), std.ravel(), groups, error.shape[1])
-        return table
-
-    def _structures(self, items: metrics.ForceItems) -> MetricTable:
-        """Compute errors and ECE of the mean force norm, and the ranking of structures, [S]."""
-        groups = np.arange(len(items.norm))
-        error = items.norm_ref - items.norm
-        table = self._errors(error, groups)
-        table["ece"] = self._ece(error / items.std, groups)
-        ranked = self._ranking("forces_per_structure", items.std, items.error, groups, items.norm)
-        return table | ranked
-
-    def _errors(self, error: FloatArray, groups: IntArray) -> MetricTable:
-        """Compute MAE, RMSE and MSE of errors [n]."""
-
-        def transform(means: FloatArray) -> FloatArray:  # [..., 2] -> [..., 3]
-            return np.stack([means[..., 0], np.sqrt(means[..., 1]), means[..., 1]], axis=-1)
-
-        scores = np.stack([np.abs(error), error**2], axis=1)
-        intervals = self.bootstrap.of_means(scores, groups, transform)
-        return dict(zip(("mae", "rmse", "mse"), intervals, strict=True))
-
-    def _scores(
-        self, error: FloatArray, std: FloatArray, groups: IntArray, n_components: int
-    ) -> MetricTable:
-        """Compute proper scores and calibration of errors [n] with standard deviations [n]."""
+    def values(self, error: FloatArray, std: FloatArray | None, groups: IntArray) -> MetricTable:
+        """Compute errors, scores and calibration of scalars [n] or components [n, C]."""
+        size = 1 if error.ndim == 1 else error.shape[1]
+        error, groups = error.ravel(), groups.repeat(size)
+        columns = {"mae": np.abs(error), "rmse": error**2, "mse": error**2}
+        if std is None:
+            return self._means(columns, groups)
+        std = std.ravel()
         z = error / std
-        columns = {
-            "nll": metrics.gaussian_nll(z, std) * n_components,
-            "crps": metrics.gaussian_crps(z, std),
-            "zms": z**2,
-            "rms_std": std**2,
-        }
-        if n_components > 1:
-            columns["nll_component"] = columns["nll"] / n_components
-            columns["crps_sum"] = columns["crps"] * n_components
+        nll, crps = metrics.gaussian_nll(z, std), metrics.gaussian_crps(z, std)
+        columns |= {"nll": nll * size, "crps": crps, "zms": z**2, "rms_std": std**2}
+        if size > 1:
+            columns |= {"nll_component": nll, "crps_sum": crps * size}
         for level in metrics.COVERAGE_LEVELS:
             inside = np.abs(z) <= ndtri(0.5 * (1.0 + level))
             columns[f"coverage_{round(100 * level)}"] = inside.astype(np.float64)
-        is_rms = np.array([name == "rms_std" for name in columns])
+        return self._means(columns, groups) | {"ece": self._ece(z, groups)}
 
-        def transform(means: FloatArray) -> FloatArray:
-            return np.sqrt(means, where=is_rms, out=means.copy())
-
-        scores = np.stack(list(columns.values()), axis=1)
-        intervals = self.bootstrap.of_means(scores, groups, transform)
-        return dict(zip(columns, intervals, strict=True)) | {"ece": self._ece(z, groups)}
+    def _means(self, columns: dict[str, FloatArray], groups: IntArray) -> MetricTable:
+        """Average columns [n], and take the roots of those that are ROOTS."""
+        is_root = np.array([name in ROOTS for name in columns])
+        intervals = self.bootstrap.of_means(
+            np.stack(list(columns.values()), axis=1),
+            groups,
+            lambda means: np.sqrt(means, where=is_root, out=means.copy()),
+        )
+        return dict(zip(columns, intervals, strict=True))
 
     def _ece(self, z: FloatArray, groups: IntArray) -> Interval:
         """Compute the ECE of standardised errors [n]."""
-        n_groups = self.bootstrap.n_groups
-        return self.bootstrap.of_sums(
-            metrics.reliability_counts(z, groups, n_groups),
-            np.bincount(groups, minlength=n_groups).astype(np.float64),
-            lambda p_obs: metrics.ece_of_curve(p_obs)[..., None],
-        )[0]
+        counts = metrics.reliability_counts(z, groups, self.bootstrap.n_groups)
+        (interval,) = self.bootstrap.of_sums(
+            counts, groups, lambda p_obs: metrics.ece_of_curve(p_obs)[..., None]
+        )
+        return interval
 
     def _ence(self, name: str, error: FloatArray, std: FloatArray, groups: IntArray) -> MetricTable:
         """Compute the ENCE of errors [n] with standard deviations [n], if there are enough."""
@@ -230,8 +198,8 @@ class Tables:
             return metrics.ence(np.zeros_like(error), std, error, ENCE_BINS) if usable else np.nan
 
         order = np.argsort(std, kind="stable")  # a presorted resample is cheap to sort
-        intervals = self.bootstrap.of(function, error[order], std[order], groups=groups[order])
-        return {"ence": intervals[0]}
+        (interval,) = self.bootstrap.of(function, error[order], std[order], groups=groups[order])
+        return {"ence": interval}
 
     def _ranking(
         self,
@@ -247,6 +215,7 @@ class Tables:
             return {}
         threshold = float(np.quantile(error, AUROC_QUANTILE))
         names = RANKING if force is None else RANKING + BEYOND_FORCE
+        columns = [std, error] if force is None else [std, error, force]
 
         def function(std: FloatArray, error: FloatArray, *ranks: IntArray) -> FloatArray:
             if len(error) < 2:
@@ -261,10 +230,7 @@ class Tables:
                 values += [error_force, metrics.partial_correlation(rho, std_force, error_force)]
             return np.array(values)
 
-        columns = [std, error] if force is None else [std, error, force]
-        arrays = [std, error, *map(metrics.dense_ranks, columns)]
         order = np.argsort(std, kind="stable")
-        intervals = self.bootstrap.of(
-            function, *(array[order] for array in arrays), groups=groups[order]
-        )
+        arrays = [array[order] for array in (std, error, *map(metrics.dense_ranks, columns))]
+        intervals = self.bootstrap.of(function, *arrays, groups=groups[order])
         return dict(zip(names, intervals, strict=True))

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.integrate import trapezoid
 from scipy.special import ndtr, ndtri
 from scipy.stats import rankdata
 
@@ -31,20 +32,13 @@ from blips.errors import InputError
 from blips.uq.checks import (
     FloatArray,
     IntArray,
-    checked_counts,
-    checked_pair,
+    checked_prediction,
     checked_ranking,
-    finite_array,
-    positive_array,
-    same_shape,
     standardised_error,
 )
 
-ECE_LEVELS: FloatArray = np.linspace(0.0, 1.0, 101)
-"""The fixed grid of probabilities on which reliability and ECE are evaluated."""
-
-COVERAGE_LEVELS = (0.68, 0.90, 0.95)
-"""Nominal probabilities of the central intervals whose coverage is reported."""
+ECE_LEVELS: FloatArray = np.linspace(0.0, 1.0, 101)  # probabilities, of reliability and ECE
+COVERAGE_LEVELS = (0.68, 0.90, 0.95)  # probabilities of the central intervals that are reported
 
 
 # --------------------------------------------------------------------------------- proper scores
@@ -71,21 +65,19 @@ def reliability_counts(z: FloatArray, groups: IntArray, n_groups: int) -> FloatA
 def reliability_curve(
     mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike
 ) -> tuple[FloatArray, FloatArray]:
-    """Compute observed against predicted cumulative probability.
+    """Compute predicted and observed cumulative probability, (p, p_obs), both [101].
 
-    Returns:
-        (p, p_obs), both [101]: p = 0, 0.01, ..., 1, and p_obs(p) the fraction of targets at or
-        below the predicted p-quantile, mean + std * Phi^-1(p). Perfect calibration is p_obs = p.
+    p = 0, 0.01, ..., 1, and p_obs(p) is the fraction of targets at or below the predicted
+    p-quantile, mean + std * Phi^-1(p). Perfect calibration is p_obs = p.
     """
-    z, _ = standardised_error(mean, std, target)
+    z = standardised_error(mean, std, target)
     counts = reliability_counts(z.ravel(), np.zeros(z.size, dtype=np.int64), 1)[0]
     return ECE_LEVELS.copy(), counts / z.size
 
 
 def ece_of_curve(p_obs: FloatArray) -> FloatArray:
-    """Integrate |p - p_obs(p)| over ECE_LEVELS (trapezoid): [..., P] -> [...]."""
-    gap = np.abs(p_obs - ECE_LEVELS)
-    return np.sum(0.5 * (gap[..., 1:] + gap[..., :-1]) * np.diff(ECE_LEVELS), axis=-1)
+    """Integrate |p - p_obs(p)| over ECE_LEVELS: [..., P] -> [...]."""
+    return trapezoid(np.abs(p_obs - ECE_LEVELS), ECE_LEVELS)
 
 
 def ece(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> float:
@@ -107,24 +99,20 @@ def coverage(
 
     A target is covered at level c if |z| <= Phi^-1((1 + c) / 2).
     """
-    z, _ = standardised_error(mean, std, target)
-    wanted = finite_array("levels", levels)
-    if wanted.min() <= 0.0 or wanted.max() >= 1.0:
+    z = standardised_error(mean, std, target)
+    if not all(0.0 < level < 1.0 for level in levels):
         raise InputError(f"levels are {levels}; expected probabilities above 0 and below 1.")
-    return np.array([np.mean(np.abs(z) <= ndtri(0.5 * (1.0 + level))) for level in wanted])
+    return np.array([np.mean(np.abs(z) <= ndtri(0.5 * (1.0 + level))) for level in levels])
 
 
 def binned_errors(
     mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike, n_bins: int = 10
 ) -> tuple[FloatArray, FloatArray]:
-    """Compute root-mean-square std and error in bins of equal count, ordered by std.
+    """Compute root-mean-square std and error, both [n_bins], in bins of equal count by std.
 
     Equal stds share their mean squared error, so the order of the data never matters.
-
-    Returns:
-        (rms_std, rmse), both [n_bins], in the unit of the target.
     """
-    z, std = standardised_error(mean, std, target)
+    mean, std, target = checked_prediction(mean, std, target)
     if not 1 <= n_bins <= std.size:
         raise InputError(
             f"n_bins={n_bins} with {std.size} predictions; expected between 1 and the number of "
@@ -132,7 +120,7 @@ def binned_errors(
         )
     order = np.argsort(std, axis=None, kind="stable")
     sorted_std = std.ravel()[order]
-    squared_error = tie_averaged(sorted_std, (z.ravel()[order] * sorted_std) ** 2)
+    squared_error = tie_averaged(sorted_std, (target - mean).ravel()[order] ** 2)
     starts = np.arange(n_bins) * std.size // n_bins
     counts = np.diff(starts, append=std.size)
     rms_std = np.sqrt(np.add.reduceat(sorted_std**2, starts) / counts)
@@ -173,13 +161,14 @@ def force_items(
     n_atoms: npt.ArrayLike | None = None,
 ) -> ForceItems:
     """Reduce force components [N, 3] to items per atom [N], or per structure [S] with n_atoms."""
-    forces, reference = checked_pair(forces, forces_ref)
-    std = positive_array("forces_std", forces_std)
-    same_shape(forces=forces, forces_std=std)
-    if forces.ndim != 2:
-        raise InputError(f"forces have shape {forces.shape}; expected [N, 3], one row per atom.")
-    counts = np.ones(len(forces)) if n_atoms is None else checked_counts(n_atoms, len(forces))
-    starts = (np.cumsum(counts) - counts).astype(np.int64)
+    forces, std, reference = checked_prediction(forces, forces_std, forces_ref)
+    counts = np.ones(len(forces), dtype=np.int64) if n_atoms is None else np.asarray(n_atoms)
+    if forces.ndim != 2 or counts.sum() != len(forces) or counts.min() < 1:
+        raise InputError(
+            f"forces have shape {forces.shape}, for {counts.sum()} atoms; expected [N, 3], one row "
+            "per atom, and n_atoms of at least 1 that add up to N."
+        )
+    starts = np.cumsum(counts) - counts
 
     def atom_mean(per_atom: FloatArray) -> FloatArray:  # [N] -> [n]
         return np.add.reduceat(per_atom, starts) / counts
@@ -203,7 +192,7 @@ def tie_averaged(sorted_key: FloatArray, values: FloatArray) -> FloatArray:
 
 def dense_ranks(values: FloatArray) -> IntArray:
     """Rank the distinct values in ascending order, 0, 1, ...; equal values share a rank."""
-    return np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
+    return np.unique(values, return_inverse=True)[1]
 
 
 def rank_correlation(first: IntArray, second: IntArray) -> float:
@@ -257,8 +246,6 @@ def auroc(std: npt.ArrayLike, error: npt.ArrayLike, threshold: float) -> float:
     guessing, if either class is empty.
     """
     std, error = checked_ranking(std, error)
-    if not np.isfinite(threshold):
-        raise InputError(f"threshold is {threshold}; expected a finite error in the data's unit.")
     event = error > threshold
     n_event, n_rest = int(event.sum()), int((~event).sum())
     if n_event == 0 or n_rest == 0:

@@ -7,7 +7,7 @@ same data in the browser.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blips.errors import InputError
-from blips.uq.checks import FloatArray, IntArray, checked_pair, positive_array, same_shape
+from blips.uq.checks import FloatArray, IntArray, finite_array, positive_array, same_shape
 from blips.uq.metrics import binned_errors, ece_of_curve, rejection_curve, reliability_curve
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Plot:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the page's script draws."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return dict(vars(self))
 
     def figure(self) -> Figure:
         """Draw with matplotlib; save with ``figure.savefig("name.pdf")`` (or .png, .svg)."""
@@ -92,12 +92,12 @@ def parity(
     `about` has the structure, atom and component of each value, for the page; `note` is added to
     the plot's own. At most MAX_POINTS are drawn, evenly spaced; the MAE is that of all.
     """
-    mean, target = checked_pair(mean, target)
+    mean, target = finite_array("mean", mean), finite_array("target", target)
+    std = None if std is None else positive_array("std", std)
+    same_shape(mean=mean, target=target, std=mean if std is None else std)
     chosen = _thinned(mean.size, MAX_POINTS)
     points = line(quantity, target.ravel()[chosen], mean.ravel()[chosen], "points")
     if std is not None:
-        std = positive_array("std", std)
-        same_shape(mean=mean, std=std, target=target)
         points["std"] = numbers(std.ravel()[chosen])
     for name, values in (about or {}).items():
         points[name] = values[chosen].tolist()
@@ -118,18 +118,20 @@ def parity(
 def reliability(models: Mapping[str, Arrays]) -> Plot:
     """Plot observed against predicted cumulative probability, by the label of each model."""
     _check_models(models)
-    curves = {label: reliability_curve(*arrays) for label, arrays in models.items()}
-    errors = {
-        label: f"ECE {float(ece_of_curve(p_obs)):.3f}" for label, (_, p_obs) in curves.items()
-    }
-    note = _sentence("; ".join(f"{label}: {error}" for label, error in errors.items())) + "."
+    series, errors = [], []
+    for label, arrays in models.items():
+        p, p_obs = reliability_curve(*arrays)
+        error = f"ECE {ece_of_curve(p_obs):.3f}"
+        series.append(line(f"{label} ({error})", p, p_obs))
+        errors.append(f"{label}: {error}")
+    note = f"{_sentence('; '.join(errors))}."
     return Plot(
         "reliability",
         note,
         f"Observed against predicted cumulative probability. {note}",
         {"label": "predicted probability p", "range": [0, 1]},
         {"label": "fraction below the p-quantile", "range": [0, 1]},
-        [line(f"{label} ({errors[label]})", *curve) for label, curve in curves.items()],
+        series,
         diagonal="ideal",
     )
 
@@ -210,19 +212,23 @@ def prediction_plots(
         plots["parity_forces"] = parity(*forces[:3], about=about)
         if forces.std is not None:
             plots["std_error"] = std_error(forces.mean, forces.std, forces.target)
-        for label, one in (several or {"force components": prediction}).items():
-            found = references.match(one, "forces")
-            if found is not None and found.std is not None:
-                calibrated[label] = found.mean, found.std, found.target
-                error = np.linalg.norm(found.mean - found.target, axis=1)
-                ranked[label if several else "by std"] = np.linalg.norm(found.std, axis=1), error
+    for label, one in (several or {"force components": prediction}).items():
+        found = references.match(one, "forces")
+        if found is not None and found.std is not None:
+            calibrated[label] = found.mean, found.std, found.target
+            error = np.linalg.norm(found.mean - found.target, axis=1)
+            ranked[label if several else "by std"] = np.linalg.norm(found.std, axis=1), error
     if energy is not None:
         shift = float(energy.target.mean())  # axes show differences
-        arrays = energy.mean - shift, energy.std, energy.target - shift
-        where = {"structure": np.flatnonzero(energy.chosen)}
-        note = f" Energies from their mean, {shift:.6g} eV."
-        more = {"quantity": "energies", "unit": "eV", "about": where, "note": note}
-        plots["parity_energy"] = parity(*arrays, **more)
+        plots["parity_energy"] = parity(
+            energy.mean - shift,
+            energy.std,
+            energy.target - shift,
+            quantity="energies",
+            unit="eV",
+            about={"structure": np.flatnonzero(energy.chosen)},
+            note=f" Energies from their mean, {shift:.6g} eV.",
+        )
         if energy.std is not None and not several:
             calibrated["energies"] = energy.mean, energy.std, energy.target
     if calibrated:
@@ -288,13 +294,10 @@ def training_plot(history: Sequence[Mapping[str, float]]) -> Plot | None:
 
 
 def _check_models(models: Mapping[str, object]) -> None:
-    """Raise InputError unless models is a mapping of one to six labels."""
-    if not isinstance(models, Mapping) or not models:
-        raise InputError("models must be a non-empty mapping from label to arrays, {label: (...)}.")
-    if len(models) > MOST_MODELS:
+    if not 1 <= len(models) <= MOST_MODELS:
         raise InputError(
-            f"{len(models)} models in one figure; expected at most {MOST_MODELS}, so that they "
-            "can be told apart. Draw several figures."
+            f"{len(models)} models in one figure; expected {{label: arrays}} of 1 to {MOST_MODELS} "
+            "models, so that they can be told apart. Draw several figures."
         )
 
 
