@@ -26,6 +26,7 @@ from blips.errors import InputError, TooLargeError
 from blips.inference.domain import Domain
 from blips.inference.linearise import Linearised, LinearModel
 from blips.inference.memory import available_bytes
+from blips.inference.posterior import ConditionedPosterior
 from blips.progress import track
 
 BATCH_ATOMS = 256  # of a batch whose rows are computed
@@ -39,23 +40,22 @@ class Seen(NamedTuple):
     structures: int
     domain: Domain
 
-    def joined(self, evidence: Evidence, structures: int, domain: Domain) -> "Seen":
-        """Join this with what was seen before."""
-        whole = Evidence(evidence.dimension)
-        whole.merge(evidence)
-        whole.merge(self.evidence)
-        both = Domain.joined([domain, self.domain])
-        return Seen(whole, structures + self.structures, both)
-
 
 def collect(
-    model: LinearModel, structures: Iterable[Atoms], *, rows: int, seed: int, first: int = 0
+    model: LinearModel,
+    structures: Iterable[Atoms],
+    *,
+    rows: int,
+    seed: int,
+    before: ConditionedPosterior | None = None,
 ) -> Seen:
     """Sum the rows of energies and forces of all structures, read one batch at a time.
 
     A structure has its force components for rows where these are at most `rows`, else so many
-    random sums, functions of the seed and of its number, which begins with `first`.
+    random sums, functions of the seed and of its number. The evidence, the number and the domain of
+    a posterior `before` are included.
     """
+    first = 0 if before is None else before.structures
     backbone, size = atomistic(model.backbone), model.maps.sketch.size
     check_memory(size)
     rank, world = (dist.get_rank(), dist.get_world_size()) if _parallel() else (0, 1)
@@ -80,7 +80,12 @@ def collect(
         raise InputError("no structures to condition on; give at least one geometry")
     if world > 1:
         evidence, domain = _added_over_processes(evidence, domain)
-    return Seen(evidence, count, domain)
+    if before is None or before.evidence is None:
+        return Seen(evidence, count, domain)
+    both = Evidence(size)
+    both.merge(before.evidence)
+    both.merge(evidence)
+    return Seen(both, first + count, Domain.joined([before.domain, domain]))
 
 
 def check_memory(dimension: int) -> None:
