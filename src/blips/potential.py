@@ -23,11 +23,12 @@ from blips.inference.alignment import Alignment, element_counts
 from blips.inference.linearise import LinearModel
 from blips.inference.maps import READOUT, ChosenMaps, chosen_roles
 from blips.inference.memory import keep_freed_memory
+from blips.inference.monte_carlo import Samples
 from blips.inference.onepass import OnePass, one_pass
 from blips.inference.posterior import Coefficients, ConditionedPosterior
-from blips.inference.predict import Request, Samples, predict
+from blips.inference.predict import predict
 from blips.inference.rows import collect
-from blips.inference.sampling import Member, StochasticModel
+from blips.inference.sampling import Member, Request, StochasticModel
 from blips.inference.scale import fit_scale, keys_of
 from blips.prediction import Calibrator, Prediction
 
