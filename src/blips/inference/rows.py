@@ -74,7 +74,7 @@ def collect(
             evidence.add(linearised.energy_rows())
             generators = [seeded_generator("rows", seed, first + k) for k, _ in group]
             directions = components(graph, rows) if few else random_sums(graph, rows, generators)
-            for _, row in force_rows(linearised, directions):
+            for _, _, row in force_rows(linearised, directions):
                 evidence.add(row)
     if count == 0:
         raise InputError("no structures to condition on; give at least one geometry")
@@ -99,32 +99,26 @@ def check_memory(dimension: int) -> None:
         )
 
 
-class Directions(NamedTuple):
-    """One direction in the space of forces for each structure of a batch."""
-
-    u: Tensor  # [N, 3]
-    present: Tensor  # [S] bool, structures that have such a direction
-
-
 def random_sums(
     graph: AtomGraph, count: int, generators: Sequence[torch.Generator]
-) -> Iterator[Directions]:
-    """Yield `count` random directions with components +-1 / sqrt(count), seeded by structure."""
-    atoms = graph.node_counts()  # [S]
-    everywhere = torch.ones(graph.num_structures, dtype=torch.bool)
+) -> Iterator[Tensor]:
+    """Yield `count` random directions u [N, 3], +-1 / sqrt(count), seeded by structure."""
     for _ in range(count):
         bits = [
             torch.randint(0, 2, (n, 3), generator=generator)
-            for n, generator in zip(atoms.tolist(), generators, strict=True)
+            for n, generator in zip(graph.node_counts().tolist(), generators, strict=True)
         ]
-        signs = torch.cat(bits) * 2 - 1
-        yield Directions(signs / count**0.5, everywhere)
+        signs = torch.cat(bits).to(graph.positions.device) * 2 - 1
+        yield signs / count**0.5
 
 
 def components(
     graph: AtomGraph, count: int, generator: torch.Generator | None = None
-) -> Iterator[Directions]:
-    """Yield `count` different force components of each structure: the first, or random ones."""
+) -> Iterator[Tensor]:
+    """Yield directions u [N, 3] of different force components: the first, or random ones.
+
+    Each structure has `count`; beyond its last component, u is zero there.
+    """
     atoms = graph.node_counts()  # [S]
     first = (atoms.cumsum(0) - atoms) * 3
     order = [
@@ -136,17 +130,17 @@ def components(
         places = [int(order[s][k]) if present[s] else 0 for s in range(len(order))]
         u = graph.positions.new_zeros(3 * graph.num_nodes)
         u[(first + torch.tensor(places))[present]] = 1.0
-        yield Directions(u.view(-1, 3), present)
+        yield u.view(-1, 3)
 
 
 def force_rows(
-    linearised: Linearised, directions: Iterable[Directions]
-) -> Iterator[tuple[Directions, Tensor]]:
-    """Yield each direction with its rows, [structures that have it, d]."""
-    known: Sequence[Directions] = list(directions)
-    rows = linearised.rows_along(keys.FORCES, (one.u for one in known))
-    for one, row in zip(known, rows, strict=True):
-        yield one, row[one.present]
+    linearised: Linearised, directions: Iterable[Tensor]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield each direction u [N, 3], which structures have it [S], and their rows b [n, d]."""
+    known = list(directions)
+    for u, row in zip(known, linearised.rows_along(keys.FORCES, known), strict=True):
+        present = linearised.graph.sum_over_structures(u.square().sum(dim=1)) > 0
+        yield u, present, row[present]
 
 
 def _parallel() -> bool:
