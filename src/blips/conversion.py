@@ -68,7 +68,12 @@ def bayesianize(
             "blips.backbones.Adapter(module, energies_of=(module, graph) -> energies in eV, "
             "cutoff=... in A))"
         )
-    reasons = _deterministic(backbone)
+    reasons = {  # why the backbone leaves maps deterministic, by their names
+        name: reason
+        for name, _ in backbone.named_modules()
+        for pattern, reason in reversed([*backbone.deterministic.items()])
+        if fnmatchcase(name, pattern)
+    }
     if maps is None:
         named = set(reasons)
         maps = lambda name, _module: name not in named  # noqa: E731
@@ -131,16 +136,6 @@ def _assembled(
         )
     network.to(next(backbone.parameters()))
     return BayesianPotential(backbone, network, conversion, settings)
-
-
-def _deterministic(backbone: Backbone) -> dict[str, str]:
-    """Return why the backbone leaves maps deterministic, by their names."""
-    return {
-        name: reason
-        for name, _ in backbone.named_modules()
-        for pattern, reason in reversed([*backbone.deterministic.items()])
-        if fnmatchcase(name, pattern)
-    }
 
 
 def _found_roles(backbone: Backbone) -> tuple[dict[str, str], dict[str, str]]:

@@ -201,12 +201,9 @@ class Prediction:
         """Copy the structures with what was predicted for them, ready for `ase.io.write`.
 
         Means are results of a calculator; uncertainties (total std) are `info` and `arrays` under
-        the names of `blips.keys`. Labels of the same names that the structures had are replaced.
-
-        Args:
-            structures: that were predicted.
-            beside: names of labels to keep; means of quantities that have one are then `info` and
-                `arrays` under the names "predicted_energy", "predicted_forces", ...
+        the names of `blips.keys`. Labels of the same names that the structures had are replaced,
+        but for labels under the names `beside`: means of quantities that have one are then `info`
+        and `arrays` under the names "predicted_energy", "predicted_forces", ...
         """
         structures = [structures] if isinstance(structures, Atoms) else structures
         if len(structures) != len(self):

@@ -104,10 +104,8 @@ class Alignment:
 def fit_alignment(counts: Array, rest: Array, var: Array | None = None) -> Alignment:
     """Fit the posterior of the shifts, averaged over tau and sigma.
 
-    Args:
-        counts: C, atoms of each element, [S, 119].
-        rest: y - E, labels without the model's energies, [S] eV.
-        var: q, variances of the model's energies, [S] eV^2; None for zero.
+    `counts` are C, atoms of each element, [S, 119]; `rest` y - E, labels without the model's
+    energies, [S] eV; `var` q, variances of the model's energies, [S] eV^2 (None for zero).
     """
     present = np.flatnonzero(counts.any(axis=0))
     c, n = counts[:, present].astype(float), counts.sum(axis=1)

@@ -93,8 +93,8 @@ def _misfits(posterior: ConditionedPosterior, linearised: Linearised, found: Out
 
 def _unknown_structures(posterior: ConditionedPosterior, graph: AtomGraph) -> Tensor | None:
     """Return structures with an element that the conditioning data lack, [S] bool, if any."""
-    lacking = posterior.domain.lacks(graph)
-    if lacking is None:
+    lacking = ~posterior.domain.known.to(graph.numbers.device)[graph.numbers]
+    if not bool(lacking.any()):
         return None
     symbols = [chemical_symbols[number] for number in graph.numbers[lacking].unique().tolist()]
     warnings.warn(

@@ -58,7 +58,8 @@ def collect(
     first = 0 if before is None else before.structures
     backbone, size = atomistic(model.backbone), model.maps.sketch.size
     check_memory(size)
-    rank, world = (dist.get_rank(), dist.get_world_size()) if _parallel() else (0, 1)
+    parallel = dist.is_available() and dist.is_initialized()
+    rank, world = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
     evidence, count, domain = Evidence(size), 0, Domain.joined([])
     total = len(structures) if isinstance(structures, Sized) else None
     for batch in batches_of(track(structures, "conditioning", total), BATCH_ATOMS):
@@ -141,10 +142,6 @@ def force_rows(
     for u, row in zip(known, linearised.rows_along(keys.FORCES, known), strict=True):
         present = linearised.graph.sum_over_structures(u.square().sum(dim=1)) > 0
         yield u, present, row[present]
-
-
-def _parallel() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _added_over_processes(evidence: Evidence, domain: Domain) -> tuple[Evidence, Domain]:

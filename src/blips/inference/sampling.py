@@ -190,10 +190,8 @@ class StochasticModel(nn.Module):
 class Member(nn.Module):
     """One draw from the posterior of a potential: deterministic, smooth, conservative.
 
-    Args:
-        potential: whose backbone and inference network it shares.
-        noise: a frozen draw of the paper's posterior, or v [d] of the conditioned one: the member
-            is linear in it, E + b . v.
+    It shares the potential's weights. The noise is a frozen draw of the paper's posterior, or v [d]
+    of the conditioned one: the member is linear in it, E + b . v.
     """
 
     def __init__(self, potential: StochasticModel, noise: FrozenDraw | Tensor) -> None:
