@@ -104,8 +104,8 @@ class Prediction:
 
     def __post_init__(self) -> None:
         """Refuse a std that is negative or not a number."""
-        for name, value in {**vars(self), **self.others}.items():
-            if value is None or not name.endswith("_std") or (value >= 0).all():
+        for name, value in self._arrays().items():
+            if not name.endswith("_std") or (value >= 0).all():
                 continue
             rows = np.flatnonzero(~(value >= 0).reshape(len(value), -1).all(axis=1))
             if not _is_per_structure(name):
@@ -124,11 +124,11 @@ class Prediction:
         index = range(len(self))[index]
         first = int(self.n_atoms[:index].sum())
         one, atoms = slice(index, index + 1), slice(first, first + int(self.n_atoms[index]))
-        changes: dict[str, Any] = {"n_atoms": self.n_atoms[one]}
-        for name, value in self._arrays().items():
-            changes[name] = value[one if _is_per_structure(name) else atoms]
-        changes["others"] = {name: value[atoms] for name, value in self.others.items()}
-        return Prediction(method=self.method, samples=self.samples, details=self.details, **changes)
+        arrays = {
+            name: value[one if _is_per_structure(name) else atoms]
+            for name, value in self._arrays().items()
+        }
+        return self.of(arrays, n_atoms=self.n_atoms[one], **self._about())
 
     @property
     def energy_total_std(self) -> Array | None:
@@ -231,7 +231,7 @@ class Prediction:
 
     def __repr__(self) -> str:
         """Say which quantities there are, for how many structures."""
-        there = {**self._arrays(), **self.others}
+        there = self._arrays()
         names = [name for name in there if not name.endswith(("_std", "_cov"))]
         words = [f"{name} ± std" if f"{name}_std" in there else name for name in names]
         return (
@@ -280,8 +280,13 @@ class Prediction:
         return replace(self, details={**self.details, "calibrated": tuple(calibrated)}, **changes)
 
     def _arrays(self) -> dict[str, Array]:
-        skip = ("n_atoms", "method", "samples", "others", "details")
-        return {k: value for k, value in vars(self).items() if value is not None and k not in skip}
+        """Return all that was predicted, by name, for `of`."""
+        about = ("n_atoms", "others", *self._about())
+        own = {k: value for k, value in vars(self).items() if value is not None and k not in about}
+        return {**own, **self.others}
+
+    def _about(self) -> dict[str, Any]:
+        return {"method": self.method, "samples": self.samples, "details": self.details}
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
@@ -289,14 +294,11 @@ class Prediction:
         first = parts[0]
         if len(parts) == 1:
             return first
-        arrays: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts])
+        arrays = {
+            name: np.concatenate([part.array(name) for part in parts])
             for name in ("n_atoms", *first._arrays())
         }
-        arrays["others"] = {
-            name: np.concatenate([part.others[name] for part in parts]) for name in first.others
-        }
-        return cls(method=first.method, samples=first.samples, details=first.details, **arrays)
+        return cls.of(arrays, **first._about())
 
 
 def _is_per_structure(name: str) -> bool:

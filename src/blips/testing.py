@@ -177,9 +177,10 @@ def check_second_derivatives(
     for name, atoms in structures.items():
         graph = backbone.graph(atoms, torch.float64)
         positions = graph.positions.requires_grad_()
-        forces = -gradient(backbone(graph)[keys.ENERGIES].sum(), positions)
-        curvature = gradient(forces[0, 0] + forces[-1, 2], positions)
-        if not bool(torch.cat([forces, curvature]).isfinite().all()):
+        energy = backbone(graph)[keys.ENERGIES].sum()
+        (slope,) = torch.autograd.grad(energy, positions, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope[0, 0] + slope[-1, 2], positions)
+        if not bool(torch.cat([slope, curvature]).isfinite().all()):
             raise AssertionError(f"forces of {name} or their derivatives are not finite")
 
 
@@ -309,9 +310,3 @@ def rotation_matrix(seed: int = 0) -> np.ndarray:
     """Draw a random proper rotation Q, [3, 3]; row vectors turn as r @ Q.T."""
     orthogonal, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))
     return orthogonal * np.sign(np.linalg.det(orthogonal))
-
-
-def gradient(value: Tensor, inputs: Tensor) -> Tensor:
-    """Compute d(value)/d(inputs), itself differentiable."""
-    (result,) = torch.autograd.grad(value, inputs, create_graph=True)
-    return result

@@ -123,7 +123,3 @@ def _nearest(graph: AtomGraph, distance: Tensor) -> Tensor:
     nearest = torch.full((graph.num_nodes,), torch.inf, dtype=distance.dtype)
     receiver = graph.edge_index[0].to(distance.device)
     return nearest.to(distance.device).scatter_reduce(0, receiver, distance, "amin")
-
-
-EVERY_ELEMENT = Domain()
-"""Of a model that has seen nothing: distances by covalent radii."""

@@ -21,13 +21,15 @@ from blips.bayes.noise import FrozenDraw, generators
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import TooLargeError
 from blips.inference.conditioned import predict_conditioned
-from blips.inference.domain import EVERY_ELEMENT
+from blips.inference.domain import Domain
 from blips.inference.memory import is_large
 from blips.inference.monte_carlo import MOST, joined_details, monte_carlo
 from blips.inference.onepass import one_pass
 from blips.inference.posterior import ConditionedPosterior
 from blips.inference.sampling import Request, StochasticModel
 from blips.prediction import Outputs, Prediction, point_prediction
+
+EVERY_ELEMENT = Domain()  # of a model that has seen nothing: distances by covalent radii
 
 
 def predict(model: StochasticModel, graphs: Iterable[Graph], request: Request) -> Prediction:
