@@ -44,17 +44,10 @@ class Baseline:
     takes_samples: ClassVar[bool] = False  # whether their number is chosen in `predict`
     predict_graph: Callable[..., Prediction]  # (graph, *, seed, forces, stress, **options)
 
-    def fit(
-        self,
-        train: Data | None = None,
-        *,
-        resume: bool = True,
-        display: bool = False,
-        **options: Any,
-    ) -> FitResult:
+    def fit(self, train: Data | None = None, **options: Any) -> FitResult:
         """Train; the options are those of `blips.fit`. A finished run is only read again."""
         trained = self if isinstance(self, Stochastic | Likelihood) else self.backbone
-        result = fit(trained, train, resume=resume, display=display, **options)
+        result = fit(trained, train, **{"resume": True, "display": False, **options})
         self.condition(result.train_data, result.valid_data)
         return result
 

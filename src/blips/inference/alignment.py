@@ -68,14 +68,9 @@ class Alignment:
         """Return the shift of each labelled element, eV by atomic number."""
         return {z: float(self.shift[z]) for z in self.numbers}
 
-    @property
-    def std(self) -> dict[str, float]:
-        """Standard deviation of the shift of each labelled element, eV by symbol."""
-        return {chemical_symbols[z]: float(self.cov[z, z] ** 0.5) for z in self.numbers}
-
     def __str__(self) -> str:
         """Summarise in one line."""
-        std = self.std
+        std = {chemical_symbols[z]: float(self.cov[z, z] ** 0.5) for z in self.numbers}
         worst = max(std, key=lambda symbol: std[symbol])
         return (
             f"energies of {len(std)} elements fitted to {self.structures} structures, each known "
