@@ -107,6 +107,19 @@ def test_energies_of_atoms_are_by_64_draws_where_they_cost_little(painn):
         np.testing.assert_allclose(found.energies_std, expected, rtol=1e-9)
 
 
+def test_kept_draws_are_enough_for_energies(painn):
+    potential = copy.deepcopy(painn)
+    potential.posterior = painn.posterior.only_draws(3)
+    graph = painn.backbone.graph(FAR)
+    few, many = (
+        predict_conditioned(potential, graph, Request(samples=samples, forces=False))
+        for samples in (2, 8)
+    )
+    np.testing.assert_array_equal(few.energy_std, many.energy_std)
+    with pytest.raises(InputError, match="8 draws were asked for"):
+        predict_conditioned(potential, graph, Request(samples=8))
+
+
 def test_the_summary_has_the_misfit_in_words(painn):
     posterior = painn.posterior
     assert "conditioned on 5 structures" in str(posterior)

@@ -47,8 +47,9 @@ def predict_conditioned(model: StochasticModel, graph: Graph, request: Request) 
     changes_of = linearised.members if samples else linearised.energy_changes
     count = samples
     if not samples or not (request.forces or request.stress):  # these cost no backward pass
-        kept = posterior.kept_draws
-        count = max(samples, ATOM_DRAWS if kept is None else min(ATOM_DRAWS, len(kept)))
+        count = max(samples, ATOM_DRAWS)
+        if posterior.kept_draws is not None:
+            count = min(count, len(posterior.kept_draws))
     dtype = first_parameter(model.backbone).dtype
     changes = changes_of(posterior.weight_noise(count, seed, dtype))
     unknown = _unknown_structures(posterior, linearised.graph)
