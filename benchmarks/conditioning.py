@@ -21,9 +21,9 @@ from benchmarks.report import where
 from benchmarks.structures import STD, displaced, structure
 from blips.backbones import PaiNN
 from blips.conversion import bayesianize
-from blips.inference.condition import DIMENSION
 from blips.inference.linearise import LinearModel
 from blips.inference.rows import collect
+from blips.potential import DIMENSION
 
 
 def seconds_to_condition(structures: Sequence[Atoms], rows: int, dimension: int) -> dict[str, Any]:

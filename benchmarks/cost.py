@@ -22,11 +22,10 @@ from blips.bayes import generators
 from blips.bayes.condition import Evidence, normals
 from blips.conversion import bayesianize
 from blips.data.graph import AtomGraph
-from blips.inference.condition import DIMENSION
 from blips.inference.domain import Domain
 from blips.inference.maps import READOUT, ChosenMaps, chosen_roles
 from blips.inference.posterior import ConditionedPosterior, Scale
-from blips.potential import BayesianPotential
+from blips.potential import DIMENSION, BayesianPotential
 from blips.train.objective import plain_outputs
 from studies.baselines import LastLayerRigidity, ShallowEnsemble
 from studies.baselines.last_layer import inputs_of, readout_of

@@ -44,17 +44,10 @@ class Baseline:
     takes_samples: ClassVar[bool] = False  # whether their number is chosen in `predict`
     predict_graph: Callable[..., Prediction]  # (graph, *, seed, forces, stress, **options)
 
-    def fit(
-        self,
-        train: Data | None = None,
-        *,
-        resume: bool = True,
-        display: bool = False,
-        **options: Any,
-    ) -> FitResult:
+    def fit(self, train: Data | None = None, **options: Any) -> FitResult:
         """Train; the options are those of `blips.fit`. A finished run is only read again."""
         trained = self if isinstance(self, Stochastic | Likelihood) else self.backbone
-        result = fit(trained, train, resume=resume, display=display, **options)
+        result = fit(trained, train, **{"resume": True, "display": False, **options})
         self.condition(result.train_data, result.valid_data)
         return result
 
@@ -86,15 +79,11 @@ class Baseline:
             )
         if samples is not None and self.takes_samples:
             options["samples"] = samples
-        parts: list[Prediction] = []
-        for graph in graph_batches(self.backbone, atoms, batch_size):
-            if method == "map":
-                parts.append(self.predict_mean(graph, forces=forces, stress=stress))
-            else:
-                parts.append(
-                    self.predict_graph(graph, seed=seed, forces=forces, stress=stress, **options)
-                )
-        prediction = Prediction.join(parts)
+        of_graph = self.predict_mean
+        if method != "map":
+            of_graph = partial(self.predict_graph, seed=seed, **options)
+        graphs = graph_batches(self.backbone, atoms, batch_size)
+        prediction = Prediction.join([of_graph(g, forces=forces, stress=stress) for g in graphs])
         return prediction.recalibrated(self.calibration) if calibrated else prediction
 
     def predict_mean(self, graph: Graph, *, forces: bool, stress: bool) -> Prediction:
@@ -123,12 +112,9 @@ class DeepEnsemble(Wrapper, Baseline):
     ) -> None:
         if members < 2:
             raise InputError(f"members={members}: a standard deviation needs at least 2 members")
-        self.make_backbone: MakeBackbone | None = (
-            partial(_built, make_backbone, dict(hyperparameters or {}))
-            if isinstance(make_backbone, str)
-            else make_backbone
-        )
         nn.Module.__init__(self)
+        self.make_backbone = make_backbone
+        self._hyperparameters = dict(hyperparameters or {})
         self.num_members = members
         self.models = nn.ModuleList()
         self.calibration: dict[str, Calibrator] = {}
@@ -193,7 +179,10 @@ class DeepEnsemble(Wrapper, Baseline):
                 **{"resume": True, "display": False, **options},
             )
             results.append(result)
-            train, valid = _same_data(result, train, valid)
+            first, second = result.train_data, result.valid_data
+            if first is not train and isinstance(first, StructureData):  # the same split for all
+                train = first.structures
+                valid = second.structures if isinstance(second, StructureData) else valid
         self.models = nn.ModuleList(models)
         return replace(results[0], folder=root)
 
@@ -220,21 +209,9 @@ class DeepEnsemble(Wrapper, Baseline):
             raise InputError("an ensemble of trained models is not trained again; make a new one")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            if isinstance(self.make_backbone, str):
+                return build(self.make_backbone, **self._hyperparameters)
             return self.make_backbone(seed)
-
-
-def _built(name: str, hyperparameters: Mapping[str, Any], _seed: int) -> Backbone:
-    return build(name, **hyperparameters)
-
-
-def _same_data(
-    result: FitResult, train: Data | None, valid: Data | float | None
-) -> tuple[Data | None, Data | float | None]:
-    """Set the data split of all members to that of the first."""
-    first, second = result.train_data, result.valid_data
-    if train is first or not isinstance(first, StructureData):
-        return train, valid
-    return first.structures, second.structures if isinstance(second, StructureData) else valid
 
 
 def predict_plain(

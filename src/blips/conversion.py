@@ -68,14 +68,18 @@ def bayesianize(
             "blips.backbones.Adapter(module, energies_of=(module, graph) -> energies in eV, "
             "cutoff=... in A))"
         )
-    reasons = _deterministic(backbone)
+    deterministic = {  # why the backbone leaves maps so, by their names
+        name: reason
+        for name, _ in backbone.named_modules()
+        for pattern, reason in reversed([*backbone.deterministic.items()])
+        if fnmatchcase(name, pattern)
+    }
     if maps is None:
-        named = set(reasons)
-        maps = lambda name, _module: name not in named  # noqa: E731
-    roles = backbone.roles
+        maps = lambda name, _module: name not in deterministic  # noqa: E731
+    roles, reasons = backbone.roles, deterministic
     if not roles:
         roles, found = _found_roles(backbone)
-        reasons = {**found, **reasons}
+        reasons = {**found, **deterministic}
     default = PRETRAINED if backbone.pretrained else FROM_SCRATCH
     dropout = default.prior_dropout if prior_dropout is None else prior_dropout
     least, largest = default.bounds if bounds is None else bounds
@@ -131,16 +135,6 @@ def _assembled(
         )
     network.to(next(backbone.parameters()))
     return BayesianPotential(backbone, network, conversion, settings)
-
-
-def _deterministic(backbone: Backbone) -> dict[str, str]:
-    """Return why the backbone leaves maps deterministic, by their names."""
-    return {
-        name: reason
-        for name, _ in backbone.named_modules()
-        for pattern, reason in reversed([*backbone.deterministic.items()])
-        if fnmatchcase(name, pattern)
-    }
 
 
 def _found_roles(backbone: Backbone) -> tuple[dict[str, str], dict[str, str]]:

@@ -4,30 +4,35 @@ import copy
 import sys
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, get_args
 
 from ase import Atoms
 from torch import Tensor
 
-from blips.backbones.base import Backbone, graph_batches
+from blips.backbones.base import Backbone, atomistic, graph_batches
 from blips.bayes.convert import ConversionReport, revert
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
 from blips.bayes.noise import FrozenDraw
 from blips.data.graph import Graph
 from blips.data.labels import Labels
-from blips.data.structures import Structures
+from blips.data.structures import Structures, iter_given
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.inference.alignment import Alignment, element_counts
-from blips.inference.condition import DIMENSION, ROWS, condition
-from blips.inference.maps import READOUT
+from blips.inference.linearise import LinearModel
+from blips.inference.maps import READOUT, ChosenMaps, chosen_roles
 from blips.inference.memory import keep_freed_memory
+from blips.inference.monte_carlo import Samples
 from blips.inference.onepass import OnePass, one_pass
 from blips.inference.posterior import Coefficients, ConditionedPosterior
-from blips.inference.predict import Request, Samples, predict
-from blips.inference.sampling import Member, StochasticModel
+from blips.inference.predict import predict
+from blips.inference.rows import collect
+from blips.inference.sampling import Member, Request, StochasticModel
+from blips.inference.scale import fit_scale, keys_of
 from blips.prediction import Calibrator, Prediction
+
+DIMENSION = 2048  # more weights are sketched
 
 
 class BayesianPotential(StochasticModel):
@@ -61,7 +66,7 @@ class BayesianPotential(StochasticModel):
         valid: Structures | None = None,
         maps: str | Sequence[str] = READOUT,
         dimension: int = DIMENSION,
-        rows: int = ROWS,
+        rows: int = 48,
         coefficients: Coefficients = "constant",
         labels: Labels | None = None,
         seed: int = 0,
@@ -86,16 +91,32 @@ class BayesianPotential(StochasticModel):
                 if not given.
             seed: of the sketch and of random sums.
         """
-        self.posterior = condition(
-            self,
-            structures,
-            valid,
-            maps=maps,
-            dimension=dimension,
-            rows=rows,
-            coefficients=coefficients,
-            labels=labels or self.backbone.labels,
-            seed=seed,
+        valid = None if valid is None else list(iter_given(valid))
+        if coefficients not in get_args(Coefficients):
+            known = " or ".join(get_args(Coefficients))
+            raise InputError(f"unknown coefficients {coefficients!r}; use {known}")
+        before = None if self.posterior is None else self.conditioned()
+        labels = labels or self.backbone.labels
+        backbone = atomistic(self.backbone)
+        roles, last = chosen_roles(backbone, self.roles, maps)
+        chosen = ChosenMaps.of(backbone, roles, dimension, seed, last=last)
+        if before is not None:
+            _refuse_other(before, chosen, coefficients)
+        elif valid is None:
+            raise InputError(
+                "condition needs valid=..., labelled structures for the scale of the error bars"
+            )
+        if valid is not None:
+            keys_of(valid, labels)
+        network = self.coefficients if coefficients == "network" else None
+        linear = LinearModel(backbone, chosen, network)
+        seen = collect(linear, iter_given(structures), rows=rows, seed=seed, before=before)
+        if before is None or valid is not None:
+            scale = fit_scale(linear, seen.evidence, valid or [], seed=seed, labels=labels)
+        else:
+            scale = before.scale
+        self.posterior = ConditionedPosterior(
+            chosen, scale, coefficients, seen.structures, seen.domain, seen.evidence
         )
         self.calibration = {}  # of other error bars
         return self.posterior
@@ -210,3 +231,19 @@ class BayesianPotential(StochasticModel):
         base = copy.deepcopy(self.backbone)
         revert(base)
         return base
+
+
+def _refuse_other(
+    before: ConditionedPosterior, maps: ChosenMaps, coefficients: Coefficients
+) -> None:
+    """Refuse what cannot be added to the posterior so far, before any structure is read."""
+    if (before.maps, before.coefficients) != (maps, coefficients):
+        raise InputError(
+            "the potential is conditioned already, with other maps, dimension, coefficients "
+            "or seed; set potential.posterior = None to begin anew"
+        )
+    if before.evidence is None:
+        raise InputError(
+            "the posterior was kept as draws alone, to which nothing can be added; set "
+            "potential.posterior = None and condition on all structures"
+        )

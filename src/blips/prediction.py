@@ -104,13 +104,16 @@ class Prediction:
 
     def __post_init__(self) -> None:
         """Refuse a std that is negative or not a number."""
-        for name, value in {**vars(self), **self.others}.items():
-            if value is not None and name.endswith("_std") and not (value >= 0).all():
-                raise InputError(
-                    f"the model has no usable {name} for structures "
-                    f"{', '.join(map(str, self._structures_of(name, ~(value >= 0))))} (counted "
-                    "from 0): NaN. Do atoms overlap, or is the model damaged?"
-                )
+        for name, value in self._arrays().items():
+            if not name.endswith("_std") or (value >= 0).all():
+                continue
+            rows = np.flatnonzero(~(value >= 0).reshape(len(value), -1).all(axis=1))
+            if not _is_per_structure(name):
+                rows = np.unique(np.repeat(np.arange(len(self)), self.n_atoms)[rows])
+            raise InputError(
+                f"the model has no usable {name} for structures {', '.join(map(str, rows[:10]))} "
+                "(counted from 0): NaN. Do atoms overlap, or is the model damaged?"
+            )
 
     def __len__(self) -> int:
         """Return the number of structures."""
@@ -120,13 +123,12 @@ class Prediction:
         """Return the prediction of one structure."""
         index = range(len(self))[index]
         first = int(self.n_atoms[:index].sum())
-        atoms = slice(first, first + int(self.n_atoms[index]))
-        changes: dict[str, Any] = {"n_atoms": self.n_atoms[index : index + 1]}
-        for name, value in self._arrays().items():
-            per_structure = name.removesuffix("_std").removesuffix("_aleatoric") in PER_STRUCTURE
-            changes[name] = value[index : index + 1] if per_structure else value[atoms]
-        changes["others"] = {name: value[atoms] for name, value in self.others.items()}
-        return Prediction(method=self.method, samples=self.samples, details=self.details, **changes)
+        one, atoms = slice(index, index + 1), slice(first, first + int(self.n_atoms[index]))
+        arrays = {
+            name: value[one if _is_per_structure(name) else atoms]
+            for name, value in self._arrays().items()
+        }
+        return self.of(arrays, n_atoms=self.n_atoms[one], **self._about())
 
     @property
     def energy_total_std(self) -> Array | None:
@@ -186,7 +188,12 @@ class Prediction:
         """
         if len(self) != 1:
             raise InputError(f"results of one structure, not of {len(self)}; take prediction[i]")
-        return {key: _as_ase(key, array) for key, array in self.results().items()}
+        found: dict[str, Any] = {key: np.array(array) for key, array in self.results().items()}
+        for key in found.keys() & {keys.ENERGY, keys.ENERGY_UNCERTAINTY}:
+            found[key] = float(found[key][0])
+        for key in found.keys() & {keys.STRESS, keys.STRESS_UNCERTAINTY}:
+            found[key] = full_3x3_to_voigt_6_stress(found[key][0])
+        return found
 
     def to_atoms(
         self, structures: Atoms | Sequence[Atoms], *, beside: Labels | None = None
@@ -194,12 +201,9 @@ class Prediction:
         """Copy the structures with what was predicted for them, ready for `ase.io.write`.
 
         Means are results of a calculator; uncertainties (total std) are `info` and `arrays` under
-        the names of `blips.keys`. Labels of the same names that the structures had are replaced.
-
-        Args:
-            structures: that were predicted.
-            beside: names of labels to keep; means of quantities that have one are then `info` and
-                `arrays` under the names "predicted_energy", "predicted_forces", ...
+        the names of `blips.keys`. Labels of the same names that the structures had are replaced,
+        but for labels under the names `beside`: means of quantities that have one are then `info`
+        and `arrays` under the names "predicted_energy", "predicted_forces", ...
         """
         structures = [structures] if isinstance(structures, Atoms) else structures
         if len(structures) != len(self):
@@ -227,7 +231,7 @@ class Prediction:
 
     def __repr__(self) -> str:
         """Say which quantities there are, for how many structures."""
-        there = {**self._arrays(), **self.others}
+        there = self._arrays()
         names = [name for name in there if not name.endswith(("_std", "_cov"))]
         words = [f"{name} ± std" if f"{name}_std" in there else name for name in names]
         return (
@@ -237,24 +241,20 @@ class Prediction:
 
     def _repr_html_(self) -> str:
         """Show a short table in a notebook."""
-        found = self.summary()
-        heads = {"n_atoms": "atoms"} | {
-            keys.ENERGY: "energy (eV)",
-            keys.ENERGY_UNCERTAINTY: "± (eV)",
-            "largest_force_uncertainty": "largest std of a force (eV/Å)",
+        columns = {
+            "atoms": self.n_atoms,
+            "energy (eV)": self.energy,
+            "± (eV)": self.energy_total_std,
+            "largest std of a force (eV/Å)": self.largest_force_std,
         }
-        columns = {"n_atoms": self.n_atoms.tolist(), **found}
-        shown = [name for name in heads if name in columns]
-        rows = [
-            "".join(f"<td>{columns[name][i]:.6g}</td>" for name in shown)
-            for i in range(min(len(self), SHOWN))
-        ]
+        known = {head: column for head, column in columns.items() if column is not None}
+        rows = ["".join(f"<th>{head}</th>" for head in known)]
+        for values in zip(*(column[:SHOWN] for column in known.values()), strict=True):
+            rows.append("".join(f"<td>{value:.6g}</td>" for value in values))
         if len(self) > SHOWN:
-            rows.append(f"<td colspan={len(shown)}>… {len(self) - SHOWN} more</td>")
-        head = "".join(f"<th>{heads[name]}</th>" for name in shown)
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        how = f"<p>method {self.method}, {self.samples} samples</p>"
-        return f"{how}<table><tr>{head}</tr>{body}</table>"
+            rows.append(f"<td colspan={len(known)}>… {len(self) - SHOWN} more</td>")
+        table = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f"<p>method {self.method}, {self.samples} samples</p><table>{table}</table>"
 
     def recalibrated(self, calibrators: Mapping[str, Calibrator]) -> "Prediction":
         """Pass total stds through `calibrators[quantity].apply`, where there is one.
@@ -279,17 +279,14 @@ class Prediction:
             return self
         return replace(self, details={**self.details, "calibrated": tuple(calibrated)}, **changes)
 
-    def _structures_of(self, name: str, where: Array, most: int = 10) -> list[int]:
-        """Return the numbers of the first structures that a mask over that array concerns."""
-        rows = where.reshape(len(where), -1).any(axis=1)
-        if name.removesuffix("_std").removesuffix("_aleatoric") not in PER_STRUCTURE:
-            owner = np.repeat(np.arange(len(self.n_atoms)), self.n_atoms)
-            return np.unique(owner[rows]).tolist()[:most]
-        return np.flatnonzero(rows).tolist()[:most]
-
     def _arrays(self) -> dict[str, Array]:
-        skip = ("n_atoms", "method", "samples", "others", "details")
-        return {k: value for k, value in vars(self).items() if value is not None and k not in skip}
+        """Return all that was predicted, by name, for `of`."""
+        about = ("n_atoms", "others", *self._about())
+        own = {k: value for k, value in vars(self).items() if value is not None and k not in about}
+        return {**own, **self.others}
+
+    def _about(self) -> dict[str, Any]:
+        return {"method": self.method, "samples": self.samples, "details": self.details}
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
@@ -297,14 +294,15 @@ class Prediction:
         first = parts[0]
         if len(parts) == 1:
             return first
-        arrays: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts])
+        arrays = {
+            name: np.concatenate([part.array(name) for part in parts])
             for name in ("n_atoms", *first._arrays())
         }
-        arrays["others"] = {
-            name: np.concatenate([part.others[name] for part in parts]) for name in first.others
-        }
-        return cls(method=first.method, samples=first.samples, details=first.details, **arrays)
+        return cls.of(arrays, **first._about())
+
+
+def _is_per_structure(name: str) -> bool:
+    return name.removesuffix("_std").removesuffix("_aleatoric") in PER_STRUCTURE
 
 
 def _total_std(epistemic: Array | None, aleatoric: Array | None) -> Array | None:
@@ -335,14 +333,6 @@ def _predicted(atoms: Atoms, one: Prediction, beside: Labels | None) -> Atoms:
         frame.arrays[keys.IN_DOMAIN] = results.pop(keys.IN_DOMAIN)
     frame.calc = SinglePointCalculator(frame, **(before | results))
     return frame
-
-
-def _as_ase(key: str, array: Array) -> float | Array:
-    """Convert [1] to a number, [1, 3, 3] to ASE's six components; leave atoms' arrays."""
-    if key in (keys.ENERGY, keys.ENERGY_UNCERTAINTY):
-        return float(array[0])
-    stress = key in (keys.STRESS, keys.STRESS_UNCERTAINTY)
-    return full_3x3_to_voigt_6_stress(array[0]) if stress else np.array(array)
 
 
 def point_prediction(

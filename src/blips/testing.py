@@ -46,13 +46,8 @@ def check_contract(
 ) -> None:
     """Run every check on a backbone, evaluated on graphs of its own making.
 
-    Direct forces are not compared with the energy's derivatives.
-
-    Args:
-        model: the backbone.
-        structures: to test on; by default two periodic ones and a molecule.
-        equivariant: False for a model that does not turn with its input: leaves out rotation
-            and reflection.
+    The structures are by default two periodic ones and a molecule. Direct forces are not compared
+    with the energy's derivatives; a model that is not `equivariant` is not turned and mirrored.
     """
     if structures is None:
         structures = [random_structure(0), random_structure(1), random_structure(2, periodic=False)]
@@ -141,11 +136,9 @@ def check_forces(
     assert_close(forces, -slopes, atol, "forces against finite differences")
 
 
-def check_stress(
-    model: AtomisticBackbone, atoms: Atoms, *, step: float = 1e-5, atol: float = 1e-5
-) -> None:
+def check_stress(model: AtomisticBackbone, atoms: Atoms, *, atol: float = 1e-5) -> None:
     """Check that stress is (1/V) dE/d(strain) by central differences of strained cells."""
-    strained = []
+    strained, step = [], 1e-5
     for a, b in np.ndindex(3, 3):
         for offset in (step, -step):
             strain = np.zeros((3, 3))
@@ -184,9 +177,10 @@ def check_second_derivatives(
     for name, atoms in structures.items():
         graph = backbone.graph(atoms, torch.float64)
         positions = graph.positions.requires_grad_()
-        forces = -gradient(backbone(graph)[keys.ENERGIES].sum(), positions)
-        curvature = gradient(forces[0, 0] + forces[-1, 2], positions)
-        if not bool(torch.cat([forces, curvature]).isfinite().all()):
+        energy = backbone(graph)[keys.ENERGIES].sum()
+        (slope,) = torch.autograd.grad(energy, positions, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope[0, 0] + slope[-1, 2], positions)
+        if not bool(torch.cat([slope, curvature]).isfinite().all()):
             raise AssertionError(f"forces of {name} or their derivatives are not finite")
 
 
@@ -316,9 +310,3 @@ def rotation_matrix(seed: int = 0) -> np.ndarray:
     """Draw a random proper rotation Q, [3, 3]; row vectors turn as r @ Q.T."""
     orthogonal, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))
     return orthogonal * np.sign(np.linalg.det(orthogonal))
-
-
-def gradient(value: Tensor, inputs: Tensor) -> Tensor:
-    """Compute d(value)/d(inputs), itself differentiable."""
-    (result,) = torch.autograd.grad(value, inputs, create_graph=True)
-    return result

@@ -108,10 +108,10 @@ def test_the_predicted_std_is_that_of_the_posterior_which_has_seen_the_picks(
     before, after = predicted_std(picks, model, config)
     posterior = potential.conditioned()
     linear, scale = potential.linear_model(), posterior.scale
-    more = collect(linear, [pick.atoms for pick in picks], rows=12, seed=0)
-    whole = more.joined(posterior.evidence, posterior.structures, posterior.domain).evidence
+    picked = [pick.atoms for pick in picks]
+    whole = collect(linear, picked, rows=12, seed=0, before=posterior).evidence
     graph = potential.backbone.graph(structures)
-    rows = [row for _, row in force_rows(linear(graph, depth="rows"), components(graph, 12))]
+    rows = [row for *_, row in force_rows(linear(graph, depth="rows"), components(graph, 12))]
     for evidence, std in ((posterior.evidence, before), (whole, after)):
         gaussian = GaussianPosterior(evidence.spectrum(), scale.ratio, scale.scale)
         var = float(gaussian.var(torch.cat(rows)).mean()) + scale.floor["forces"] ** 2

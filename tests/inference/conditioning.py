@@ -51,7 +51,7 @@ def all_rows(potential: blips.BayesianPotential, atoms: Atoms) -> Tensor:
     """Rows of the energy and of all force components, [1 + 3N, d]."""
     graph = potential.backbone.graph(atoms)
     linearised = LinearModel(potential.backbone, potential.conditioned().maps)(graph, depth="rows")
-    directions = [one.u for one in components(graph, 3 * len(atoms))]
+    directions = list(components(graph, 3 * len(atoms)))
     forces = linearised.rows_along(keys.FORCES, directions)
     return torch.cat([linearised.energy_rows(), *forces]).double()
 

@@ -11,6 +11,7 @@ from blips import keys
 from blips.errors import CheckpointError, InputError
 from blips.inference.conditioned import predict_conditioned
 from blips.inference.posterior import ConditionedPosterior
+from blips.inference.sampling import Request
 from inference.conditioning import (
     EXACT,
     FACTOR,
@@ -89,7 +90,7 @@ def test_draws_are_of_seed_zero_unless_asked_otherwise(painn):
         assert torch.equal(make(3), make(3, seed=0))
         assert not torch.equal(make(3), make(3, seed=1))
     assert torch.equal(posterior.only_draws(3).draws(3), posterior.draws(3).float().double())
-    found = predict_conditioned(painn.linear_model(), posterior, graph, samples=2)
+    found = predict_conditioned(painn, graph, Request(samples=2))
     expected = predict(painn, FAR, samples=2, seed=0)
     np.testing.assert_array_equal(found.forces_std, expected.forces_std)
     assert found.stress is found.forces_cov is None
@@ -102,8 +103,21 @@ def test_energies_of_atoms_are_by_64_draws_where_they_cost_little(painn):
     changes = painn.linear_model()(graph, depth="energies").energy_changes(noise)
     expected = FACTOR * changes[keys.ENERGIES].square().mean(0).sqrt()
     for options in ({"samples": 0}, {"samples": 8, "forces": False}):
-        found = predict_conditioned(painn.linear_model(), painn.posterior, graph, **options)
+        found = predict_conditioned(painn, graph, Request(**options))
         np.testing.assert_allclose(found.energies_std, expected, rtol=1e-9)
+
+
+def test_kept_draws_are_enough_for_energies(painn):
+    potential = copy.deepcopy(painn)
+    potential.posterior = painn.posterior.only_draws(3)
+    graph = painn.backbone.graph(FAR)
+    few, many = (
+        predict_conditioned(potential, graph, Request(samples=samples, forces=False))
+        for samples in (2, 8)
+    )
+    np.testing.assert_array_equal(few.energy_std, many.energy_std)
+    with pytest.raises(InputError, match="8 draws were asked for"):
+        predict_conditioned(potential, graph, Request(samples=8))
 
 
 def test_the_summary_has_the_misfit_in_words(painn):

@@ -17,7 +17,7 @@ from blips.data.graph import AtomGraph
 from blips.errors import ConversionError
 from blips.inference.linearise import Linearised, LinearModel
 from blips.inference.maps import ChosenMaps, watched
-from blips.inference.rows import components, random_sums
+from blips.inference.rows import components, force_rows, random_sums
 from helpers import TINY, quartz
 from inference.models import (
     boxed_ammonia,
@@ -221,7 +221,7 @@ def test_random_sums_stand_for_all_components_on_average(painn):
     total = torch.zeros(12, 12)
     for seed in range(200):
         directions = random_sums(graph, 5, [torch.Generator().manual_seed(seed)])
-        u = torch.stack([one.u.flatten() for one in directions])
+        u = torch.stack([one.flatten() for one in directions])
         assert u.shape == (5, 12)
         total += u.T @ u / 200
     torch.testing.assert_close(total.diagonal(), torch.ones(12))
@@ -236,7 +236,7 @@ def test_random_sums_of_a_structure_do_not_depend_on_its_batch(painn):
     whole = random_sums(painn.backbone.graph(periodic()), 3, generators(2))
     alone = random_sums(painn.backbone.graph(periodic()[0]), 3, generators(1))
     for one, other in zip(whole, alone, strict=True):
-        assert torch.equal(one.u[:9], other.u)
+        assert torch.equal(one[:9], other)
 
 
 @pytest.mark.parametrize("seed", [None, 0])
@@ -245,16 +245,23 @@ def test_components_are_each_taken_once(painn, seed: int | None):
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     found = list(components(graph, 100, generator))
     assert len(found) == 27
-    assert torch.equal(sum(one.u for one in found), torch.ones(13, 3).double())
-    for k, one in enumerate(found):
-        assert one.present.tolist() == [True, k < 12]
-        assert one.u[:9].sum() == 1
-        assert one.u[9:].sum() == float(k < 12)
+    assert torch.equal(sum(found), torch.ones(13, 3).double())
+    for k, u in enumerate(found):
+        assert u[:9].sum() == 1
+        assert u[9:].sum() == float(k < 12)
+
+
+def test_rows_are_of_the_structures_that_have_a_direction(painn):
+    graph = painn.backbone.graph(periodic())
+    linearised = LinearModel(painn.backbone, chosen(painn, "all"))(graph, depth="rows")
+    for k, (u, present, rows) in enumerate(force_rows(linearised, components(graph, 14))):
+        assert present.tolist() == [True, k < 12]
+        assert torch.equal(rows, next(linearised.rows_along(keys.FORCES, [u]))[present])
 
 
 def test_few_components_are_spread_over_the_structure(painn):
     graph = painn.backbone.graph(quartz())
-    few = sum(one.u for one in components(graph, 6, torch.Generator().manual_seed(0)))
+    few = sum(components(graph, 6, torch.Generator().manual_seed(0)))
     assert few.sum() == 6
     assert few[2:].any()
 

@@ -78,7 +78,7 @@ def _rows_of_batch(
     sizes = graph.node_counts()
     few = (3 * sizes <= rows).repeat_interleave(sizes)[:, None]  # [N, 1]
     both = zip(components(graph, rows), random_sums(graph, rows, generators), strict=False)
-    along = [torch.where(few, one.u, sums.u) for one, sums in both]
+    along = [torch.where(few, u, sums) for u, sums in both]
     of_energy = linearised.energy_rows()  # [S, d]
     found = of_energy.new_zeros(len(batch), 1 + rows, of_energy.shape[1])
     found[:, 0] = of_energy

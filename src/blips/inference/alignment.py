@@ -68,14 +68,9 @@ class Alignment:
         """Return the shift of each labelled element, eV by atomic number."""
         return {z: float(self.shift[z]) for z in self.numbers}
 
-    @property
-    def std(self) -> dict[str, float]:
-        """Standard deviation of the shift of each labelled element, eV by symbol."""
-        return {chemical_symbols[z]: float(self.cov[z, z] ** 0.5) for z in self.numbers}
-
     def __str__(self) -> str:
         """Summarise in one line."""
-        std = self.std
+        std = {chemical_symbols[z]: float(self.cov[z, z] ** 0.5) for z in self.numbers}
         worst = max(std, key=lambda symbol: std[symbol])
         return (
             f"energies of {len(std)} elements fitted to {self.structures} structures, each known "
@@ -85,8 +80,8 @@ class Alignment:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the tensors, JSON-able."""
-        about = {"misfit": self.misfit, "structures": self.structures}
-        return {**about, "numbers": list(self.numbers)}
+        numbers = list(self.numbers)
+        return {"misfit": self.misfit, "structures": self.structures, "numbers": numbers}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors, by name."""
@@ -104,10 +99,8 @@ class Alignment:
 def fit_alignment(counts: Array, rest: Array, var: Array | None = None) -> Alignment:
     """Fit the posterior of the shifts, averaged over tau and sigma.
 
-    Args:
-        counts: C, atoms of each element, [S, 119].
-        rest: y - E, labels without the model's energies, [S] eV.
-        var: q, variances of the model's energies, [S] eV^2; None for zero.
+    `counts` are C, atoms of each element, [S, 119]; `rest` y - E, labels without the model's
+    energies, [S] eV; `var` q, variances of the model's energies, [S] eV^2 (None for zero).
     """
     present = np.flatnonzero(counts.any(axis=0))
     c, n = counts[:, present].astype(float), counts.sum(axis=1)
@@ -115,7 +108,7 @@ def fit_alignment(counts: Array, rest: Array, var: Array | None = None) -> Align
     highest = np.log10(size / LEAST_MISFIT) + 0.5
     misfits = LEAST_MISFIT * 10.0 ** np.arange(0.0, highest + STEP / 2, STEP)
     tau_squares = (size * 10.0 ** np.arange(-2.0, 1.0 + STEP / 2, STEP)) ** 2  # [T]
-    means, covs, logs, tau2s, sigma2s = [], [], [], [], []
+    fits = []
     for misfit in misfits:
         v = (0.0 if var is None else var) + (misfit * n) ** 2
         a, q = np.linalg.eigh((c.T / v) @ c)  # A = q a q^T
@@ -124,20 +117,17 @@ def fit_alignment(counts: Array, rest: Array, var: Array | None = None) -> Align
         for tau2 in tau_squares:
             gain = tau2 / (1.0 + tau2 * np.maximum(a, 0.0))
             log = 0.5 * (np.log(gain / tau2).sum() + (gain * b**2).sum())
-            means.append(q @ (gain * b))
-            covs.append((q * gain) @ q.T)
-            logs.append(fixed + log)
-            tau2s.append(tau2)
-            sigma2s.append(misfit**2)
-    weights = np.exp(np.array(logs) - max(logs))
+            fits.append((fixed + log, q @ (gain * b), (q * gain) @ q.T, tau2, misfit**2))
+    logs, means, covs, tau2s, sigma2s = (np.array(each) for each in zip(*fits, strict=True))
+    weights = np.exp(logs - logs.max())
     weights /= weights.sum()
-    mean = weights @ np.array(means)
-    away = np.array(means) - mean
-    cov = np.einsum("g,gij->ij", weights, np.array(covs)) + (away.T * weights) @ away
+    mean = weights @ means
+    away = means - mean
+    cov = np.einsum("g,gij->ij", weights, covs) + (away.T * weights) @ away
     shift, whole = np.zeros(NUM_ELEMENTS), np.eye(NUM_ELEMENTS) * float(weights @ tau2s)
     shift[present] = mean
     whole[np.ix_(present, present)] = cov
-    misfit = float(np.sqrt(weights @ np.array(sigma2s)))
+    misfit = float(np.sqrt(weights @ sigma2s))
     return Alignment(shift, whole, misfit, len(rest), tuple(present.tolist()))
 
 

@@ -18,43 +18,38 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import first_parameter
-from blips.bayes.condition import GaussianPosterior
 from blips.data.graph import AtomGraph, Graph
+from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.inference.linearise import Depth, Linearised, LinearModel
+from blips.inference.linearise import Depth, Linearised
 from blips.inference.posterior import ConditionedPosterior
+from blips.inference.sampling import Request, StochasticModel
 from blips.prediction import Outputs, Prediction, point_prediction
 
 ATOM_DRAWS = 64  # of the energies of atoms, where no forces are asked for: they cost little
 
 
-def predict_conditioned(
-    model: LinearModel,
-    posterior: ConditionedPosterior,
-    graph: Graph,
-    *,
-    samples: int,
-    seed: int = 0,
-    forces: bool = True,
-    stress: bool = False,
-    covariance: bool = False,
-) -> Prediction:
-    """Predict means and standard deviations of one batch.
+def predict_conditioned(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
+    """Predict means and standard deviations of one batch, by the conditioned posterior.
 
-    The model is linear in the noise of the posterior's weights. K = `samples` draws give deviations
-    of forces and stress; 0 those of energies alone. The other arguments are those of
-    `BayesianPotential.predict`.
+    K = `request.samples` draws give deviations of forces and stress; 0 those of energies alone.
     """
+    samples = SAMPLES if request.samples == "auto" else request.samples
     if samples < 2 and samples != 0:
         raise InputError(
             f"samples={samples}: a deviation needs at least 2 draws; "
             'use method="map" for a prediction without error bars'
         )
+    posterior, seed = model.conditioned(), request.seed
     depth: Depth = "members" if samples else "energies"
-    linearised = model(graph, forces=forces, stress=stress, depth=depth)
+    linear = model.linear_model(posterior)
+    linearised = linear(graph, forces=request.forces, stress=request.stress, depth=depth)
     changes_of = linearised.members if samples else linearised.energy_changes
-    derivatives = bool(samples) and (forces or stress)
-    count = samples if derivatives else _many_draws(posterior, samples)
+    count = samples
+    if not samples or not (request.forces or request.stress):  # these cost no backward pass
+        count = max(samples, ATOM_DRAWS)
+        if posterior.kept_draws is not None:
+            count = min(count, len(posterior.kept_draws))
     dtype = first_parameter(model.backbone).dtype
     changes = changes_of(posterior.weight_noise(count, seed, dtype))
     unknown = _unknown_structures(posterior, linearised.graph)
@@ -63,11 +58,15 @@ def predict_conditioned(
         changes = {k: _where(unknown, linearised.graph, wide[k], v) for k, v in changes.items()}
     found = {f"{k}_std": v.double().square().mean(dim=0).sqrt() for k, v in changes.items()}
     if samples and posterior.gaussian is not None:
-        found["energy_std"] = _exact_energy_std(linearised, posterior.gaussian, unknown)
+        rows = linearised.energy_rows().double()
+        var = posterior.gaussian.var(rows)
+        if unknown is not None:  # the prior's
+            var = torch.where(unknown, posterior.scale.scale**2 * rows.square().sum(dim=1), var)
+        found["energy_std"] = var.sqrt()
     for name in found.keys() & {"energy_std", "energies_std"}:
         found[name] = posterior.scale.energy_factor * found[name]
     found |= _misfits(posterior, linearised, found)
-    if covariance and keys.FORCES in changes:
+    if request.covariance and keys.FORCES in changes:
         change = changes[keys.FORCES].double()
         found["forces_cov"] = torch.einsum("kna,knb->nab", change, change) / count
     method = "conditioned" if samples else "onepass"
@@ -93,16 +92,10 @@ def _misfits(posterior: ConditionedPosterior, linearised: Linearised, found: Out
     return {f"{name}_aleatoric_std": misfit for name, misfit in misfits.items()}
 
 
-def _many_draws(posterior: ConditionedPosterior, samples: int) -> int:
-    """Return more than `samples` draws where they cost no backward pass, if there are more."""
-    kept = posterior.kept_draws
-    return max(samples, ATOM_DRAWS) if kept is None else min(max(samples, ATOM_DRAWS), len(kept))
-
-
 def _unknown_structures(posterior: ConditionedPosterior, graph: AtomGraph) -> Tensor | None:
     """Return structures with an element that the conditioning data lack, [S] bool, if any."""
-    lacking = posterior.domain.lacks(graph)
-    if lacking is None:
+    lacking = ~posterior.domain.known.to(graph.numbers.device)[graph.numbers]
+    if not bool(lacking.any()):
         return None
     symbols = [chemical_symbols[number] for number in graph.numbers[lacking].unique().tolist()]
     warnings.warn(
@@ -112,17 +105,6 @@ def _unknown_structures(posterior: ConditionedPosterior, graph: AtomGraph) -> Te
         stacklevel=2,
     )
     return graph.sum_over_structures(lacking.int()) > 0
-
-
-def _exact_energy_std(
-    linearised: Linearised, gaussian: GaussianPosterior, unknown: Tensor | None
-) -> Tensor:
-    """Compute sqrt(b^T Lambda^-1 b); for unknown structures tau |b|, [S] eV."""
-    rows = linearised.energy_rows().double()
-    var = gaussian.var(rows)
-    if unknown is not None:
-        var = torch.where(unknown, gaussian.scale**2 * rows.square().sum(dim=1), var)
-    return var.sqrt()
 
 
 def _where(unknown: Tensor, graph: AtomGraph, wide: Tensor, narrow: Tensor) -> Tensor:

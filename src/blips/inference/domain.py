@@ -9,6 +9,7 @@ farther than that of any atom of the element: little is left of what the model w
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 
 import torch
 from ase.data import covalent_radii
@@ -82,11 +83,6 @@ class Domain:
         known[list(self.numbers)] = True
         return known
 
-    def lacks(self, graph: AtomGraph) -> Tensor | None:
-        """Return atoms of unknown elements, [N] bool; None where there are none."""
-        lacking = ~self.known.to(graph.numbers.device)[graph.numbers]
-        return lacking if bool(lacking.any()) else None
-
     def contains(self, graph: AtomGraph) -> Tensor:
         """Return whether each atom's element is known and its nearest atom is as near, [N] bool."""
         device = graph.numbers.device
@@ -102,10 +98,9 @@ class Domain:
     def to_dict(self) -> dict[str, float]:
         """Return least distances, "Z-Z'" -> A, and finite farthest ones, "Z" -> A, JSON-able."""
         pairs = self.least.isfinite().triu().nonzero().tolist()
-        alone = [z for z in sorted(self.numbers) if self.farthest[z].isfinite()]
-        return {f"{a}-{b}": float(self.least[a, b]) for a, b in pairs} | {
-            str(z): float(self.farthest[z]) for z in alone
-        }
+        far = {str(z): float(self.farthest[z]) for z in sorted(self.numbers)}
+        far = {name: distance for name, distance in far.items() if isfinite(distance)}
+        return {f"{a}-{b}": float(self.least[a, b]) for a, b in pairs} | far
 
     @classmethod
     def from_dict(cls, numbers: Iterable[int], distances: Mapping[str, float]) -> "Domain":
@@ -128,7 +123,3 @@ def _nearest(graph: AtomGraph, distance: Tensor) -> Tensor:
     nearest = torch.full((graph.num_nodes,), torch.inf, dtype=distance.dtype)
     receiver = graph.edge_index[0].to(distance.device)
     return nearest.to(distance.device).scatter_reduce(0, receiver, distance, "amin")
-
-
-EVERY_ELEMENT = Domain()
-"""Of a model that has seen nothing: distances by covalent radii."""

@@ -72,19 +72,13 @@ class _Source(NamedTuple):
 
 
 class Linearised:
-    """A pass over a batch of structures, and its derivatives by the noise of chosen weights.
+    """A pass over a batch of S structures, and its derivatives by the noise of chosen weights.
 
-    Args:
-        model: the backbone, and which of its weights have noise.
-        graph: S structures.
-        forces: whether they will be asked for.
-        stress: whether it will be asked for.
-        depth: what will be asked for: changes of "energies" alone, which take no backward pass of
-            their own; "members" with their forces; or "rows" of forces and stress.
-
-    Attributes:
-        products: all applications of the maps, with the gradients of the energy.
+    `depth` says what will be asked for: changes of "energies" alone, which take no backward pass of
+    their own; "members" with their forces; or "rows" of forces and stress.
     """
+
+    products: list[Product]  # all applications of the maps, with the gradients of the energy
 
     def __init__(
         self, model: LinearModel, graph: Graph, *, forces: bool, stress: bool, depth: Depth
@@ -115,7 +109,8 @@ class Linearised:
                 )
             self._total = outputs[keys.ENERGY].sum()
             if backbone.conservative:
-                self._sources = self._of_energy(inputs, calls, forces, stress)
+                self._sources, found = self._of_energy(inputs, calls, forces, stress)
+                outputs |= found
             else:
                 outputs = asked_for(outputs, graph, Derivatives(forces=forces, stress=stress))
                 self._sources = self._of_outputs(outputs, calls, forces, stress)
@@ -123,8 +118,8 @@ class Linearised:
 
     def _of_energy(
         self, inputs: Mapping[str, Tensor], calls: Sequence[Call], forces: bool, stress: bool
-    ) -> list[_Source]:
-        """Return one source of forces and stress, which are derivatives of the energy."""
+    ) -> tuple[list[_Source], Outputs]:
+        """Return one source of forces and stress; and these, where only energies are to change."""
         leaves: dict[str, tuple[Tensor, Tensor | float]] = {}
         if forces:
             leaves[keys.FORCES] = inputs["positions"], -1.0
@@ -133,8 +128,8 @@ class Linearised:
         alone = self._depth == "energies"
         also = [leaf for leaf, _ in leaves.values()] if alone else []
         self.products, found = gradients(self._total, calls, also, differentiable=not alone)
-        self._derived = _divided(leaves, found) if alone else {}
-        return [_Source(self.products, leaves)] if leaves else []
+        sources = [_Source(self.products, leaves)] if leaves else []
+        return sources, _divided(leaves, found) if alone else {}
 
     def _of_outputs(
         self, outputs: Outputs, calls: Sequence[Call], forces: bool, stress: bool
@@ -152,10 +147,8 @@ class Linearised:
     @cached_property
     def outputs(self) -> Outputs:
         """Energy, energies, forces and stress of the plain model, bit for bit."""
-        if not self._backbone.conservative:
+        if not self._backbone.conservative or self._depth == "energies":
             return self._known
-        if self._depth == "energies":
-            return self._known | self._derived
         if self.maps.last:
             return self._known | self._derivatives(self._total)
         asked = [name for source in self._sources for name in source.leaves]

@@ -47,21 +47,13 @@ class MemoryGauge:
         self.weight_bytes = 4 * weight_bytes
         self._bytes_per_row: dict[Hashable, float] = {}
 
-    def forget(self) -> None:
-        """Forget what was measured: the model is another one now."""
-        self._bytes_per_row.clear()
-
-    def needed(self, kind: Hashable, graph: Graph, run: Run) -> float:
-        """Estimate the bytes of one pass over a graph."""
+    def check(self, kind: Hashable, graph: Graph, memory_gb: float | None, run: Run) -> float:
+        """Estimate the bytes of one pass; raise an error if it is too large for the bound."""
         if kind not in self._bytes_per_row:
             probe = graph if not is_large(graph) else graph.neighbourhood(PROBE_NODES)
             peak = peak_bytes(lambda: run(probe))
             self._bytes_per_row[kind] = SAFETY * peak / max(rows_of(probe), 1)
-        return self._bytes_per_row[kind] * rows_of(graph)
-
-    def check(self, kind: Hashable, graph: Graph, memory_gb: float | None, run: Run) -> float:
-        """Estimate the bytes of one pass; raise an error if it is too large for the bound."""
-        needed = self.needed(kind, graph, run)
+        needed = self._bytes_per_row[kind] * rows_of(graph)
         most = available_bytes() if memory_gb is None else memory_gb * GIGABYTE
         if needed > most:
             raise TooLargeError(

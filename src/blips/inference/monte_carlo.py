@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,8 +31,6 @@ from blips.errors import InputError
 from blips.inference.memory import passes_side_by_side, rows_of
 from blips.prediction import Outputs, Prediction, point_prediction
 
-T = TypeVar("T")
-R = TypeVar("R")
 Sampler = Callable[[Graph, range], Outputs]  # (graph, sample numbers) -> [K * rows, ...]
 
 FIRST_ROUND = 16  # samples before the first look: kurtosis from fewer says nothing
@@ -52,17 +51,10 @@ def monte_carlo(
 ) -> Prediction:
     """Return mean and std of samples on a batch of structures.
 
-    Args:
-        sampler: evaluates the samples of a range of numbers as one replicated batch.
-        graph: the structures.
-        samples: K >= 2, or "auto": draw in rounds until the relative standard error of a typical
-            std (the root mean square over all energies, force components, ... of the batch) is
-            below the tolerance. `details` then has the "std_relative_error" of each quantity, and
-            "tolerance_reached".
-        method: name for the result.
-        chunk: at most so many samples at once.
-        covariance: also the 3x3 covariance of the forces.
-        tolerance: of "auto".
+    With samples="auto" they are drawn in rounds until the relative standard error of a typical std
+    (the root mean square over all energies, force components, ... of the batch) is below the
+    tolerance. `details` then has the "std_relative_error" of each quantity, and
+    "tolerance_reached". At most `chunk` samples run at once; `method` names the result.
     """
     goal = FIRST_ROUND if samples == "auto" else samples
     if goal < 2:
@@ -129,8 +121,13 @@ def sampled_outputs(sampler: Sampler, graph: Graph, numbers: range, chunk: int) 
     """Compute outputs [K, ...] of the samples with these numbers, in order."""
     starts = range(numbers.start, numbers.stop, chunk)
     chunks = [range(k, min(k + chunk, numbers.stop)) for k in starts]
-    threads = passes_side_by_side(rows_of(graph))
-    found = list(side_by_side(lambda part: sampler(graph, part), chunks, threads))
+    threads = min(passes_side_by_side(rows_of(graph)), len(chunks))
+    if threads < 2 or torch.cuda.is_available():
+        found = [sampler(graph, part) for part in chunks]
+    else:  # small tensors leave a second core idle within an operation, not between two samples
+        pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        with kept_num_threads(), pool:
+            found = list(pool.map(partial(sampler, graph), chunks))
     return {
         name: torch.cat(
             [
@@ -140,24 +137,6 @@ def sampled_outputs(sampler: Sampler, graph: Graph, numbers: range, chunk: int) 
         )
         for name, value in found[0].items()
     }
-
-
-def side_by_side(
-    work: Callable[[T], R], items: Sequence[T], most: int | None = None
-) -> Iterator[R]:
-    """Yield results of `work` in the order of `items`, on as many threads as torch may use.
-
-    Small tensors leave a second core idle within an operation, not between two samples.
-    """
-    threads = min(most or torch.get_num_threads(), len(items))
-    if threads < 2 or torch.cuda.is_available():
-        yield from map(work, items)
-        return
-    with (
-        kept_num_threads(),
-        ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool,
-    ):
-        yield from pool.map(work, items)
 
 
 @contextmanager

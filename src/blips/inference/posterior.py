@@ -79,10 +79,23 @@ class ConditionedPosterior:
         return GaussianPosterior(self.evidence.spectrum(), self.scale.ratio, self.scale.scale)
 
     def draws(self, count: int, seed: int = 0) -> Tensor:
-        """Draw v number 0, 1, ..., functions of (seed, number), [K, d]."""
-        if self.gaussian is None:
-            return self._from_kept(count, seed)
-        return self.gaussian.draw(count, seed)
+        """Draw v number 0, 1, ..., functions of (seed, number), [K, d].
+
+        Where only draws were kept, seeds other than 0 give orthonormal mixtures of them.
+        """
+        if self.gaussian is not None:
+            return self.gaussian.draw(count, seed)
+        kept = self.kept_draws
+        if kept is None or count > len(kept):
+            have = 0 if kept is None else len(kept)
+            raise InputError(
+                f"{count} draws were asked for, but this posterior was kept as {have}; ask for at "
+                f"most {have} samples, or condition the model on structures"
+            )
+        if seed == 0:
+            return kept[:count].double()
+        mixture, _ = torch.linalg.qr(normals(len(kept), len(kept), seed))
+        return mixture[:count] @ kept.double()
 
     def weight_noise(self, count: int, seed: int, dtype: torch.dtype) -> Mapping[str, Tensor]:
         """Compute P v of draws 0, 1, ..., [K, out, in] by matrix; those of one seed are cached."""
@@ -100,20 +113,6 @@ class ConditionedPosterior:
     def only_draws(self, count: int, seed: int = 0) -> "ConditionedPosterior":
         """Make a small copy that keeps `count` draws in place of the evidence."""
         return replace(self, evidence=None, kept_draws=self.draws(count, seed).float())
-
-    def _from_kept(self, count: int, seed: int) -> Tensor:
-        """Return the kept draws; for seeds other than 0, orthonormal mixtures of them."""
-        kept = self.kept_draws
-        if kept is None or count > len(kept):
-            have = 0 if kept is None else len(kept)
-            raise InputError(
-                f"{count} draws were asked for, but this posterior was kept as {have}; ask for at "
-                f"most {have} samples, or condition the model on structures"
-            )
-        if seed == 0:
-            return kept[:count].double()
-        mixture, _ = torch.linalg.qr(normals(len(kept), len(kept), seed))
-        return mixture[:count] @ kept.double()
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the tensors, JSON-able."""

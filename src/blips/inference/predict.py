@@ -11,58 +11,25 @@
 """
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
-from numbers import Integral
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from blips.backbones.base import first_parameter
-from blips.backbones.derivatives import Derivatives
 from blips.bayes.noise import FrozenDraw, generators
 from blips.data.graph import AtomGraph, Graph
-from blips.defaults import SAMPLES
-from blips.errors import InputError, TooLargeError
+from blips.errors import TooLargeError
 from blips.inference.conditioned import predict_conditioned
-from blips.inference.domain import EVERY_ELEMENT
+from blips.inference.domain import Domain
 from blips.inference.memory import is_large
-from blips.inference.monte_carlo import MOST, Samples, joined_details, monte_carlo
+from blips.inference.monte_carlo import MOST, joined_details, monte_carlo
 from blips.inference.onepass import one_pass
 from blips.inference.posterior import ConditionedPosterior
-from blips.inference.sampling import StochasticModel
+from blips.inference.sampling import Request, StochasticModel
 from blips.prediction import Outputs, Prediction, point_prediction
 
-METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "map")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked of a prediction; the arguments of `BayesianPotential.predict`."""
-
-    method: str = "auto"
-    samples: Samples = SAMPLES
-    tolerance: float = 0.1
-    seed: int = 0
-    forces: bool = True
-    stress: bool = False
-    covariance: bool = False
-    memory_gb: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse unknown methods and numbers of samples."""
-        if self.method not in METHODS:
-            raise InputError(f"unknown method {self.method!r}; use one of {', '.join(METHODS)}")
-        if self.samples != "auto" and not isinstance(self.samples, Integral):
-            raise InputError(f'samples={self.samples!r}; expected a whole number or "auto"')
-        if not 0 < self.tolerance < 1:
-            raise InputError(
-                f"tolerance={self.tolerance}: the relative error of a standard deviation is a "
-                "number between 0 and 1, such as 0.1 (about 50 samples)"
-            )
-
-    @property
-    def derivatives(self) -> Derivatives:
-        """Which derivatives are asked for."""
-        return Derivatives(forces=self.forces, stress=self.stress)
+EVERY_ELEMENT = Domain()  # of a model that has seen nothing: distances by covalent radii
 
 
 def predict(model: StochasticModel, graphs: Iterable[Graph], request: Request) -> Prediction:
@@ -77,43 +44,41 @@ def predict(model: StochasticModel, graphs: Iterable[Graph], request: Request) -
 
 def _within_memory(model: StochasticModel, graph: Graph, request: Request) -> list[Prediction]:
     try:
-        return [predict_batch(model, graph, request)]
+        return [_predict_batch(model, graph, request)]
     except TooLargeError:
         if graph.num_structures == 1:
             raise
     return [one for half in graph.halves() for one in _within_memory(model, half, request)]
 
 
-def predict_batch(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
+def _predict_batch(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
     """Predict one batch, not recalibrated."""
-    chosen = choose(model.posterior, graph, request)
+    chosen, details = request, {}
+    if request.method == "auto":
+        method, why = choose(model.posterior, graph, request)
+        chosen, details = replace(request, method=method), {"chosen_because": why}
     run = BY_METHOD[chosen.method]
     bounded = is_large(graph) or chosen.memory_gb is not None
-    if bounded and chosen.method not in SAMPLED:  # these are bounded chunk by chunk
+    if bounded and run is not _sampled:  # samples are bounded chunk by chunk
         kind = (*_kind(model, chosen), chosen.samples, chosen.covariance)
         model.gauge.check(kind, graph, chosen.memory_gb, lambda part: run(model, part, chosen))
     found = run(model, graph, chosen)
-    details = dict(found.details)
-    if request.method == "auto":
-        details["chosen_because"] = WHY[chosen.method]
-    if not isinstance(graph, AtomGraph):
-        return replace(found, details=details)
-    domain = EVERY_ELEMENT if model.posterior is None else model.posterior.domain
-    return replace(found, details=details, in_domain=domain.contains(graph).numpy(force=True))
+    changes: dict[str, Any] = {"details": {**found.details, **details}}
+    if isinstance(graph, AtomGraph):
+        domain = EVERY_ELEMENT if model.posterior is None else model.posterior.domain
+        changes["in_domain"] = domain.contains(graph).numpy(force=True)
+    return replace(found, **changes)
 
 
-def choose(posterior: ConditionedPosterior | None, graph: Graph, request: Request) -> Request:
-    """Choose the method that is right furthest from the data, then the cheapest.
-
-    That is the conditioned posterior where there is one. Otherwise energies alone take one pass,
-    and everything else samples.
-    """
-    if request.method != "auto":
-        return request
+def choose(
+    posterior: ConditionedPosterior | None, graph: Graph, request: Request
+) -> tuple[str, str]:
+    """Choose the method that is right furthest from the data, then the cheapest; and say why."""
     if posterior is not None and isinstance(graph, AtomGraph):
-        return replace(request, method="conditioned")
-    sampled = request.forces or request.stress or not isinstance(graph, AtomGraph)
-    return replace(request, method="mc" if sampled else "onepass")
+        return "conditioned", "the potential is conditioned on data"
+    if request.forces or request.stress or not isinstance(graph, AtomGraph):
+        return "mc", "the potential is not conditioned on data, so it is sampled"
+    return "onepass", "one pass gives the deviation of energies"
 
 
 def _kind(model: StochasticModel, request: Request) -> tuple[Hashable, ...]:
@@ -122,35 +87,14 @@ def _kind(model: StochasticModel, request: Request) -> tuple[Hashable, ...]:
     return (request.method, request.forces, request.stress, dtype)
 
 
-WHY = {
-    "conditioned": "the potential is conditioned on data",
-    "mc": "the potential is not conditioned on data, so it is sampled",
-    "onepass": "one pass gives the deviation of energies",
-}
-
-
 def _map(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
     with torch.no_grad():
         return point_prediction(model(graph, **request.derivatives), graph)
 
 
-def _conditioned(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
-    posterior = model.conditioned()
-    return predict_conditioned(
-        model.linear_model(posterior),
-        posterior,
-        graph,
-        samples=SAMPLES if request.samples == "auto" else request.samples,
-        seed=request.seed,
-        forces=request.forces,
-        stress=request.stress,
-        covariance=request.covariance,
-    )
-
-
 def _in_one_pass(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
     if model.posterior is not None:
-        return _conditioned(model, graph, replace(request, samples=0, covariance=False))
+        return predict_conditioned(model, graph, replace(request, samples=0, covariance=False))
     found = one_pass(model, graph, forces=request.forces, stress=request.stress)
     outputs = found.outputs | {"energy_std": found.energy_var.sqrt()}
     return point_prediction(outputs, graph, method="onepass")
@@ -170,16 +114,19 @@ def _sampled(model: StochasticModel, graph: Graph, request: Request) -> Predicti
 
     most = MOST if request.samples == "auto" else request.samples
     kind, once = _kind(model, request), lambda part: sampler(part, range(1))
-    chunk = model.gauge.chunk(kind, graph, most, request.memory_gb, once)
-    options = {"covariance": request.covariance, "tolerance": request.tolerance}
     return monte_carlo(
-        sampler, graph, request.samples, method=request.method, chunk=chunk, **options
+        sampler,
+        graph,
+        request.samples,
+        method=request.method,
+        chunk=model.gauge.chunk(kind, graph, most, request.memory_gb, once),
+        covariance=request.covariance,
+        tolerance=request.tolerance,
     )
 
 
-SAMPLED = ("mc", "frozen")
 BY_METHOD: dict[str, Callable[[StochasticModel, Graph, Request], Prediction]] = {
-    "conditioned": _conditioned,
+    "conditioned": predict_conditioned,
     "mc": _sampled,
     "frozen": _sampled,
     "onepass": _in_one_pass,

@@ -26,6 +26,7 @@ from blips.errors import InputError, TooLargeError
 from blips.inference.domain import Domain
 from blips.inference.linearise import Linearised, LinearModel
 from blips.inference.memory import available_bytes
+from blips.inference.posterior import ConditionedPosterior
 from blips.progress import track
 
 BATCH_ATOMS = 256  # of a batch whose rows are computed
@@ -39,26 +40,26 @@ class Seen(NamedTuple):
     structures: int
     domain: Domain
 
-    def joined(self, evidence: Evidence, structures: int, domain: Domain) -> "Seen":
-        """Join this with what was seen before."""
-        whole = Evidence(evidence.dimension)
-        whole.merge(evidence)
-        whole.merge(self.evidence)
-        both = Domain.joined([domain, self.domain])
-        return Seen(whole, structures + self.structures, both)
-
 
 def collect(
-    model: LinearModel, structures: Iterable[Atoms], *, rows: int, seed: int, first: int = 0
+    model: LinearModel,
+    structures: Iterable[Atoms],
+    *,
+    rows: int,
+    seed: int,
+    before: ConditionedPosterior | None = None,
 ) -> Seen:
     """Sum the rows of energies and forces of all structures, read one batch at a time.
 
     A structure has its force components for rows where these are at most `rows`, else so many
-    random sums, functions of the seed and of its number, which begins with `first`.
+    random sums, functions of the seed and of its number. The evidence, the number and the domain of
+    a posterior `before` are included.
     """
+    first = 0 if before is None else before.structures
     backbone, size = atomistic(model.backbone), model.maps.sketch.size
     check_memory(size)
-    rank, world = (dist.get_rank(), dist.get_world_size()) if _parallel() else (0, 1)
+    parallel = dist.is_available() and dist.is_initialized()
+    rank, world = (dist.get_rank(), dist.get_world_size()) if parallel else (0, 1)
     evidence, count, domain = Evidence(size), 0, Domain.joined([])
     total = len(structures) if isinstance(structures, Sized) else None
     for batch in batches_of(track(structures, "conditioning", total), BATCH_ATOMS):
@@ -74,13 +75,18 @@ def collect(
             evidence.add(linearised.energy_rows())
             generators = [seeded_generator("rows", seed, first + k) for k, _ in group]
             directions = components(graph, rows) if few else random_sums(graph, rows, generators)
-            for _, row in force_rows(linearised, directions):
+            for _, _, row in force_rows(linearised, directions):
                 evidence.add(row)
     if count == 0:
         raise InputError("no structures to condition on; give at least one geometry")
     if world > 1:
         evidence, domain = _added_over_processes(evidence, domain)
-    return Seen(evidence, count, domain)
+    if before is None or before.evidence is None:
+        return Seen(evidence, count, domain)
+    both = Evidence(size)
+    both.merge(before.evidence)
+    both.merge(evidence)
+    return Seen(both, first + count, Domain.joined([before.domain, domain]))
 
 
 def check_memory(dimension: int) -> None:
@@ -94,32 +100,26 @@ def check_memory(dimension: int) -> None:
         )
 
 
-class Directions(NamedTuple):
-    """One direction in the space of forces for each structure of a batch."""
-
-    u: Tensor  # [N, 3]
-    present: Tensor  # [S] bool, structures that have such a direction
-
-
 def random_sums(
     graph: AtomGraph, count: int, generators: Sequence[torch.Generator]
-) -> Iterator[Directions]:
-    """Yield `count` random directions with components +-1 / sqrt(count), seeded by structure."""
-    atoms = graph.node_counts()  # [S]
-    everywhere = torch.ones(graph.num_structures, dtype=torch.bool)
+) -> Iterator[Tensor]:
+    """Yield `count` random directions u [N, 3], +-1 / sqrt(count), seeded by structure."""
     for _ in range(count):
         bits = [
             torch.randint(0, 2, (n, 3), generator=generator)
-            for n, generator in zip(atoms.tolist(), generators, strict=True)
+            for n, generator in zip(graph.node_counts().tolist(), generators, strict=True)
         ]
-        signs = torch.cat(bits) * 2 - 1
-        yield Directions(signs / count**0.5, everywhere)
+        signs = torch.cat(bits).to(graph.positions.device) * 2 - 1
+        yield signs / count**0.5
 
 
 def components(
     graph: AtomGraph, count: int, generator: torch.Generator | None = None
-) -> Iterator[Directions]:
-    """Yield `count` different force components of each structure: the first, or random ones."""
+) -> Iterator[Tensor]:
+    """Yield directions u [N, 3] of different force components: the first, or random ones.
+
+    Each structure has `count`; beyond its last component, u is zero there.
+    """
     atoms = graph.node_counts()  # [S]
     first = (atoms.cumsum(0) - atoms) * 3
     order = [
@@ -131,21 +131,17 @@ def components(
         places = [int(order[s][k]) if present[s] else 0 for s in range(len(order))]
         u = graph.positions.new_zeros(3 * graph.num_nodes)
         u[(first + torch.tensor(places))[present]] = 1.0
-        yield Directions(u.view(-1, 3), present)
+        yield u.view(-1, 3)
 
 
 def force_rows(
-    linearised: Linearised, directions: Iterable[Directions]
-) -> Iterator[tuple[Directions, Tensor]]:
-    """Yield each direction with its rows, [structures that have it, d]."""
-    known: Sequence[Directions] = list(directions)
-    rows = linearised.rows_along(keys.FORCES, (one.u for one in known))
-    for one, row in zip(known, rows, strict=True):
-        yield one, row[one.present]
-
-
-def _parallel() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    linearised: Linearised, directions: Iterable[Tensor]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield each direction u [N, 3], which structures have it [S], and their rows b [n, d]."""
+    known = list(directions)
+    for u, row in zip(known, linearised.rows_along(keys.FORCES, known), strict=True):
+        present = linearised.graph.sum_over_structures(u.square().sum(dim=1)) > 0
+        yield u, present, row[present]
 
 
 def _added_over_processes(evidence: Evidence, domain: Domain) -> tuple[Evidence, Domain]:

@@ -1,7 +1,8 @@
-"""A backbone with posteriors: outputs for drawn weights, and single draws as potentials."""
+"""What every method is given: a backbone with posteriors, and what is asked of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Unpack
 
 import torch
@@ -15,17 +16,51 @@ from blips.bayes import noise as noise_context
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
 from blips.data.graph import AtomGraph, Graph
+from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.inference.linearise import LinearModel
 from blips.inference.memory import MemoryGauge
+from blips.inference.monte_carlo import Samples
 from blips.inference.posterior import ConditionedPosterior, SeenWeights
 from blips.prediction import Outputs, Prediction, point_prediction
 
 Coefficients = Mapping[str, Tensor]
+METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "map")
 NOT_CONDITIONED = (
     "the potential is not conditioned on data; call potential.condition(structures, "
     "valid=labelled structures), or blips condition"
 )
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a prediction; the arguments of `BayesianPotential.predict`."""
+
+    method: str = "auto"
+    samples: Samples = SAMPLES
+    tolerance: float = 0.1
+    seed: int = 0
+    forces: bool = True
+    stress: bool = False
+    covariance: bool = False
+    memory_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown methods and numbers of samples."""
+        if self.method not in METHODS:
+            raise InputError(f"unknown method {self.method!r}; use one of {', '.join(METHODS)}")
+        if self.samples != "auto" and not isinstance(self.samples, Integral):
+            raise InputError(f'samples={self.samples!r}; expected a whole number or "auto"')
+        if not 0 < self.tolerance < 1:
+            raise InputError(
+                f"tolerance={self.tolerance}: the relative error of a standard deviation is a "
+                "number between 0 and 1, such as 0.1 (about 50 samples)"
+            )
+
+    @property
+    def derivatives(self) -> Derivatives:
+        """Which derivatives are asked for."""
+        return Derivatives(forces=self.forces, stress=self.stress)
 
 
 @dataclass(frozen=True)
@@ -55,9 +90,6 @@ class StochasticModel(nn.Module):
             )
             for name in roles
         }
-        self.gauge = MemoryGauge(
-            sum(self.num_weights.values()) * first_parameter(backbone).itemsize
-        )
         self.posterior = None  # the conditioned one
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
@@ -130,7 +162,8 @@ class StochasticModel(nn.Module):
     @posterior.setter
     def posterior(self, posterior: ConditionedPosterior | None) -> None:
         self._posterior = posterior
-        self.gauge.forget()  # passes with it have a cost of their own
+        weight_bytes = sum(self.num_weights.values()) * first_parameter(self.backbone).itemsize
+        self.gauge = MemoryGauge(weight_bytes)  # passes with it have a cost of their own
         self._seen = None if posterior is None else SeenWeights(self._model_of(posterior))
 
     def conditioned(self) -> ConditionedPosterior:
@@ -157,10 +190,8 @@ class StochasticModel(nn.Module):
 class Member(nn.Module):
     """One draw from the posterior of a potential: deterministic, smooth, conservative.
 
-    Args:
-        potential: whose backbone and inference network it shares.
-        noise: a frozen draw of the paper's posterior, or v [d] of the conditioned one: the member
-            is linear in it, E + b . v.
+    It shares the potential's weights. The noise is a frozen draw of the paper's posterior, or v [d]
+    of the conditioned one: the member is linear in it, E + b . v.
     """
 
     def __init__(self, potential: StochasticModel, noise: FrozenDraw | Tensor) -> None:

@@ -209,10 +209,10 @@ def _valid_errors(
             continue
         target = torch.as_tensor(np.concatenate([one[keys.FORCES] for one in known]))
         predicted = linearised.outputs[keys.FORCES].double()  # [N, 3]
-        for along, row in force_rows(linearised, components(graph, VALID_ROWS, generator)):
+        for u, present, row in force_rows(linearised, components(graph, VALID_ROWS, generator)):
             moves = row.norm(dim=1) > least  # forces that vanish by symmetry say nothing
             error, mean = (
-                graph.sum_over_structures((along.u * values).sum(dim=1))[along.present][moves]
+                graph.sum_over_structures((u * values).sum(dim=1))[present][moves]
                 for values in (predicted - target, predicted)
             )
             found[keys.FORCES].append((spectrum.variances(row[moves], grid), error, mean))
