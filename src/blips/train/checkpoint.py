@@ -169,11 +169,8 @@ def restore(
     header: Mapping[str, Any] | None = None,
 ) -> None:
     """Load weights and, with a header, the posterior and the alignment that it describes."""
-    parts: dict[str, dict[str, Tensor]] = {"posterior": {}, "alignment": {}}
-    weights: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        first, _, rest = name.partition(".")
-        parts.get(first, weights)[rest if first in parts else name] = tensor
+    beside = (POSTERIOR, ALIGNMENT)
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(beside)}
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -184,12 +181,17 @@ def restore(
     described = header.get("model", {})
     model.posterior, model.alignment = None, None
     if content := described.get("posterior"):
-        model.posterior = posterior_from(content, parts["posterior"], model, path)
+        model.posterior = posterior_from(content, under(POSTERIOR, tensors), model, path)
     if content := described.get("alignment"):
         try:
-            model.alignment = Alignment.from_dict(content, parts["alignment"])
+            model.alignment = Alignment.from_dict(content, under(ALIGNMENT, tensors))
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"the alignment in {path} cannot be read: {error!r}") from None
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, by the rest of their names."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def posterior_from(

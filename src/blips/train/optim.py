@@ -1,11 +1,11 @@
 """Optimisers, learning-rate schedules and the moving average of weights."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
@@ -92,11 +92,6 @@ class MovingAverage:
         """Set average <- decay * average + (1 - decay) * parameter."""
         for name, parameter in model.named_parameters():
             self.values[name].lerp_(parameter, 1.0 - self.decay)
-
-    def restore(self, values: Mapping[str, Tensor]) -> None:
-        """Restore the averages of the run that is resumed, on this model's device."""
-        for name, average in self.values.items():
-            average.copy_(values[name])
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
