@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from ase import Atoms
@@ -52,6 +52,7 @@ class Batch:
         return cls(type(graphs[0]).batch(graphs), targets, indices)
 
 
+@runtime_checkable
 class TrainingData(Protocol):
     """What training and evaluation ask of a data set."""
 
@@ -77,15 +78,11 @@ def check_indices(indices: Sequence[int], size: int) -> None:
 
 
 class AtomData:
-    """What data sets of labelled structures share; `_sample` says where structures come from.
+    """What data sets of labelled structures share; `atoms` says where they come from.
 
-    Args:
-        source: the file, for messages.
-        cutoff: of the graphs, A; or the function (structure, dtype) -> graph of a model that has
-            its own idea of neighbours.
-        quantities: the targets, of "energy", "forces", "stress".
-        labels: names and units of the labels.
-        dtype: of the tensors; torch's default where None.
+    `source` is the file, for messages. `cutoff` is that of the graphs, A, or the function
+    (structure, dtype) -> graph of a model that has its own idea of neighbours. `dtype` is torch's
+    default where None.
     """
 
     def __init__(
@@ -124,7 +121,8 @@ class AtomData:
 
     def _sample(self, index: int) -> Batch:
         """Return a batch of one structure."""
-        raise NotImplementedError
+        atoms = self.atoms(index)
+        return Batch(self._graph(atoms, index), self._targets(atoms, index), (index,))
 
     def _graph(self, atoms: Atoms, index: int) -> AtomGraph:
         with _named(self.name_of(index)):
@@ -167,7 +165,7 @@ class StructureData(AtomData):
             raise InputError(f"{source}: no structures; expected at least one")
         self.structures = tuple(structures)
         self._all_targets = [self._targets(atoms, i) for i, atoms in enumerate(structures)]
-        self._samples: list[Batch | None] = [None] * len(structures)
+        self._samples: dict[int, Batch] = {}
 
     def __len__(self) -> int:
         return len(self.structures)
@@ -181,11 +179,10 @@ class StructureData(AtomData):
         return self.structures[index]
 
     def _sample(self, index: int) -> Batch:
-        sample = self._samples[index]
-        if sample is None:
+        if index not in self._samples:
             graph = self._graph(self.structures[index], index)
-            sample = self._samples[index] = Batch(graph, self._all_targets[index], (index,))
-        return sample
+            self._samples[index] = Batch(graph, self._all_targets[index], (index,))
+        return self._samples[index]
 
 
 class StreamedData(AtomData):
@@ -206,10 +203,6 @@ class StreamedData(AtomData):
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
-
-    def _sample(self, index: int) -> Batch:
-        atoms = self.atoms(index)
-        return Batch(self._graph(atoms, index), self._targets(atoms, index), (index,))
 
     def atoms(self, index: int) -> Atoms:
         """Return the structure with this number, from the file."""

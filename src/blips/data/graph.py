@@ -82,22 +82,15 @@ class Graph:
         """Join graphs into one with the structures of all, in order."""
         if not graphs:
             raise InputError("no graphs to batch; expected at least one structure")
-        node_offsets = np.cumsum([0] + [g.num_nodes for g in graphs])
-        structure_offsets = np.cumsum([0] + [g.num_structures for g in graphs])
-        merged: dict[str, Any] = {}
-        for name in graphs[0]._contents():
-            values = [getattr(g, name) for g in graphs]
-            if name == "num_structures":
-                merged[name] = int(structure_offsets[-1])
-            elif name == "edge_index":
-                shifted = [v + int(o) for v, o in zip(values, node_offsets, strict=False)]
-                merged[name] = torch.cat(shifted, dim=1)
-            elif name == "structure":
-                shifted = [v + int(o) for v, o in zip(values, structure_offsets, strict=False)]
-                merged[name] = torch.cat(shifted)
-            else:
-                merged[name] = torch.cat(values)
-        return cls(**merged)
+        columns = {name: [getattr(g, name) for g in graphs] for name in graphs[0]._contents()}
+        sizes = {"structure": columns.pop("num_structures")}
+        sizes["edge_index"] = [g.num_nodes for g in graphs]
+        for name, counts in sizes.items():  # numbers go on where those of the graph before end
+            offsets = np.cumsum([0, *counts]).tolist()
+            columns[name] = [v + o for v, o in zip(columns[name], offsets, strict=False)]
+        edges = torch.cat(columns.pop("edge_index"), dim=1)
+        joined = {name: torch.cat(values) for name, values in columns.items()}
+        return cls(edge_index=edges, num_structures=sum(sizes["structure"]), **joined)
 
     def replicate(self, replicas: int) -> Self:
         """Return `replicas` copies as one batch; nodes, edges and structures are replica-major."""

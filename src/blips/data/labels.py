@@ -53,8 +53,8 @@ class Labels:
 
     def factor(self, quantity: str) -> float:
         """Return the factor that turns a stored quantity into eV, eV/A or eV/A^3."""
-        length_power = {keys.ENERGY: 0, keys.FORCES: 1, keys.STRESS: 3}[quantity]
-        return energy_factor(self.energy_unit) / length_factor(self.length_unit) ** length_power
+        power = {keys.ENERGY: 0, keys.FORCES: 1, keys.STRESS: 3}[quantity]
+        return energy_factor(self.energy_unit) / length_factor(self.length_unit) ** power
 
 
 def extract(

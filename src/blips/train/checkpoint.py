@@ -46,15 +46,14 @@ Saveable = BayesianPotential | Backbone | Wrapper
 
 def save(potential: Saveable, path: str | Path) -> Path:
     """Write a model to `path` (.safetensors); `load` gives it back."""
-    description = describe(potential)
-    if description["backbone"] is None:
-        kind = type(backbone_of(potential)).__name__
+    backbone = backbone_of(potential)
+    if family_of(backbone) is None:
         raise CheckpointError(
-            f"{kind} is not one of blips' own backbones, so a file could not "
+            f"{type(backbone).__name__} is not one of blips' own backbones, so a file could not "
             "build it again; keep the weights, torch.save(model.state_dict(), file), and give "
             "them to a model that you build as you built this one, with its load_state_dict"
         )
-    return write_tensors(path, state_of(potential), {"model": description})
+    return write_model(path, potential)
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
@@ -76,14 +75,14 @@ def backbone_of(model: Saveable) -> Backbone:
     return model if isinstance(model, Backbone) else model.backbone
 
 
-def state_of(model: Saveable) -> dict[str, Tensor]:
-    """Return weights, and the tensors of posterior and alignment behind their own prefixes."""
+def write_model(path: str | Path, model: Saveable) -> Path:
+    """Write weights, posterior and alignment, also of a model that only its maker builds again."""
     tensors = dict(model.state_dict())
     if isinstance(model, BayesianPotential):
         for prefix, part in ((POSTERIOR, model.posterior), (ALIGNMENT, model.alignment)):
             if part is not None:
                 tensors |= {f"{prefix}{k}": v for k, v in part.tensors().items()}
-    return tensors
+    return write_tensors(path, tensors, {"model": describe(model)})
 
 
 def describe(model: Saveable) -> dict[str, Any]:
@@ -119,7 +118,9 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
             "blips.train.checkpoint"
         )
     try:
-        _check_sizes(description["hyperparameters"])
+        for name, value in description["hyperparameters"].items():  # before memory is asked for
+            if isinstance(value, int) and abs(value) > LARGEST_SIZE:
+                raise CheckpointError(f"{name}={value} is larger than {LARGEST_SIZE}")
         backbone = build(description["backbone"], **description["hyperparameters"])
         backbone.to({"float32": torch.float32, "float64": torch.float64}[description["dtype"]])
         if "labels" in description:
@@ -147,16 +148,8 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
 _CANNOT_BUILD = (KeyError, TypeError, AttributeError, ValueError, RuntimeError, MemoryError)
 
 
-def _check_sizes(hyperparameters: Mapping[str, Any]) -> None:
-    """Refuse sizes that no model has, before memory is asked for them."""
-    for name, value in hyperparameters.items():
-        if isinstance(value, int) and abs(value) > LARGEST_SIZE:
-            raise CheckpointError(f"{name}={value} is larger than {LARGEST_SIZE}")
-
-
 def _wrapped(backbone: Backbone, kind: str, settings: dict[str, Any]) -> Wrapper:
-    if kind not in Wrapper.kinds:
-        import_module("blips.baselines")  # its kinds are known once it is imported
+    import_module("blips.baselines")  # its kinds are known once it is imported
     if kind not in Wrapper.kinds:
         raise CheckpointError(f"unknown kind {kind!r} of model; import the module that defines it")
     return Wrapper.kinds[kind].rebuilt(backbone, settings)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from ase import Atoms
@@ -50,13 +50,13 @@ class DataSets:
             raise ConfigError(
                 "no training data; give fit(..., train=...) or data.train in the config"
             )
-        if _is_data_set(train):
-            if not _is_data_set(valid):
+        if isinstance(train, TrainingData):
+            if not isinstance(valid, TrainingData):
                 raise InputError("a training data set needs a validation data set, not a file")
             if isinstance(train, AtomData):
                 self.backbone.labels = train.labels
             return train, valid
-        if _is_data_set(valid):
+        if isinstance(valid, TrainingData):
             raise InputError("training structures need validation structures, not a data set")
         backbone = atomistic(self.backbone)
         backbone.labels = self.labels
@@ -78,7 +78,7 @@ class DataSets:
         start.
         """
         replay = self.settings.data.replay if replay is None else replay
-        if replay is None or _is_data_set(replay):
+        if replay is None or isinstance(replay, TrainingData):
             return replay
         structures, name = self._read(replay, "replay")
         fits = self.settings.data.reference_energies == "fit" and "energy" in self.quantities
@@ -150,7 +150,3 @@ class DataSets:
                 "validate on; give a larger fraction, or other structures"
             )
         return split
-
-
-def _is_data_set(data: object) -> TypeGuard[TrainingData]:
-    return hasattr(data, "batch") and hasattr(data, "name_of")

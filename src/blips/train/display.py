@@ -16,12 +16,12 @@ from rich.progress import (
 class TrainingDisplay:
     """A live bar over all steps; plain lines every tenth of the run where there is no terminal."""
 
-    def __init__(self, title: str, epochs: int, console: Console | None = None):
-        self.console = console or Console()
+    def __init__(self, epochs: int) -> None:
+        self.console = Console()
         self.epochs = epochs
         self._best, self._errors = float("inf"), ""
         self._progress = Progress(
-            f"[bold]{title}",
+            "[bold]training",
             BarColumn(),
             MofNCompleteColumn(),
             "{task.fields[terms]}",
@@ -30,8 +30,7 @@ class TrainingDisplay:
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self._task = self._progress.add_task(title, total=epochs, terms="")
-        self.title = title
+        self._task = self._progress.add_task("training", total=epochs, terms="")
 
     def __enter__(self) -> Self:
         """Start drawing."""
@@ -57,7 +56,7 @@ class TrainingDisplay:
         if not self.console.is_terminal and (epoch % tenth == 0 or epoch == self.epochs):
             train = {k.removeprefix("train_"): v for k, v in row.items() if k.startswith("train_")}
             self.console.print(
-                f"{self.title}: epoch {epoch}/{self.epochs}  {self._terms(train)}",
+                f"training: epoch {epoch}/{self.epochs}  {self._terms(train)}",
                 highlight=False,
                 soft_wrap=True,
             )

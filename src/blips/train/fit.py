@@ -15,14 +15,7 @@ from blips.config import RunConfig, Source, TrainingConfig, load_config
 from blips.data.dataset import AtomData, TrainingData
 from blips.errors import BlipsError, ConfigError
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import (
-    backbone_of,
-    describe,
-    read_tensors,
-    restore,
-    state_of,
-    write_tensors,
-)
+from blips.train.checkpoint import backbone_of, read_tensors, restore, write_model
 from blips.train.datasets import Data, DataSets
 from blips.train.display import TrainingDisplay, errors_of
 from blips.train.loop import Trainer
@@ -90,11 +83,14 @@ def fit(
     run = RunFolder(folder or settings.folder)
     with run.locked():
         run.start(settings, resume=resume)
-        _forget_error_bars(potential, settings)
+        if not isinstance(potential, Backbone):  # error bars are of weights that will change
+            potential.calibration = {}
+        if isinstance(potential, BayesianPotential) and not settings.training.freeze_backbone:
+            potential.posterior, potential.alignment = None, None
         data = DataSets(backbone_of(potential), settings, run, resume=resume)
         train_data, valid_data = data.main(train, valid)
         replay_data = data.replay(replay)
-        shown = TrainingDisplay("training", settings.training.epochs) if display else None
+        shown = TrainingDisplay(settings.training.epochs) if display else None
         with shown or nullcontext():
             trainer = Trainer(
                 potential, train_data, valid_data, settings, run, shown, replay_data, objective
@@ -130,14 +126,6 @@ def _check_noise(potential: Model, training: TrainingConfig) -> None:
         )
 
 
-def _forget_error_bars(potential: Model, settings: RunConfig) -> None:
-    """Drop calibration, posterior and alignment: they are of weights that will change."""
-    if not isinstance(potential, Backbone):
-        potential.calibration = {}
-    if isinstance(potential, BayesianPotential) and not settings.training.freeze_backbone:
-        potential.posterior, potential.alignment = None, None
-
-
 def _condition(
     potential: BayesianPotential,
     train: TrainingData,
@@ -164,7 +152,7 @@ def _condition(
         warnings.warn(f"the potential was not conditioned on its data: {error}", stacklevel=2)
         return
     if run.best.exists():
-        write_tensors(run.best, state_of(potential), {"model": describe(potential)})
+        write_model(run.best, potential)
 
 
 def resolve_config(config: Source | Sequence[Source]) -> RunConfig:

@@ -24,8 +24,8 @@ from blips.train.checkpoint import (
     describe,
     read_tensors,
     restore,
-    state_of,
     under,
+    write_model,
     write_tensors,
 )
 from blips.train.datasets import DTYPES
@@ -198,8 +198,7 @@ class Trainer:
         if self.fabric.is_global_zero:
             if improved:
                 with self._averaged():
-                    header = {"model": describe(self.model)}
-                    write_tensors(self.folder.best, state_of(self.model), header)
+                    write_model(self.folder.best, self.model)
             last_epoch = epoch == self.settings.epochs or self._should_stop()
             if epoch % self.settings.checkpoint_every == 0 or last_epoch:
                 self._save()

@@ -15,20 +15,13 @@ from blips.potential import BayesianPotential
 
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> Optimizer:
     """Make Adam or AdamW, with a learning rate of its own for the inference network."""
-    groups: list[dict[str, object]] = []
+    parts: list[tuple[nn.Module, float]] = [(model, config.lr)]
     if isinstance(model, BayesianPotential):
-        encoder_lr = config.encoder_lr or config.lr
-        groups.append({"params": _trainable(model.backbone), "lr": config.lr})
-        groups.append({"params": _trainable(model.encoder), "lr": encoder_lr})
-    else:
-        groups.append({"params": _trainable(model), "lr": config.lr})
-    groups = [group for group in groups if group["params"]]
+        parts = [(model.backbone, config.lr), (model.encoder, config.encoder_lr or config.lr)]
+    trained = [([p for p in part.parameters() if p.requires_grad], lr) for part, lr in parts]
+    groups = [{"params": parameters, "lr": lr} for parameters, lr in trained if parameters]
     kind = AdamW if config.optimizer == "adamw" else Adam
     return kind(groups, lr=config.lr, weight_decay=config.weight_decay)
-
-
-def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    return [p for p in model.parameters() if p.requires_grad]
 
 
 class Schedule:

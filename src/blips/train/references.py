@@ -32,16 +32,17 @@ def set_reference_energies(
 ) -> None:
     """Set energies per element; of a released model, corrections to its own.
 
-    Structures may be read more than once, one at a time.
+    Labels are those of the backbone. Structures may be read more than once, one at a time.
     """
-    chosen = settings.data.reference_energies
+    chosen, labels = settings.data.reference_energies, backbone.labels
     if chosen == "none" or settings.training.freeze_backbone:
         return
-    labels = Labels(**settings.data.labels.model_dump())
     if isinstance(chosen, dict):
         _set_given(backbone.reference, chosen, structures)
         return
-    if settings.training.weights.energy == 0 and not _have_energies(structures, labels):
+    if settings.training.weights.energy == 0 and not all(
+        keys.ENERGY in available(atoms, labels) for atoms in structures
+    ):
         return
     if isinstance(backbone, ForeignBackbone):
         backbone.reference.set({})
@@ -144,7 +145,3 @@ def moved(
         copy.calc = SinglePointCalculator(copy, **found)
         copies.append(copy)
     return copies
-
-
-def _have_energies(structures: Iterable[Atoms], labels: Labels) -> bool:
-    return all(keys.ENERGY in available(atoms, labels) for atoms in structures)

@@ -72,9 +72,7 @@ class RunFolder:
 
     def write_history(self, history: list[dict[str, float]]) -> None:
         """Write metrics.csv anew: one row per epoch, whatever was there before."""
-        columns: dict[str, None] = {}
-        for row in history:
-            columns.update(dict.fromkeys(row))
+        columns = dict.fromkeys(name for row in history for name in row)
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(columns), lineterminator="\n")
         writer.writeheader()
