@@ -54,15 +54,13 @@ class Graph:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """Copy on another device, with floating-point tensors of another dtype."""
-        if isinstance(device, str):
-            device = torch.device(device)
-        changes: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                other = dtype if dtype != value.dtype and value.is_floating_point() else None
-                if other or device not in (None, value.device):
-                    changes[name] = value.to(device=device, dtype=other)
-        return replace(self, memo={}, **changes) if changes else self
+        tensors = {name: v for name, v in vars(self).items() if isinstance(v, Tensor)}
+        moved = {
+            name: v.to(device=device, dtype=dtype if v.is_floating_point() else None)
+            for name, v in tensors.items()
+        }
+        same = all(moved[name] is v for name, v in tensors.items())
+        return self if same else replace(self, memo={}, **moved)
 
     def turned(self, rotation: Tensor) -> Self:
         """Copy after a rotation, r -> rotation @ r; graphs with more vectors turn them too."""
@@ -89,7 +87,7 @@ class Graph:
             offsets = np.cumsum([0, *counts]).tolist()
             columns[name] = [v + o for v, o in zip(columns[name], offsets, strict=False)]
         edges = torch.cat(columns.pop("edge_index"), dim=1)
-        joined = {name: torch.cat(values) for name, values in columns.items()}
+        joined: dict[str, Any] = {name: torch.cat(v) for name, v in columns.items()}
         return cls(edge_index=edges, num_structures=sum(sizes["structure"]), **joined)
 
     def replicate(self, replicas: int) -> Self:

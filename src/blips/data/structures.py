@@ -282,3 +282,30 @@ def read_xyz_frame(file: BinaryIO, path: Path, frame: int, offsets: np.ndarray) 
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"{path}, frame {frame}: cannot be read ({reason})") from error
+
+
+class XyzFrames:
+    """The structures of an xyz file, each of which is read whenever it is asked for.
+
+    The file is scanned once for the beginnings of its frames.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if self.path.suffix in COMPRESSED:
+            raise InputError(f"{path}: compressed files cannot be streamed; unpack it first")
+        self._offsets = xyz_frame_offsets(self.path)
+        self._stamp = self._file_stamp()
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: int) -> Atoms:
+        if self._file_stamp() != self._stamp:
+            raise InputError(f"{self.path}: changed while it was in use; start again")
+        with self.path.open("rb") as file:
+            return read_xyz_frame(file, self.path, index, self._offsets)
+
+    def _file_stamp(self) -> tuple[int, int]:
+        status = self.path.stat()
+        return status.st_size, status.st_mtime_ns

@@ -83,19 +83,20 @@ def conditioned(
     potential = bayesianize(model) if isinstance(model, Backbone) else model
     if anew:
         potential.posterior = None
-    warn_of_labels(valid or (), options.get("labels"))
-    has = set() if valid is None else set(keys_of(valid, options.get("labels")))
+    labels = options.get("labels")
+    warn_of_labels(valid or (), labels)
+    has = set() if valid is None else set(keys_of(valid, labels))
     released = isinstance(model, Backbone) and model.pretrained
     if valid is None or not (align and released and keys.ENERGY in has):
         potential.condition(structures, valid=valid, **options)
         return potential
-    labels = options.get("labels")
     if keys.FORCES not in has:  # elements first: else their energies would count as errors
         align_energies(potential, valid, labels)
         potential.condition(structures, valid=valid, **options)
         return potential
     forces = moved(valid, {}, (keys.FORCES,), labels)
-    potential.condition(structures, valid=forces, **options | {"labels": Labels()})
+    options["labels"] = Labels()
+    potential.condition(structures, valid=forces, **options)
     std = potential.predict(valid, method="onepass", forces=False).array("energy_std")
     align_energies(potential, valid, labels, std**2)
     return potential

@@ -93,7 +93,9 @@ class DataSets:
             self.run.write_json(path.name, by_element)
         shift = {atomic_numbers[symbol]: energy for symbol, energy in by_element.items()}
         structures = moved(structures, shift, self.quantities, self.labels)
-        return StructureData(structures, source=name, **self._options() | {"labels": None})
+        options = self._options()
+        options["labels"] = None
+        return StructureData(structures, source=name, **options)
 
     def _in_memory(self, train: Any, valid: Any) -> tuple[StructureData, StructureData]:
         """Read training and validation structures, or set a fraction of the former aside."""
