@@ -1,7 +1,7 @@
 """Progress of a training run on the terminal: a bar, the loss terms, the time left."""
 
 from collections.abc import Mapping
-from typing import Self
+from contextlib import nullcontext
 
 from rich.console import Console
 from rich.progress import (
@@ -14,7 +14,7 @@ from rich.progress import (
 
 
 class TrainingDisplay:
-    """A live bar over all steps; plain lines every tenth of the run where there is no terminal."""
+    """A bar over all epochs within `live`; without a terminal, lines every tenth of the run."""
 
     def __init__(self, epochs: int) -> None:
         self.console = Console()
@@ -28,20 +28,10 @@ class TrainingDisplay:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self.console,
-            disable=not self.console.is_terminal,
         )
+        # without a terminal rich would print an empty line at the end
+        self.live = self._progress if self.console.is_terminal else nullcontext()
         self._task = self._progress.add_task("training", total=epochs, terms="")
-
-    def __enter__(self) -> Self:
-        """Start drawing."""
-        if self.console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop drawing, whatever happened."""
-        if self.console.is_terminal:  # elsewhere rich would print an empty line
-            self._progress.stop()
 
     def step(self, parts: dict[str, float]) -> None:
         """Show the terms of a training step."""

@@ -91,7 +91,7 @@ def fit(
         train_data, valid_data = data.main(train, valid)
         replay_data = data.replay(replay)
         shown = TrainingDisplay(settings.training.epochs) if display else None
-        with shown or nullcontext():
+        with shown.live if shown else nullcontext():
             trainer = Trainer(
                 potential, train_data, valid_data, settings, run, shown, replay_data, objective
             )
