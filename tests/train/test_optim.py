@@ -65,6 +65,9 @@ def test_the_moving_average_is_a_geometric_mean_of_the_past_and_swaps_back():
     with average.applied(model):
         assert float(model.weight.detach()) == pytest.approx(expected)
     assert torch.equal(model.weight.detach(), torch.tensor([[2.0]]))
+    with pytest.raises(KeyboardInterrupt), average.applied(model):
+        raise KeyboardInterrupt
+    assert torch.equal(model.weight.detach(), torch.tensor([[2.0]]))
 
 
 def test_a_plateau_remembers_its_best_loss_across_a_resumption():

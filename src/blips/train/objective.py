@@ -198,7 +198,7 @@ class Objective(nn.Module):
     def _data_terms(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
         """Compute the weighted loss of every quantity, of samples that are replica-major."""
         by_sample = {
-            name: outputs[name].reshape(-1, *target.shape)
+            name: _by_sample(outputs[name], target)
             for name, target in batch.targets.items()
             if weight_of(name, self.config) > 0
         }
@@ -217,13 +217,18 @@ def _total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> L
     return LossTerms(total, parts)
 
 
+def _by_sample(output: Tensor, target: Tensor) -> Tensor:
+    """Tell samples apart, [K * rows, ...] -> [K, rows, ...]."""
+    return output.reshape(len(output) // len(target), *target.shape)
+
+
 def _mean_absolute_errors(outputs: Outputs, batch: Batch) -> dict[str, float]:
     """Compute the MAE of the mean of all samples: energies in meV/atom, forces in meV/A."""
     errors: dict[str, float] = {}
     for name, size in ((keys.ENERGY, batch.graph.node_counts()), (keys.FORCES, 1.0)):
         if name in batch.targets and name in outputs:
             target = batch.targets[name]
-            mean = outputs[name].reshape(-1, *target.shape).mean(dim=0)
+            mean = _by_sample(outputs[name], target).mean(dim=0)
             errors[f"mae_{name}"] = 1000.0 * float(((mean - target).abs() / size).mean())
     return errors
 

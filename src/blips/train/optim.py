@@ -90,8 +90,10 @@ class MovingAverage:
     def applied(self, model: nn.Module) -> Iterator[None]:
         """Exchange the parameters with their averages within the block."""
         self._swap(model)
-        yield
-        self._swap(model)
+        try:
+            yield
+        finally:
+            self._swap(model)
 
     @torch.no_grad()
     def _swap(self, model: nn.Module) -> None:
