@@ -39,6 +39,7 @@ FORMAT = "blips-2"
 POSTERIOR, ALIGNMENT = "posterior.", "alignment."  # prefixes of their tensors
 HEADER_LENGTH_BYTES = 8
 LARGEST_SIZE = 10_000  # of a hyperparameter: features, blocks, ...
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CALIBRATED = {keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES}
 
 Saveable = BayesianPotential | Backbone | Wrapper
@@ -122,7 +123,7 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
             if isinstance(value, int) and abs(value) > LARGEST_SIZE:
                 raise CheckpointError(f"{name}={value} is larger than {LARGEST_SIZE}")
         backbone = build(description["backbone"], **description["hyperparameters"])
-        backbone.to({"float32": torch.float32, "float64": torch.float64}[description["dtype"]])
+        backbone.to(DTYPES[description["dtype"]])
         if "labels" in description:
             backbone.labels = Labels(**description["labels"])
         if "bayes" in description:

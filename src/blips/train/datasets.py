@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from ase import Atoms
 from ase.data import atomic_numbers, chemical_symbols
 
@@ -18,10 +17,10 @@ from blips.data.sanity import evenly_spaced, warn_of_labels
 from blips.data.splits import Split, group_split, random_split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import ConfigError, InputError
+from blips.train.checkpoint import DTYPES
 from blips.train.references import moved, set_reference_energies, unexplained_energies
 from blips.train.run import RunFolder
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Data = str | Path | Sequence[Atoms] | TrainingData
 
 

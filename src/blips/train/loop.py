@@ -21,6 +21,7 @@ from blips.data.dataset import AtomData, Batch, TrainingData
 from blips.errors import BlipsError, CheckpointError, ConfigError
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import (
+    DTYPES,
     describe,
     read_tensors,
     restore,
@@ -28,7 +29,6 @@ from blips.train.checkpoint import (
     write_model,
     write_tensors,
 )
-from blips.train.datasets import DTYPES
 from blips.train.display import TrainingDisplay
 from blips.train.loss import Anchor
 from blips.train.objective import Model, Objective
