@@ -24,7 +24,7 @@ from blips.data.dataset import Batch
 from blips.data.graph import Graph
 from blips.errors import ConfigError, InputError
 from blips.prediction import Outputs, Prediction, point_prediction
-from blips.train.loss import atom_counts, loss_factor
+from blips.train.loss import loss_factor
 from blips.train.objective import Likelihood, plain_outputs
 from studies.baselines.last_layer import energy_scale, inputs_of, readout_of
 
@@ -132,7 +132,7 @@ class SecondReadout(Likelihood, Baseline):
                     f"{type(self).__name__} has no distribution of the {name}; "
                     f"set training.weights.{name}=0"
                 )
-            factor = loss_factor(name, atom_counts(batch.graph), config)
+            factor = loss_factor(name, batch.graph.node_counts(), config)
             error = (target - outputs[name]).double() * factor
             terms[name] = weight * distributions[name].rescaled(factor).loss(error).mean()
         return terms
@@ -225,7 +225,7 @@ class Evidential(SecondReadout):
         nu, alpha, beta = positive.reshape(-1, 3, 2).unbind(dim=1)  # [N, 2]: energy, forces
         alpha, beta = alpha + 1.0, beta * energy_scale(self.backbone) ** 2
         per_structure = graph.sum_over_structures(torch.stack([nu[:, 0], alpha[:, 0]], dim=1))
-        mean_nu, mean_alpha = (per_structure / atom_counts(graph)[:, None]).unbind(dim=1)  # [S]
+        mean_nu, mean_alpha = (per_structure / graph.node_counts()[:, None]).unbind(dim=1)  # [S]
         total_beta = graph.sum_over_structures(beta[:, 0])  # [S]
         return {
             keys.ENERGY: NormalInverseGamma(mean_nu, mean_alpha, total_beta, self.penalty),

@@ -26,7 +26,7 @@ from blips.data.graph import Graph
 from blips.errors import ConfigError, InputError
 from blips.inference.monte_carlo import monte_carlo
 from blips.prediction import Outputs, Prediction
-from blips.train.loss import atom_counts, data_loss
+from blips.train.loss import data_loss
 from blips.train.objective import Likelihood
 from studies.baselines.last_layer import energy_scale, gradient_of_each, last_layer, readout_of
 
@@ -93,7 +93,7 @@ class ShallowEnsemble(Likelihood, Baseline):
             create_graph=derivatives.get("create_graph", False),
         )
         config = config.model_copy(update={"loss": self.loss})
-        return data_loss(outputs, batch.targets, atom_counts(batch.graph), config)
+        return data_loss(outputs, batch.targets, batch.graph.node_counts(), config)
 
     def predict_graph(
         self, graph: Graph, *, seed: int = 0, forces: bool = True, stress: bool = False

@@ -22,9 +22,9 @@ from blips.data.labels import Labels
 from blips.data.splits import Split
 from blips.errors import ConfigError, InputError
 from blips.train.checkpoint import read_tensors
-from blips.train.loop import NonFiniteLossError
+from blips.train.loop import NonFiniteLossError, Trainer
 from blips.train.objective import Objective
-from blips.train.run import environment
+from blips.train.run import RunFolder, environment
 from blips.units import KCAL_PER_MOL
 from blips.uq.calibrate import ScaleCalibrator
 from studies.nbody import EGNN, ParticleData
@@ -133,6 +133,21 @@ def assert_same_run(first: Path, second: Path) -> None:
         different = [key for key in ours if not torch.equal(ours[key], theirs[key])]
         assert not different
     assert (first / "metrics.csv").read_text() == (second / "metrics.csv").read_text()
+
+
+def test_a_resumed_average_stays_on_the_device_of_the_model(tmp_path, structures):
+    """As on a GPU, where the file's tensors would not do: they are copied into those in use."""
+    fit(potential(), structures, tmp_path, ema_decay=0.9)
+    data = [StructureData(part, TINY["cutoff"]) for part in structures]
+    settings = load_config(tmp_path / "config.yaml")
+    trainer = Trainer(potential(), *data, settings, RunFolder(tmp_path))
+    before = dict(trainer.average.values)
+    trainer.resume()
+    assert trainer.progress.epoch == QUICK["epochs"]
+    saved = read_tensors(tmp_path / "last.safetensors")[0]
+    for name, value in trainer.average.values.items():
+        assert value is before[name]
+        assert torch.equal(value, saved[f"average.{name}"])
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from blips.config import TrainingConfig
 from blips.data.ammonia import load_ammonia
 from blips.data.dataset import StructureData
 from blips.errors import ConfigError
-from blips.train.loss import atom_counts, data_loss
+from blips.train.loss import data_loss
 from blips.train.objective import Objective
 
 CUTOFF = 4.0
@@ -36,7 +36,7 @@ def potential():
 
 def loss_of(outputs, batch, count, config) -> float:
     by_sample = {n: outputs[n].reshape(count, *y.shape) for n, y in batch.targets.items()}
-    terms = data_loss(by_sample, batch.targets, atom_counts(batch.graph), config)
+    terms = data_loss(by_sample, batch.targets, batch.graph.node_counts(), config)
     return float(sum(terms.values()))
 
 

@@ -65,6 +65,9 @@ def test_the_moving_average_is_a_geometric_mean_of_the_past_and_swaps_back():
     with average.applied(model):
         assert float(model.weight.detach()) == pytest.approx(expected)
     assert torch.equal(model.weight.detach(), torch.tensor([[2.0]]))
+    with pytest.raises(KeyboardInterrupt), average.applied(model):
+        raise KeyboardInterrupt
+    assert torch.equal(model.weight.detach(), torch.tensor([[2.0]]))
 
 
 def test_a_plateau_remembers_its_best_loss_across_a_resumption():
@@ -75,12 +78,3 @@ def test_a_plateau_remembers_its_best_loss_across_a_resumption():
     after.restore(before.state())
     after.after_epoch(2.0)  # worse than the best before
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
-
-
-def test_a_restored_average_stays_on_the_device_of_the_model():
-    """As on a GPU, where the file's tensors would not do; "meta" is another device everywhere."""
-    saved = MovingAverage(nn.Linear(2, 1), 0.9).values
-    average = MovingAverage(model := nn.Linear(2, 1).to("meta"), 0.9)
-    average.restore(saved)
-    average.update(model)
-    assert {value.device.type for value in average.values.values()} == {"meta"}

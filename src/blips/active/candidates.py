@@ -11,12 +11,7 @@ from typing import Any
 from ase import Atoms
 
 from blips.active.store import CampaignStore
-from blips.data.structures import (
-    XYZ_SUFFIXES,
-    read_structures,
-    read_xyz_frame,
-    xyz_frame_offsets,
-)
+from blips.data.structures import XYZ_SUFFIXES, XyzFrames, read_structures
 
 Candidate = tuple[int, Atoms, dict[str, Any]]  # number, structure, origin
 
@@ -39,20 +34,13 @@ class Candidates:
     def of_file(cls, path: str | Path) -> "Candidates":
         """Return the structures of a file."""
         path = Path(path)
-
-        def origin(number: int) -> dict[str, Any]:
-            return {"pool": path.name, "frame": number}
-
-        if path.suffix.lower() not in XYZ_SUFFIXES:
-            structures = read_structures(path)
-            return cls(len(structures), lambda ns: [(structures[n], origin(n)) for n in ns])
-        offsets = xyz_frame_offsets(path)
+        xyz = path.suffix.lower() in XYZ_SUFFIXES
+        structures = XyzFrames(path) if xyz else read_structures(path)
 
         def read(numbers: Sequence[int]) -> list[tuple[Atoms, dict[str, Any]]]:
-            with path.open("rb") as file:
-                return [(read_xyz_frame(file, path, n, offsets), origin(n)) for n in numbers]
+            return [(structures[n], {"pool": path.name, "frame": n}) for n in numbers]
 
-        return cls(len(offsets) - 1, read)
+        return cls(len(structures), read)
 
     def chunks(self, size: int, skip: set[int]) -> Iterator[tuple[int, list[Candidate]]]:
         """Yield the chunks with their numbers, except those to skip."""

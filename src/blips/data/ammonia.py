@@ -16,13 +16,9 @@ MINIMUM_ENERGY = -1537.735001  # eV, total energy of the optimised pyramid at th
 def load_ammonia(split: AmmoniaSplit) -> list[Atoms]:
     """Read one split of the shipped NH3 data set.
 
-    Args:
-        split: "train" (78 geometries, 0-5 kcal/mol above the minimum), "valid" (14 of the same
-            kind) or "test_ood" (129 distorted ones, 5-70 kcal/mol).
-
-    Returns:
-        Structures with a `SinglePointCalculator` that holds `energy` (eV, relative to the minimum)
-        and `forces` (eV/A). `info["kind"]` says how the geometry was made.
+    These are "train" (78 geometries, 0-5 kcal/mol above the minimum), "valid" (14 of the same kind)
+    and "test_ood" (129 distorted ones, 5-70 kcal/mol). A `SinglePointCalculator` holds `energy`
+    (eV, relative to the minimum) and `forces` (eV/A); `info["kind"]` says how a geometry was made.
     """
     if split not in get_args(AmmoniaSplit):
         raise InputError(

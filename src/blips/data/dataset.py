@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from ase import Atoms
@@ -13,7 +13,7 @@ from torch import Tensor
 from blips import keys
 from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels, extract
-from blips.data.structures import COMPRESSED, read_xyz_frame, xyz_frame_offsets
+from blips.data.structures import XyzFrames
 from blips.errors import InputError
 
 GraphOf = Callable[[Atoms, torch.dtype], AtomGraph]
@@ -52,6 +52,7 @@ class Batch:
         return cls(type(graphs[0]).batch(graphs), targets, indices)
 
 
+@runtime_checkable
 class TrainingData(Protocol):
     """What training and evaluation ask of a data set."""
 
@@ -77,25 +78,26 @@ def check_indices(indices: Sequence[int], size: int) -> None:
 
 
 class AtomData:
-    """What data sets of labelled structures share; `_sample` says where structures come from.
+    """Labelled structures, whose graphs and labels are made whenever they are asked for.
 
-    Args:
-        source: the file, for messages.
-        cutoff: of the graphs, A; or the function (structure, dtype) -> graph of a model that has
-            its own idea of neighbours.
-        quantities: the targets, of "energy", "forces", "stress".
-        labels: names and units of the labels.
-        dtype: of the tensors; torch's default where None.
+    `source` is the file, for messages. `cutoff` is that of the graphs, A, or the function
+    (structure, dtype) -> graph of a model that has its own idea of neighbours. `dtype` is torch's
+    default where None.
     """
 
     def __init__(
         self,
-        source: str | Path,
+        structures: Sequence[Atoms] | XyzFrames,
         cutoff: float | GraphOf,
+        *,
+        source: str | Path = "structures",
         quantities: Sequence[str] = (keys.ENERGY, keys.FORCES),
         labels: Labels | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if len(structures) == 0:
+            raise InputError(f"{source}: no structures; expected at least one")
+        self.structures = structures
         self.source = source
         self.cutoff = cutoff
         self.quantities = tuple(quantities)
@@ -103,7 +105,7 @@ class AtomData:
         self.dtype = dtype or torch.get_default_dtype()
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return len(self.structures)
 
     def __iter__(self) -> Iterator[Atoms]:
         """Yield all structures."""
@@ -120,11 +122,12 @@ class AtomData:
 
     def atoms(self, index: int) -> Atoms:
         """Return the structure with this number."""
-        raise NotImplementedError
+        return self.structures[index]
 
     def _sample(self, index: int) -> Batch:
         """Return a batch of one structure."""
-        raise NotImplementedError
+        atoms = self.atoms(index)
+        return Batch(self._graph(atoms, index), self._targets(atoms, index), (index,))
 
     def _graph(self, atoms: Atoms, index: int) -> AtomGraph:
         with _named(self.name_of(index)):
@@ -148,79 +151,45 @@ class AtomData:
 class StructureData(AtomData):
     """Labelled structures in memory. Labels are read at once, each graph at its first use.
 
-    The arguments are those of `AtomData`, behind the structures; `frames` are the structures'
-    numbers in their source, where they are not all of it.
+    The arguments are those of `AtomData`; `frames` are the structures' numbers in their source,
+    where they are not all of it.
     """
+
+    structures: tuple[Atoms, ...]
 
     def __init__(
         self,
         structures: Sequence[Atoms],
         cutoff: float | GraphOf,
         *,
-        source: str | Path = "structures",
         frames: Sequence[int] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(source, cutoff, **options)
+        super().__init__(tuple(structures), cutoff, **options)
         self.frames = range(len(structures)) if frames is None else frames
-        if len(structures) == 0:
-            raise InputError(f"{source}: no structures; expected at least one")
-        self.structures = tuple(structures)
         self._all_targets = [self._targets(atoms, i) for i, atoms in enumerate(structures)]
-        self._samples: list[Batch | None] = [None] * len(structures)
-
-    def __len__(self) -> int:
-        return len(self.structures)
+        self._samples: dict[int, Batch] = {}
 
     def name_of(self, index: int) -> str:
         """Return file and frame."""
         return f"{self.source}, frame {self.frames[index]}"
 
-    def atoms(self, index: int) -> Atoms:
-        """Return the structure with this number."""
-        return self.structures[index]
-
     def _sample(self, index: int) -> Batch:
-        sample = self._samples[index]
-        if sample is None:
+        if index not in self._samples:
             graph = self._graph(self.structures[index], index)
-            sample = self._samples[index] = Batch(graph, self._all_targets[index], (index,))
-        return sample
+            self._samples[index] = Batch(graph, self._all_targets[index], (index,))
+        return self._samples[index]
 
 
 class StreamedData(AtomData):
     """Labelled structures of an extended xyz file that need not fit in memory.
 
-    The file is scanned once for the beginnings of its frames, which are read whenever they are
-    asked for. Batches are those of `StructureData`. Convert other formats first: `ase convert
-    file.traj file.extxyz`.
+    Batches are those of `StructureData`. Convert other formats first: `ase convert file.traj
+    file.extxyz`.
     """
 
     def __init__(self, path: str | Path, cutoff: float | GraphOf, **options: Any) -> None:
-        super().__init__(path, cutoff, **options)
-        self.path = Path(path)
-        if self.path.suffix in COMPRESSED:
-            raise InputError(f"{path}: compressed files cannot be streamed; unpack it first")
-        self._offsets = xyz_frame_offsets(self.path)  # [F + 1]
-        self._stamp = self._file_stamp()
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def _sample(self, index: int) -> Batch:
-        atoms = self.atoms(index)
-        return Batch(self._graph(atoms, index), self._targets(atoms, index), (index,))
-
-    def atoms(self, index: int) -> Atoms:
-        """Return the structure with this number, from the file."""
-        if self._file_stamp() != self._stamp:
-            raise InputError(f"{self.path}: changed while it was in use; start again")
-        with self.path.open("rb") as file:
-            return read_xyz_frame(file, self.path, index, self._offsets)
-
-    def _file_stamp(self) -> tuple[int, int]:
-        status = self.path.stat()
-        return status.st_size, status.st_mtime_ns
+        super().__init__(XyzFrames(path), cutoff, source=path, **options)
 
 
 @contextmanager

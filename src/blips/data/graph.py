@@ -54,15 +54,13 @@ class Graph:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """Copy on another device, with floating-point tensors of another dtype."""
-        if isinstance(device, str):
-            device = torch.device(device)
-        changes: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                other = dtype if dtype != value.dtype and value.is_floating_point() else None
-                if other or device not in (None, value.device):
-                    changes[name] = value.to(device=device, dtype=other)
-        return replace(self, memo={}, **changes) if changes else self
+        tensors = {name: v for name, v in vars(self).items() if isinstance(v, Tensor)}
+        moved = {
+            name: v.to(device=device, dtype=dtype if v.is_floating_point() else None)
+            for name, v in tensors.items()
+        }
+        same = all(moved[name] is v for name, v in tensors.items())
+        return self if same else replace(self, memo={}, **moved)
 
     def turned(self, rotation: Tensor) -> Self:
         """Copy after a rotation, r -> rotation @ r; graphs with more vectors turn them too."""
@@ -82,22 +80,15 @@ class Graph:
         """Join graphs into one with the structures of all, in order."""
         if not graphs:
             raise InputError("no graphs to batch; expected at least one structure")
-        node_offsets = np.cumsum([0] + [g.num_nodes for g in graphs])
-        structure_offsets = np.cumsum([0] + [g.num_structures for g in graphs])
-        merged: dict[str, Any] = {}
-        for name in graphs[0]._contents():
-            values = [getattr(g, name) for g in graphs]
-            if name == "num_structures":
-                merged[name] = int(structure_offsets[-1])
-            elif name == "edge_index":
-                shifted = [v + int(o) for v, o in zip(values, node_offsets, strict=False)]
-                merged[name] = torch.cat(shifted, dim=1)
-            elif name == "structure":
-                shifted = [v + int(o) for v, o in zip(values, structure_offsets, strict=False)]
-                merged[name] = torch.cat(shifted)
-            else:
-                merged[name] = torch.cat(values)
-        return cls(**merged)
+        columns = {name: [getattr(g, name) for g in graphs] for name in graphs[0]._contents()}
+        sizes = {"structure": columns.pop("num_structures")}
+        sizes["edge_index"] = [g.num_nodes for g in graphs]
+        for name, counts in sizes.items():  # numbers go on where those of the graph before end
+            offsets = np.cumsum([0, *counts]).tolist()
+            columns[name] = [v + o for v, o in zip(columns[name], offsets, strict=False)]
+        edges = torch.cat(columns.pop("edge_index"), dim=1)
+        joined: dict[str, Any] = {name: torch.cat(v) for name, v in columns.items()}
+        return cls(edge_index=edges, num_structures=sum(sizes["structure"]), **joined)
 
     def replicate(self, replicas: int) -> Self:
         """Return `replicas` copies as one batch; nodes, edges and structures are replica-major."""

@@ -53,8 +53,8 @@ class Labels:
 
     def factor(self, quantity: str) -> float:
         """Return the factor that turns a stored quantity into eV, eV/A or eV/A^3."""
-        length_power = {keys.ENERGY: 0, keys.FORCES: 1, keys.STRESS: 3}[quantity]
-        return energy_factor(self.energy_unit) / length_factor(self.length_unit) ** length_power
+        power = {keys.ENERGY: 0, keys.FORCES: 1, keys.STRESS: 3}[quantity]
+        return energy_factor(self.energy_unit) / length_factor(self.length_unit) ** power
 
 
 def extract(
@@ -144,13 +144,12 @@ def _shaped(stored: Any, quantity: str, key: str, num_atoms: int) -> np.ndarray:
     value = value.astype(np.float64)
     if quantity == keys.STRESS and value.shape == (6,):
         return voigt_6_to_full_3x3_stress(value)
-    shape = {keys.ENERGY: (), keys.FORCES: (num_atoms, 3), keys.STRESS: (3, 3)}[quantity]
+    shape, expected = {
+        keys.ENERGY: ((), "one number"),
+        keys.FORCES: ((num_atoms, 3), f"{num_atoms} x 3 numbers"),
+        keys.STRESS: ((3, 3), "6 (ASE's Voigt order), 9 or 3 x 3 numbers"),
+    }[quantity]
     if value.size != np.prod(shape) or (quantity == keys.FORCES and value.shape != shape):
-        expected = {
-            keys.ENERGY: "one number",
-            keys.FORCES: f"{num_atoms} x 3 numbers",
-            keys.STRESS: "6 (ASE's Voigt order), 9 or 3 x 3 numbers",
-        }[quantity]
         raise InputError(f"{quantity} ({key!r}) has shape {value.shape}; expected {expected}")
     return value.reshape(shape)
 

@@ -72,10 +72,7 @@ class NeighbourCache:
     A list with cutoff + skin holds every pair within the cutoff as long as no atom has moved by
     more than skin / 2. It is built again when one has, or when cell, periodicity, elements or
     cutoff change; in between, pairs beyond the cutoff are dropped from it, which is cheaper than a
-    search.
-
-    Args:
-        skin: A; 0 searches every time.
+    search. A skin (A) of 0 searches every time.
     """
 
     def __init__(self, skin: float = SKIN) -> None:
@@ -108,12 +105,11 @@ class NeighbourCache:
         if self._built_for is None or self._built_for[1] != cutoff:
             return False
         old = self._built_for[0]
-        same = (
+        if not (
             np.array_equal(old.numbers, atoms.numbers)
             and np.array_equal(old.cell.array, atoms.cell.array)
             and np.array_equal(old.pbc, atoms.pbc)
-        )
-        if not same:
+        ):
             return False
         moved = atoms.positions - old.positions
         return bool(np.einsum("nc,nc->n", moved, moved).max() <= (0.5 * self.skin) ** 2)

@@ -23,8 +23,9 @@ They speak only where the correlation is high, so labels of another kind, or too
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from ase import Atoms, units
@@ -52,7 +53,14 @@ COULOMB = units.Hartree * units.Bohr  # e^2 / (4 pi epsilon_0), eV A
 FACTORS = {23.06: "kcal/mol", 96.49: "kJ/mol", 27.21: "Hartree", 13.61: "Rydberg"}
 
 Array = np.ndarray
-Frame = tuple[Array, Array, Array, Atoms]  # positions, forces, energy (NaN without), structure
+
+
+class Frame(NamedTuple):
+    """A structure with labels."""
+
+    atoms: Atoms
+    forces: Array  # [N, 3] eV/A
+    energy: float  # eV, NaN without
 
 
 def warn_of_labels(structures: Sequence[Atoms], labels: Labels | None = None) -> None:
@@ -72,13 +80,13 @@ def evenly_spaced(count: int) -> list[int]:
 
 def suspicions(structures: Sequence[Atoms], labels: Labels | None = None) -> list[str]:
     """Describe what looks wrong with labels; nothing where they look right or cannot be judged."""
-    every = list(_series(structures, labels))
+    few = [structures[k] for k in evenly_spaced(len(structures))]
+    every = _series(few, labels)
     series = [frames for frames in every if len(frames) >= LEAST_FRAMES]
-    frames = [frame for frames in every for frame in frames]
     found = (
         _energies_against_forces(series),
-        _stiffness(series) or _close_contacts(frames),
-        _below_all_electrons(structures, labels),
+        _stiffness(series) or _close_contacts([frame for frames in every for frame in frames]),
+        _below_all_electrons(few, labels),
     )
     return [sentence for sentence in found if sentence]
 
@@ -86,7 +94,7 @@ def suspicions(structures: Sequence[Atoms], labels: Labels | None = None) -> lis
 def _close_contacts(frames: Sequence[Frame]) -> str | None:
     """Judge sign and size of the forces between atoms that are very close."""
     pushes, repulsions = [], []
-    for _, forces, _, atoms in frames:
+    for atoms, forces, _ in frames:
         i, j, between, length = _close_pairs(atoms)
         pushes.append(0.5 * ((forces[j] - forces[i]) * between).sum(axis=1) / length)
         repulsions.append(screened_repulsion(atoms.numbers[i], atoms.numbers[j], length))
@@ -126,7 +134,7 @@ def screened_repulsion(first: Array, second: Array, distance: Array) -> Array:
 
 
 def _below_all_electrons(structures: Sequence[Atoms], labels: Labels | None) -> str | None:
-    for atoms in (structures[k] for k in evenly_spaced(len(structures))):
+    for atoms in structures:
         if keys.ENERGY in available(atoms, labels):
             energy = float(extract(atoms, (keys.ENERGY,), labels)[keys.ENERGY])
             lowest = -float((THOMAS_FERMI * atoms.numbers ** (7 / 3) + BINDING).sum())
@@ -138,31 +146,30 @@ def _below_all_electrons(structures: Sequence[Atoms], labels: Labels | None) -> 
     return None
 
 
-def _series(structures: Sequence[Atoms], labels: Labels | None) -> Iterator[list[Frame]]:
-    """Yield series of frames of the same atoms in the same order."""
+def _series(structures: Sequence[Atoms], labels: Labels | None) -> list[list[Frame]]:
+    """Return series of frames of the same atoms in the same order."""
     by_atoms: dict[tuple[int, ...], list[Frame]] = {}
-    for atoms in (structures[k] for k in evenly_spaced(len(structures))):
+    for atoms in structures:
         has = available(atoms, labels)
         if keys.FORCES not in has or not 2 <= len(atoms) <= MOST_ATOMS:
             continue
         values = extract(atoms, [name for name in has if name != keys.STRESS], labels)
-        energy = values.get(keys.ENERGY, np.array(np.nan))
-        frame = (atoms.positions, values[keys.FORCES], energy, atoms)
+        frame = Frame(atoms, values[keys.FORCES], float(values.get(keys.ENERGY, np.nan)))
         by_atoms.setdefault(tuple(atoms.numbers), []).append(frame)
-    yield from by_atoms.values()
+    return list(by_atoms.values())
 
 
 def _energies_against_forces(series: list[list[Frame]]) -> str | None:
     work, change = [], []
     for frames in series:
         near = pairwise(frames) if len(frames) > 30 else combinations(frames, 2)
-        for (first, forces, energy, atoms), (second, others, other, _) in near:
-            if np.isnan(energy) or np.isnan(other):
+        for first, second in near:
+            if np.isnan(first.energy) or np.isnan(second.energy):
                 continue
-            move, turn = _displacement(first, second, atoms)
+            move, turn = _displacement(first.atoms, second.atoms)
             if 0 < np.abs(move).max() <= LARGEST_MOVE:
-                work.append(-0.5 * float(((forces + others @ turn) * move).sum()))
-                change.append(float(other - energy))
+                work.append(-0.5 * float(((first.forces + second.forces @ turn) * move).sum()))
+                change.append(second.energy - first.energy)
     if len(work) < LEAST_FRAMES or not np.any(work) or not np.std(change) > 0:
         return None
     slope, correlation = np.polyfit(work, change, 1)[0], np.corrcoef(work, change)[0, 1]
@@ -185,32 +192,32 @@ def _units(factor: float) -> str:
     return "they are not in the same unit"
 
 
-def _displacement(first: Array, second: Array, atoms: Atoms) -> tuple[Array, Array]:
+def _displacement(first: Atoms, second: Atoms) -> tuple[Array, Array]:
     """Return displacements [N, 3] after the best superposition, and its rotation [3, 3]."""
-    if atoms.pbc.any():
-        return _nearest_image(second - first, atoms), np.eye(3)
-    mean = second.mean(axis=0)
-    u, _, v = np.linalg.svd((second - mean).T @ (first - first.mean(axis=0)))
+    if first.pbc.any():
+        moved = second.positions - first.positions
+        moved, _ = find_mic(moved, first.cell, first.pbc)  # pyright: ignore[reportArgumentType]
+        return moved, np.eye(3)
+    before, after = (r - r.mean(axis=0) for r in (first.positions, second.positions))
+    u, _, v = np.linalg.svd(after.T @ before)
     turn = u @ np.diag([1.0, 1.0, np.sign(np.linalg.det(u @ v))]) @ v
-    return (second - mean) @ turn - (first - first.mean(axis=0)), turn
+    return after @ turn - before, turn
 
 
 def _stiffness(series: list[list[Frame]]) -> str | None:
     """Fit k of each kind of bond, by regression of forces on distances around their means."""
-    lengths: dict[tuple[int, int], list[Array]] = {}
-    pushes: dict[tuple[int, int], list[Array]] = {}
+    bonds: dict[tuple[int, int], list[Array]] = {}  # distances and pushes, [2, n]
     for frames in series:
-        for i, j in _neighbours(frames[0]):
-            numbers = frames[0][3].numbers
+        numbers = frames[0].atoms.numbers
+        for i, j in _neighbours(frames[0].atoms):
             kind = (min(numbers[i], numbers[j]), max(numbers[i], numbers[j]))
-            length, push = np.array([_bond(frame, i, j) for frame in frames]).T
-            kept = np.abs(length / np.median(length) - 1.0) < 0.3  # not where partners changed
-            if not kept.any():
-                continue
-            lengths.setdefault(kind, []).append(length[kept] - length[kept].mean())
-            pushes.setdefault(kind, []).append(push[kept] - push[kept].mean())
-    for kind, parts in lengths.items():
-        x, y = np.concatenate(parts), np.concatenate(pushes[kind])
+            bond = np.array([_bond(frame, i, j) for frame in frames]).T
+            # not where partners changed
+            bond = bond[:, np.abs(bond[0] / np.median(bond[0]) - 1.0) < 0.3]
+            if bond.size:
+                bonds.setdefault(kind, []).append(bond - bond.mean(axis=1, keepdims=True))
+    for kind, parts in bonds.items():
+        x, y = np.concatenate(parts, axis=1)
         if len(x) < 3 * LEAST_FRAMES or not (x.std() > 1e-4 and y.std() > 0):
             continue
         k, correlation = -float(x @ y / (x @ x)), np.corrcoef(x, y)[0, 1]
@@ -238,23 +245,16 @@ def _judged(kind: tuple[int, int], k: float, correlation: float) -> str | None:
     return None
 
 
-def _neighbours(frame: Frame) -> set[tuple[int, int]]:
+def _neighbours(atoms: Atoms) -> set[tuple[int, int]]:
     """Return each atom and its nearest neighbour."""
-    distances = frame[3].get_all_distances(mic=True)
+    distances = atoms.get_all_distances(mic=True)
     np.fill_diagonal(distances, np.inf)
     return {(min(i, int(j)), max(i, int(j))) for i, j in enumerate(distances.argmin(axis=1))}
 
 
 def _bond(frame: Frame, i: int, j: int) -> tuple[float, float]:
     """Return the distance of two atoms, and the force that pushes them apart."""
-    positions, forces, _, atoms = frame
-    between = _nearest_image(positions[j : j + 1] - positions[i], atoms)[0]
+    atoms, forces, _ = frame
+    between: Any = atoms.get_distance(i, j, mic=bool(atoms.pbc.any()), vector=True)
     length = float(np.linalg.norm(between))
     return length, 0.5 * float((forces[j] - forces[i]) @ between) / length
-
-
-def _nearest_image(vectors: Array, atoms: Atoms) -> Array:
-    """Return the shortest periodic images of vectors [n, 3]."""
-    if not atoms.pbc.any():
-        return vectors
-    return find_mic(vectors, atoms.cell, atoms.pbc)[0]  # pyright: ignore[reportArgumentType]

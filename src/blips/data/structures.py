@@ -9,7 +9,7 @@ import io
 import lzma
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,7 +51,7 @@ def batches_of(structures: Iterable[Atoms], most_atoms: int = BATCH_ATOMS) -> It
 
 
 def iter_given(structures: Structures) -> Iterable[Atoms]:
-    """Return structures as they are given; those of a file are read and checked one by one."""
+    """Return structures as they are; those of a file are read and checked one by one."""
     if isinstance(structures, str | Path):
         return iter_checked(iter_structures(structures), structures)
     return [structures] if isinstance(structures, Atoms) else structures
@@ -80,13 +80,9 @@ def iter_structures(path: str | Path, index: str | int | slice = ":") -> Iterato
     wanted = string2index(index) if isinstance(index, str) else index
     if not isinstance(wanted, int | slice):
         raise InputError(f"{path}: index {index!r} is not a number or a slice such as '::10'")
-    yield from _iter_xyz(path, wanted) if is_xyz(path) else _iter_any(path, wanted)
-
-
-def is_xyz(path: Path) -> bool:
-    """Return whether this is an (extended) xyz file by its name, perhaps a compressed one."""
-    name = path.with_suffix("") if path.suffix in COMPRESSED else path
-    return name.suffix.lower() in XYZ_SUFFIXES
+    unpacked = path.with_suffix("") if path.suffix in COMPRESSED else path
+    xyz = unpacked.suffix.lower() in XYZ_SUFFIXES
+    yield from _iter_xyz(path, wanted) if xyz else _iter_any(path, wanted)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -140,18 +136,14 @@ def iter_checked(
 ) -> Iterator[Atoms]:
     """Check structures one at a time; raise problems after the last good structure.
 
-    Args:
-        structures: in the order of the file.
-        source: the file, for messages.
-        elements: atomic numbers that a model knows; None allows all.
-        labels: names and units of the labels, which are checked where they are.
+    `source` is the file, for messages; `elements` are the atomic numbers that a model knows (None
+    allows all). Labels are checked where they are.
     """
-    allowed = None if elements is None else set(elements)
     problems: list[str] = []
     frame = -1
     for frame, atoms in enumerate(structures):
-        for problem in _problems(atoms, allowed, labels or Labels()):
-            problems.append(f"{source}, frame {frame}: {problem}")
+        found = _problems(atoms, elements, labels)
+        problems += [f"{source}, frame {frame}: {problem}" for problem in found]
         if len(problems) >= MAX_PROBLEMS:
             problems = [*problems[:MAX_PROBLEMS], "... and perhaps more; not checked further"]
             break
@@ -165,24 +157,21 @@ def iter_checked(
         raise InputError(f"{source}: no structures; expected at least one")
 
 
-def _problems(atoms: Atoms, allowed: set[int] | None, labels: Labels) -> Iterator[str]:
+def _problems(
+    atoms: Atoms, elements: Collection[int] | None, labels: Labels | None
+) -> Iterator[str]:
     if len(atoms) == 0:
         yield "no atoms"
         return
-    present = set(atoms.numbers.tolist())
-    unknown = present - (set(range(1, len(chemical_symbols))) if allowed is None else allowed)
-    if unknown:
-        yield f"unknown elements {_symbols(unknown)}" + (
-            "" if allowed is None else f"; the model was trained on {_symbols(allowed)}"
-        )
-    try:
-        extract(atoms, available(atoms, labels), labels)
-    except InputError as error:
-        yield str(error)
-    try:
-        _refuse_too_close(atoms)
-    except InputError as error:
-        yield str(error)
+    allowed = range(1, len(chemical_symbols)) if elements is None else elements
+    if unknown := set(atoms.numbers.tolist()).difference(allowed):
+        known = "" if elements is None else f"; the model was trained on {_symbols(elements)}"
+        yield f"unknown elements {_symbols(unknown)}{known}"
+    for check in (lambda: extract(atoms, available(atoms, labels), labels), lambda: _apart(atoms)):
+        try:
+            check()
+        except InputError as error:
+            yield str(error)
 
 
 def _symbols(numbers: Collection[int]) -> str:
@@ -191,7 +180,8 @@ def _symbols(numbers: Collection[int]) -> str:
     return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} elements"
 
 
-def _refuse_too_close(atoms: Atoms) -> None:
+def _apart(atoms: Atoms) -> None:
+    """Raise for atoms that are much too close."""
     first, second, distance = search(atoms, SEARCH_CUTOFF, "ijd")
     if len(distance) and distance.min() < MINIMUM_DISTANCE:
         pair = int(distance.argmin())
@@ -204,14 +194,12 @@ def _refuse_too_close(atoms: Atoms) -> None:
 
 def whole_xyz_frames(path: Path) -> np.ndarray:
     """Return `xyz_frame_offsets` of a file that may be cut off; [0] for no whole frame."""
-    offsets = [0]
+    offsets: list[int] = []
     with path.open("rb") as file:
         try:
-            while header := _line(file, path, offsets):
-                size = len(header) + _rest_of_frame(file, path, offsets, header)
-                offsets.append(offsets[-1] + size)
+            offsets.extend(_frame_starts(file, path))
         except InputError:
-            return np.array(offsets)
+            return np.array(offsets or [0])
         if len(offsets) > 1:
             file.seek(-1, io.SEEK_CUR)
             offsets = offsets if file.read(1) == b"\n" else offsets[:-1]
@@ -222,47 +210,52 @@ def xyz_frame_offsets(path: Path) -> np.ndarray:
     """Return the bytes at which the frames of an xyz file begin, and the last ends, [F + 1]."""
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    offsets: list[int] = []
-    position = 0
     try:
         with _opened(path) as file:
-            while header := _line(file, path, offsets):
-                start, position = position, position + len(header)
-                if not header.strip() or (offsets and header.lstrip().startswith(b"VEC")):
-                    continue
-                position += _rest_of_frame(file, path, offsets, header)
-                offsets.append(start)
+            offsets = list(_frame_starts(file, path))
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
         raise InputError(f"{path}: damaged ({error}); copy or compress the file again") from None
-    if not offsets:
+    if len(offsets) == 1:
         raise InputError(f"{path}: no frames; expected an xyz file with at least one")
-    return np.array([*offsets, position])
+    return np.array(offsets)
 
 
-def _line(file: BinaryIO, path: Path, before: Sequence[int]) -> bytes:
+def _frame_starts(file: BinaryIO, path: Path) -> Iterator[int]:
+    """Yield the byte at which each frame begins, before it is read, and that of the end."""
+    frame = position = 0
+    while header := _line(file, f"{path}, frame {frame}"):
+        start, position = position, position + len(header)
+        if not header.strip() or (frame and header.lstrip().startswith(b"VEC")):
+            continue
+        yield start
+        position += _rest_of_frame(file, f"{path}, frame {frame}", header.strip())
+        frame += 1
+    yield position
+
+
+def _line(file: BinaryIO, where: str) -> bytes:
     """Read the next line; refuse one that is too long before reading it whole."""
     line = file.readline(LONGEST_LINE)
     if len(line) == LONGEST_LINE:
         raise InputError(
-            f"{path}, frame {len(before)}: a line of more than {LONGEST_LINE // 2**20} MB; "
+            f"{where}: a line of more than {LONGEST_LINE // 2**20} MB; "
             "expected an xyz file, one atom a line"
         )
     return line
 
 
-def _rest_of_frame(file: BinaryIO, path: Path, before: Sequence[int], header: bytes) -> int:
+def _rest_of_frame(file: BinaryIO, where: str, header: bytes) -> int:
     """Read past the comment and the atoms that the header announces; their bytes."""
-    where = f"{path}, frame {len(before)}"
-    if not header.strip().isdigit() or len(header.strip()) > MOST_DIGITS:
-        found = header[:60].decode(errors="replace").strip()
+    if not header.isdigit() or len(header) > MOST_DIGITS:
         raise InputError(
-            f"{where}: expected the number of atoms, found {found!r}; the file is not "
+            f"{where}: expected the number of atoms, found "
+            f"{header[:60].decode(errors='replace')!r}; the file is not "
             "xyz, or the frame before has more lines than it says"
         )
     num_atoms = int(header)
-    total = len(_line(file, path, before))
+    total = len(_line(file, where))
     for atom in range(num_atoms):
-        line = _line(file, path, before)
+        line = _line(file, where)
         if not line or (atom == num_atoms - 1 and not line.strip()):
             raise InputError(
                 f"{where}: ends after {atom} of {num_atoms} atoms; the file was cut off "
@@ -289,3 +282,30 @@ def read_xyz_frame(file: BinaryIO, path: Path, frame: int, offsets: np.ndarray) 
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(f"{path}, frame {frame}: cannot be read ({reason})") from error
+
+
+class XyzFrames:
+    """The structures of an xyz file, each of which is read whenever it is asked for.
+
+    The file is scanned once for the beginnings of its frames.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if self.path.suffix in COMPRESSED:
+            raise InputError(f"{path}: compressed files cannot be streamed; unpack it first")
+        self._offsets = xyz_frame_offsets(self.path)
+        self._stamp = self._file_stamp()
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: int) -> Atoms:
+        if self._file_stamp() != self._stamp:
+            raise InputError(f"{self.path}: changed while it was in use; start again")
+        with self.path.open("rb") as file:
+            return read_xyz_frame(file, self.path, index, self._offsets)
+
+    def _file_stamp(self) -> tuple[int, int]:
+        status = self.path.stat()
+        return status.st_size, status.st_mtime_ns

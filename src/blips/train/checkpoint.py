@@ -39,6 +39,7 @@ FORMAT = "blips-2"
 POSTERIOR, ALIGNMENT = "posterior.", "alignment."  # prefixes of their tensors
 HEADER_LENGTH_BYTES = 8
 LARGEST_SIZE = 10_000  # of a hyperparameter: features, blocks, ...
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CALIBRATED = {keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES}
 
 Saveable = BayesianPotential | Backbone | Wrapper
@@ -46,15 +47,14 @@ Saveable = BayesianPotential | Backbone | Wrapper
 
 def save(potential: Saveable, path: str | Path) -> Path:
     """Write a model to `path` (.safetensors); `load` gives it back."""
-    description = describe(potential)
-    if description["backbone"] is None:
-        kind = type(backbone_of(potential)).__name__
+    backbone = backbone_of(potential)
+    if family_of(backbone) is None:
         raise CheckpointError(
-            f"{kind} is not one of blips' own backbones, so a file could not "
+            f"{type(backbone).__name__} is not one of blips' own backbones, so a file could not "
             "build it again; keep the weights, torch.save(model.state_dict(), file), and give "
             "them to a model that you build as you built this one, with its load_state_dict"
         )
-    return write_tensors(path, state_of(potential), {"model": description})
+    return write_model(path, potential)
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
@@ -76,14 +76,14 @@ def backbone_of(model: Saveable) -> Backbone:
     return model if isinstance(model, Backbone) else model.backbone
 
 
-def state_of(model: Saveable) -> dict[str, Tensor]:
-    """Return weights, and the tensors of posterior and alignment behind their own prefixes."""
+def write_model(path: str | Path, model: Saveable, **more: Any) -> Path:
+    """Write weights, posterior and alignment, also of a model that only its maker builds again."""
     tensors = dict(model.state_dict())
     if isinstance(model, BayesianPotential):
         for prefix, part in ((POSTERIOR, model.posterior), (ALIGNMENT, model.alignment)):
             if part is not None:
                 tensors |= {f"{prefix}{k}": v for k, v in part.tensors().items()}
-    return tensors
+    return write_tensors(path, tensors, {"model": describe(model), **more})
 
 
 def describe(model: Saveable) -> dict[str, Any]:
@@ -119,9 +119,11 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
             "blips.train.checkpoint"
         )
     try:
-        _check_sizes(description["hyperparameters"])
+        for name, value in description["hyperparameters"].items():  # before memory is asked for
+            if isinstance(value, int) and abs(value) > LARGEST_SIZE:
+                raise CheckpointError(f"{name}={value} is larger than {LARGEST_SIZE}")
         backbone = build(description["backbone"], **description["hyperparameters"])
-        backbone.to({"float32": torch.float32, "float64": torch.float64}[description["dtype"]])
+        backbone.to(DTYPES[description["dtype"]])
         if "labels" in description:
             backbone.labels = Labels(**description["labels"])
         if "bayes" in description:
@@ -147,16 +149,8 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
 _CANNOT_BUILD = (KeyError, TypeError, AttributeError, ValueError, RuntimeError, MemoryError)
 
 
-def _check_sizes(hyperparameters: Mapping[str, Any]) -> None:
-    """Refuse sizes that no model has, before memory is asked for them."""
-    for name, value in hyperparameters.items():
-        if isinstance(value, int) and abs(value) > LARGEST_SIZE:
-            raise CheckpointError(f"{name}={value} is larger than {LARGEST_SIZE}")
-
-
 def _wrapped(backbone: Backbone, kind: str, settings: dict[str, Any]) -> Wrapper:
-    if kind not in Wrapper.kinds:
-        import_module("blips.baselines")  # its kinds are known once it is imported
+    import_module("blips.baselines")  # its kinds are known once it is imported
     if kind not in Wrapper.kinds:
         raise CheckpointError(f"unknown kind {kind!r} of model; import the module that defines it")
     return Wrapper.kinds[kind].rebuilt(backbone, settings)
@@ -169,11 +163,8 @@ def restore(
     header: Mapping[str, Any] | None = None,
 ) -> None:
     """Load weights and, with a header, the posterior and the alignment that it describes."""
-    parts: dict[str, dict[str, Tensor]] = {"posterior": {}, "alignment": {}}
-    weights: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        first, _, rest = name.partition(".")
-        parts.get(first, weights)[rest if first in parts else name] = tensor
+    beside = (POSTERIOR, ALIGNMENT)
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(beside)}
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -184,12 +175,17 @@ def restore(
     described = header.get("model", {})
     model.posterior, model.alignment = None, None
     if content := described.get("posterior"):
-        model.posterior = posterior_from(content, parts["posterior"], model, path)
+        model.posterior = posterior_from(content, under(POSTERIOR, tensors), model, path)
     if content := described.get("alignment"):
         try:
-            model.alignment = Alignment.from_dict(content, parts["alignment"])
+            model.alignment = Alignment.from_dict(content, under(ALIGNMENT, tensors))
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"the alignment in {path} cannot be read: {error!r}") from None
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, by the rest of their names."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def posterior_from(

@@ -29,7 +29,11 @@ from blips.train.released import load as load_saved
 
 def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:
     """Build a released or untrained backbone; Bayesian unless the configuration says no."""
-    backbone = _released(config) if is_released(config) else _untrained(config, seed)
+    if is_released(config):
+        given = {} if config.weights is None else {"weights": config.weights, "trust": config.trust}
+        backbone = load(config.backbone, **config.hyperparameters | given)
+    else:
+        backbone = _untrained(config, seed)
     if not config.bayes.enabled:
         return backbone
     options = config.bayes.model_dump(exclude={"enabled"})
@@ -79,19 +83,20 @@ def conditioned(
     potential = bayesianize(model) if isinstance(model, Backbone) else model
     if anew:
         potential.posterior = None
-    warn_of_labels(valid or (), options.get("labels"))
-    has = set() if valid is None else set(keys_of(valid, options.get("labels")))
+    labels = options.get("labels")
+    warn_of_labels(valid or (), labels)
+    has = set() if valid is None else set(keys_of(valid, labels))
     released = isinstance(model, Backbone) and model.pretrained
     if valid is None or not (align and released and keys.ENERGY in has):
         potential.condition(structures, valid=valid, **options)
         return potential
-    labels = options.pop("labels", None)
     if keys.FORCES not in has:  # elements first: else their energies would count as errors
         align_energies(potential, valid, labels)
-        potential.condition(structures, valid=valid, labels=labels, **options)
+        potential.condition(structures, valid=valid, **options)
         return potential
     forces = moved(valid, {}, (keys.FORCES,), labels)
-    potential.condition(structures, valid=forces, labels=Labels(), **options)
+    options["labels"] = Labels()
+    potential.condition(structures, valid=forces, **options)
     std = potential.predict(valid, method="onepass", forces=False).array("energy_std")
     align_energies(potential, valid, labels, std**2)
     return potential
@@ -113,13 +118,6 @@ def export_model(path: str | Path, output: Path) -> Path:
 def is_released(config: ModelConfig) -> bool:
     """Return whether the model starts from released weights."""
     return config.pretrained and config.backbone in RELEASED
-
-
-def _released(config: ModelConfig) -> Backbone:
-    options = dict(config.hyperparameters)
-    if config.weights is not None:
-        options |= {"weights": config.weights, "trust": config.trust}
-    return load(config.backbone, **options)
 
 
 def _untrained(config: ModelConfig, seed: int) -> Backbone:

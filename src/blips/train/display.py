@@ -1,7 +1,7 @@
 """Progress of a training run on the terminal: a bar, the loss terms, the time left."""
 
 from collections.abc import Mapping
-from typing import Self
+from contextlib import nullcontext
 
 from rich.console import Console
 from rich.progress import (
@@ -14,35 +14,24 @@ from rich.progress import (
 
 
 class TrainingDisplay:
-    """A live bar over all steps; plain lines every tenth of the run where there is no terminal."""
+    """A bar over all epochs within `live`; without a terminal, lines every tenth of the run."""
 
-    def __init__(self, title: str, epochs: int, console: Console | None = None):
-        self.console = console or Console()
+    def __init__(self, epochs: int) -> None:
+        self.console = Console()
         self.epochs = epochs
         self._best, self._errors = float("inf"), ""
         self._progress = Progress(
-            f"[bold]{title}",
+            "[bold]training",
             BarColumn(),
             MofNCompleteColumn(),
             "{task.fields[terms]}",
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self.console,
-            disable=not self.console.is_terminal,
         )
-        self._task = self._progress.add_task(title, total=epochs, terms="")
-        self.title = title
-
-    def __enter__(self) -> Self:
-        """Start drawing."""
-        if self.console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop drawing, whatever happened."""
-        if self.console.is_terminal:  # elsewhere rich would print an empty line
-            self._progress.stop()
+        # without a terminal rich would print an empty line at the end
+        self.live = self._progress if self.console.is_terminal else nullcontext()
+        self._task = self._progress.add_task("training", total=epochs, terms="")
 
     def step(self, parts: dict[str, float]) -> None:
         """Show the terms of a training step."""
@@ -57,7 +46,7 @@ class TrainingDisplay:
         if not self.console.is_terminal and (epoch % tenth == 0 or epoch == self.epochs):
             train = {k.removeprefix("train_"): v for k, v in row.items() if k.startswith("train_")}
             self.console.print(
-                f"{self.title}: epoch {epoch}/{self.epochs}  {self._terms(train)}",
+                f"training: epoch {epoch}/{self.epochs}  {self._terms(train)}",
                 highlight=False,
                 soft_wrap=True,
             )

@@ -1,27 +1,39 @@
-"""One readable training loop; devices, precision and processes are Lightning Fabric's."""
+"""One readable training loop; devices, precision and processes are Lightning Fabric's.
+
+The shuffle and the noise of a step are functions of (seed, epoch, step), so no random state has
+to be stored: a run continued from last.safetensors takes the same steps as one that was never
+interrupted.
+"""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import ase.io
 import torch
 from lightning_fabric import Fabric
+from torch import Tensor
 
 from blips.bayes.noise import seeded_generator
 from blips.config import RunConfig, TrainingConfig
 from blips.data.dataset import AtomData, Batch, TrainingData
-from blips.errors import BlipsError, ConfigError
+from blips.errors import BlipsError, CheckpointError, ConfigError
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import describe, state_of, write_tensors
+from blips.train.checkpoint import (
+    DTYPES,
+    describe,
+    read_tensors,
+    restore,
+    under,
+    write_model,
+    write_tensors,
+)
 from blips.train.display import TrainingDisplay
-from blips.train.loss import DISTRIBUTION_LOSSES, Anchor
+from blips.train.loss import Anchor
 from blips.train.objective import Model, Objective
 from blips.train.optim import MovingAverage, Schedule, make_optimizer
-from blips.train.run import Progress, RunFolder, TrainingState
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+from blips.train.run import Progress, RunFolder
 
 
 class NonFiniteLossError(BlipsError):
@@ -47,46 +59,72 @@ class Trainer:
         replay: TrainingData | None = None,
         make_objective: Callable[..., Objective] = Objective,
     ) -> None:
-        settings = config.training
+        self.settings = settings = config.training
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        self.config, self.folder, self.display = config, folder, display
+        self.seed, self.folder, self.display = config.seed, folder, display
         self.train_data, self.valid_data, self.replay_data = train, valid, replay
-        self.dtype = DTYPES[settings.dtype]
-        self.fabric = _fabric(config, folder)
+        self.fabric = _fabric(settings, folder)
         self.fabric.launch()
-        self.model = model.to(self.dtype)
+        self.model = model.to(DTYPES[settings.dtype])
         self._frozen = _frozen_parameters(model, settings)
         objective = make_objective(self.model, settings, num_data=len(train))
         self.objective, self.optimizer = self.fabric.setup(
             objective, make_optimizer(self.model, settings)
         )
-        anchor = objective.anchor = Anchor(self.model) if settings.anchor_weight > 0 else None
-        self.schedule = Schedule(self.optimizer, settings, settings.epochs * self.steps_per_epoch)
+        # the same number of steps on every process
+        steps = math.ceil(len(train) / (settings.batch_size * self.fabric.world_size))
+        self.schedule = Schedule(self.optimizer, settings, settings.epochs * steps)
         decay = settings.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)
-        self.state = TrainingState(self.model, self.optimizer, self.schedule, self.average, anchor)
-
-    @property
-    def progress(self) -> Progress:
-        """Where the run is."""
-        return self.state.progress
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimiser steps of an epoch, the same on every process."""
-        per_step = self.config.training.batch_size * self.fabric.world_size
-        return max(1, math.ceil(len(self.train_data) / per_step))
+        anchor = objective.anchor = Anchor(self.model) if settings.anchor_weight > 0 else None
+        self._kept: dict[str, dict[str, Tensor]] = {  # beside the model, for a resumption
+            "average": self.average.values if self.average else {},
+            "anchor": anchor.start if anchor else {},
+        }
+        self.progress = Progress()
 
     def resume(self) -> None:
         """Continue from the folder's last state, if there is one."""
-        if self.folder.last.exists():
-            self.state.restore(self.folder.last)
+        path = self.folder.last
+        if not path.exists():
+            return
+        tensors, header = read_tensors(path)
+        if "optimizer" not in header:
+            raise CheckpointError(f"{path} is no training state; resume from a run's folder")
+        restore(self.model, under("model.", tensors), path)
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in under("optimizer.", tensors).items():
+            index, _, key = name.partition(".")
+            state.setdefault(int(index), {})[key] = tensor
+        groups = self.optimizer.state_dict()["param_groups"]
+        for group, lr in zip(groups, header["optimizer"]["lr"], strict=True):
+            group["lr"] = lr
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.schedule.restore(header["schedule"])
+        for part, kept in self._kept.items():
+            for name, tensor in kept.items():
+                tensor.copy_(tensors[f"{part}.{name}"])
+        self.progress = Progress(**header["progress"])
+
+    def _save(self) -> None:
+        """Write everything that `resume` needs, atomically."""
+        optimizer = self.optimizer.state_dict()
+        states = {f"{i}.{k}": v for i, of in optimizer["state"].items() for k, v in of.items()}
+        parts = {"model": self.model.state_dict(), "optimizer": states, **self._kept}
+        header = {
+            "model": describe(self.model),
+            "optimizer": {"lr": [group["lr"] for group in optimizer["param_groups"]]},
+            "schedule": self.schedule.state(),
+            "progress": vars(self.progress),
+        }
+        tensors = {f"{part}.{k}": v for part, group in parts.items() for k, v in group.items()}
+        write_tensors(self.folder.last, tensors, header)
 
     def run(self) -> Progress:
         """Train until the last epoch or the early stop; return the history."""
         try:
-            while self.progress.epoch < self.config.training.epochs and not self._should_stop():
+            while self.progress.epoch < self.settings.epochs and not self._should_stop():
                 self._run_epoch(self.progress.epoch + 1)
         finally:
             for parameter in self._frozen:
@@ -96,20 +134,23 @@ class Trainer:
     def _run_epoch(self, epoch: int) -> None:
         row = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}
         row |= {f"train_{k}": v for k, v in self._train_epoch(epoch).items()}
-        row |= self._validate()
+        row |= {f"valid_{k}": v for k, v in self._validate().items()}
         self.schedule.after_epoch(row["valid_loss"])
         self._finish_epoch(epoch, row)
 
     def _train_epoch(self, epoch: int) -> dict[str, float]:
         self.objective.train()
-        settings, totals = self.config.training, Totals()
+        settings, seen = self.settings, list[tuple[dict[str, float], int]]()
         warmup = settings.kl_warmup_epochs
         kl_scale = 1.0 if warmup == 0 else min(1.0, epoch / warmup)
-        for step, batch in enumerate(self._batches(self.train_data, epoch)):
-            key = ("train", self.config.seed, epoch, step, self.fabric.global_rank)
+        order = _shuffled(self.train_data, "shuffle", self.seed, epoch)
+        surplus = -len(order) % self.fabric.world_size  # every process takes as many steps
+        order = [*order, *order[:surplus]][self.fabric.global_rank :: self.fabric.world_size]
+        for step, batch in enumerate(self._batches(self.train_data, order)):
+            key = (self.seed, epoch, step, self.fabric.global_rank)
+            replay = self._replay_batch(key)
             self.optimizer.zero_grad()
-            replay = self._replay_batch(epoch, step)
-            terms = self.objective(batch, key, kl_scale, replay)
+            terms = self.objective(batch, ("train", *key), kl_scale, replay)
             if not math.isfinite(terms.parts["loss"]):
                 self._stop_non_finite(epoch, batch, self.train_data)
             if self.replay_data and replay and not math.isfinite(terms.parts["replay"]):
@@ -123,10 +164,10 @@ class Trainer:
             self.schedule.after_step()
             if self.average is not None:
                 self.average.update(self.model)
-            totals.add(terms.parts, len(batch.indices))
+            seen.append((terms.parts, len(batch.indices)))
             if self.display is not None:
                 self.display.step(terms.parts)
-        return self._over_processes(totals.means())
+        return self._over_processes(_means(seen))
 
     def _over_processes(self, means: dict[str, float]) -> dict[str, float]:
         """Average over all processes, each of which saw as many structures."""
@@ -139,12 +180,10 @@ class Trainer:
     def _validate(self) -> dict[str, float]:
         """Compute the validation loss, of the averaged weights where there are any."""
         self.objective.eval()
-        totals = Totals()
+        objective: Any = self.objective.module
+        batches = self._batches(self.valid_data, range(len(self.valid_data)))
         with self._averaged():
-            for batch in self._batches(self.valid_data, None):
-                objective: Any = self.objective.module
-                totals.add(objective.evaluate(batch, self.config.seed), len(batch.indices))
-        return {f"valid_{k}": v for k, v in totals.means().items()}
+            return _means([(objective.evaluate(b, self.seed), len(b.indices)) for b in batches])
 
     def _averaged(self) -> AbstractContextManager[None]:
         """Use the moving average of the weights, where there is one, within the block."""
@@ -159,11 +198,10 @@ class Trainer:
         if self.fabric.is_global_zero:
             if improved:
                 with self._averaged():
-                    header = {"model": describe(self.model)}
-                    write_tensors(self.folder.best, state_of(self.model), header)
-            last_epoch = epoch == self.config.training.epochs or self._should_stop()
-            if epoch % self.config.training.checkpoint_every == 0 or last_epoch:
-                self.state.save(self.folder.last)
+                    write_model(self.folder.best, self.model)
+            last_epoch = epoch == self.settings.epochs or self._should_stop()
+            if epoch % self.settings.checkpoint_every == 0 or last_epoch:
+                self._save()
                 self.folder.write_history(self.progress.history)
         self.fabric.log_dict({k: v for k, v in row.items() if k != "epoch"}, step=epoch)
         if self.display is not None:
@@ -171,34 +209,22 @@ class Trainer:
         self.fabric.barrier()
 
     def _should_stop(self) -> bool:
-        patience = self.config.training.early_stop_patience
+        patience = self.settings.early_stop_patience
         waited = self.progress.epoch - self.progress.best_epoch
         return patience is not None and waited >= patience
 
-    def _batches(self, data: TrainingData, epoch: int | None) -> Iterator[Batch]:
-        """Yield batches of this process: shuffled by (seed, epoch); in order if epoch is None."""
-        size = self.config.training.batch_size
-        if epoch is None:
-            order = torch.arange(len(data))
-        else:
-            shuffle = seeded_generator("shuffle", self.config.seed, epoch)
-            order = torch.randperm(len(data), generator=shuffle)
-            surplus = -len(order) % self.fabric.world_size  # every process takes as many steps
-            order = torch.cat([order, order[:surplus]])
-            order = order[self.fabric.global_rank :: self.fabric.world_size]
+    def _batches(self, data: TrainingData, order: Sequence[int]) -> Iterator[Batch]:
+        size = self.settings.batch_size
         for first in range(0, len(order), size):
-            batch = data.batch(order[first : first + size].tolist())
-            yield batch.to(self.fabric.device, self.dtype)
+            batch = data.batch(list(order[first : first + size]))
+            yield batch.to(self.fabric.device, DTYPES[self.settings.dtype])
 
-    def _replay_batch(self, epoch: int, step: int) -> Batch | None:
+    def _replay_batch(self, key: tuple[int, ...]) -> Batch | None:
         """Draw structures of the replay set, a function of (seed, epoch, step)."""
-        data, weight = self.replay_data, self.config.training.replay_weight
-        if data is None or weight == 0:
+        data = self.replay_data
+        if data is None or self.settings.replay_weight == 0:
             return None
-        shuffle = seeded_generator("replay", self.config.seed, epoch, step, self.fabric.global_rank)
-        order = torch.randperm(len(data), generator=shuffle)
-        batch = data.batch(order[: self.config.training.batch_size].tolist())
-        return batch.to(self.fabric.device, self.dtype)
+        return next(self._batches(data, _shuffled(data, "replay", *key)))
 
     def _stop_non_finite(self, epoch: int, batch: Batch, data: TrainingData) -> NoReturn:
         names = [data.name_of(index) for index in batch.indices]
@@ -214,47 +240,37 @@ class Trainer:
         )
 
 
-class Totals:
-    """Means over structures of the terms of many batches."""
+def _shuffled(data: TrainingData, *key: int | str) -> list[int]:
+    """Return the numbers of all structures in an order that is a function of the key."""
+    return torch.randperm(len(data), generator=seeded_generator(*key)).tolist()
 
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._count = 0
 
-    def add(self, parts: dict[str, float], count: int) -> None:
-        """Add the means of a batch of `count` structures."""
-        self._count += count
+def _means(batches: Sequence[tuple[dict[str, float], int]]) -> dict[str, float]:
+    """Return means over structures from means over batches and the batches' sizes."""
+    sums: dict[str, float] = {}
+    for parts, count in batches:
         for name, value in parts.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value * count
-
-    def means(self) -> dict[str, float]:
-        """Return the means over all structures so far."""
-        return {name: total / max(1, self._count) for name, total in self._sums.items()}
+            sums[name] = sums.get(name, 0.0) + value * count
+    total = sum(count for _, count in batches)
+    return {name: value / max(1, total) for name, value in sums.items()}
 
 
 def _frozen_parameters(model: Model, settings: TrainingConfig) -> list[torch.nn.Parameter]:
     """Switch off the training of what the loss does not use; the parameters that were on."""
-    unused: torch.nn.Module | None = None
-    if isinstance(model, BayesianPotential):
-        unused = model.backbone if settings.freeze_backbone else model.encoder
-    elif settings.freeze_backbone:
-        raise ConfigError("training.freeze_backbone needs a Bayesian potential; see bayesianize")
-    if settings.freeze_backbone and settings.loss not in DISTRIBUTION_LOSSES:
-        raise ConfigError(
-            f"training.freeze_backbone with loss {settings.loss!r} would only make the posterior "
-            f"vanish; use training.loss={' or '.join(DISTRIBUTION_LOSSES)}"
-        )
-    if unused is None or (settings.noise and not settings.freeze_backbone):
+    if not isinstance(model, BayesianPotential):
         return []
+    if settings.noise and not settings.freeze_backbone:
+        return []
+    unused = model.backbone if settings.freeze_backbone else model.encoder
     frozen = [parameter for parameter in unused.parameters() if parameter.requires_grad]
     for parameter in frozen:
         parameter.requires_grad_(False)
     return frozen
 
 
-def _fabric(config: RunConfig, folder: RunFolder) -> Fabric:
+def _fabric(settings: TrainingConfig, folder: RunFolder) -> Fabric:
     """Set up devices and processes as configured; raise an error where there are none such."""
-    settings, loggers = config.training, list[Any]()
+    loggers = list[Any]()
     if settings.tensorboard:
         from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.config import TrainingConfig
-from blips.data.graph import Graph
 from blips.errors import ConfigError
 from blips.units import energy_factor
 
@@ -24,19 +23,20 @@ VAR_FLOOR = 1e-6  # of the sampled variance, in squared loss units
 def data_loss(
     outputs: Mapping[str, Tensor],
     targets: Mapping[str, Tensor],
-    atom_counts: Tensor,
+    node_counts: Tensor,
     config: TrainingConfig,
 ) -> dict[str, Tensor]:
     """Compute the weighted loss of every labelled quantity; their sum is the data loss.
 
-    Outputs are [K, rows, ...] by quantity, K = 1 for point losses; targets [rows, ...].
+    Outputs are [K, rows, ...] by quantity, K = 1 for point losses; targets [rows, ...];
+    `node_counts` are the atoms of each structure, [S].
     """
     terms = {}
     for name, target in targets.items():
         weight = weight_of(name, config)
         if weight == 0:
             continue
-        factor = loss_factor(name, atom_counts, config)
+        factor = loss_factor(name, node_counts, config)
         distance = _distance(config)(outputs[name] * factor, target * factor)
         terms[name] = weight * distance.double()
     if not terms:
@@ -52,18 +52,13 @@ def weight_of(quantity: str, config: TrainingConfig) -> float:
     return getattr(config.weights, quantity, 1.0)
 
 
-def loss_factor(name: str, atom_counts: Tensor, config: TrainingConfig) -> float | Tensor:
+def loss_factor(name: str, node_counts: Tensor, config: TrainingConfig) -> float | Tensor:
     """Return the factor from (eV, A) to the loss's unit; [S] for energies per atom."""
     if name not in (keys.ENERGY, keys.FORCES, keys.STRESS):
         return 1.0  # a quantity of the user's own, in a unit of its own
     unit = 1.0 / energy_factor(config.loss_unit)
     per_atom = name == keys.ENERGY and config.energy_per_atom
-    return unit / atom_counts.double() if per_atom else unit
-
-
-def atom_counts(graph: Graph) -> Tensor:
-    """Count the atoms of each structure, [S]."""
-    return torch.bincount(graph.structure, minlength=graph.num_structures)
+    return unit / node_counts.double() if per_atom else unit
 
 
 def _distance(config: TrainingConfig) -> Callable[[Tensor, Tensor], Tensor]:
@@ -73,8 +68,8 @@ def _distance(config: TrainingConfig) -> Callable[[Tensor, Tensor], Tensor]:
         "mse": lambda samples, target: (samples - target).square().mean(),
         "huber": lambda samples, target: huber(samples - target, delta).mean(),
         "conditional_huber": lambda samples, target: conditional_huber(samples, target, delta),
-        "nll": lambda samples, target: sample_nll(samples, target),
-        "crps": lambda samples, target: sample_crps(samples, target),
+        "nll": sample_nll,
+        "crps": sample_crps,
     }[config.loss]
 
 
@@ -137,22 +132,15 @@ class Anchor:
 
     def penalty(self, model: nn.Module) -> Tensor:
         """Compute A of the model's present weights, one number."""
-        trained = _trained_weights(model)
-        distances = [_relative_distance(p, self.start[name]) for name, p in trained]
+        distances: list[Tensor] = []
+        for name, weight in _trained_weights(model):
+            start = self.start[name]
+            size = start.square().mean()
+            distances.append((weight - start).square().mean() / torch.where(size > 0, size, 1.0))
         return torch.stack(distances).mean()
-
-    def restore(self, start: Mapping[str, Tensor]) -> None:
-        """Restore the starting weights of the run that is resumed."""
-        for name, tensor in self.start.items():
-            tensor.copy_(start[name])
 
 
 def _trained_weights(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the trained parameters, without those of the inference network."""
     backbone = getattr(model, "backbone", model)
     return [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]
-
-
-def _relative_distance(now: Tensor, start: Tensor) -> Tensor:
-    size = start.square().mean()
-    return (now - start).square().mean() / torch.where(size > 0, size, 1.0)

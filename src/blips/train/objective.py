@@ -27,7 +27,7 @@ from blips.data.graph import AtomGraph, Graph
 from blips.inference.sampling import Sample
 from blips.potential import BayesianPotential
 from blips.prediction import Calibrator, Outputs
-from blips.train.loss import DISTRIBUTION_LOSSES, Anchor, atom_counts, data_loss, weight_of
+from blips.train.loss import DISTRIBUTION_LOSSES, Anchor, data_loss, weight_of
 
 
 class Wrapper(nn.Module):
@@ -142,18 +142,10 @@ class Objective(nn.Module):
         derivatives = self._derivatives(batch, create_graph=False)
         if isinstance(self.model, Likelihood):
             return _total(self.model.loss_terms(batch, config, derivatives)).parts
-        count = 1
-        if isinstance(self.model, Backbone):
-            outputs = plain_outputs(self.model, batch.graph, **derivatives)
-        elif config.loss in DISTRIBUTION_LOSSES:
-            count = max(config.samples, 8)
-            device = batch.graph.positions.device
-            generators = [seeded_generator("valid", seed, k, device=device) for k in range(count)]
-            outputs = self.model.sample(batch.graph, generators, **derivatives).outputs
-        else:
-            outputs = self.model(batch.graph, **derivatives)
-        terms = _total(self._data_terms(outputs, batch, count)).parts
-        return terms | mean_absolute_errors(outputs, batch, count)
+        count = max(config.samples, 8) if config.loss in DISTRIBUTION_LOSSES else 0
+        outputs = self._sample(batch.graph, count, ("valid", seed), derivatives).outputs
+        terms = _total(self._data_terms(outputs, batch)).parts
+        return terms | _mean_absolute_errors(outputs, batch)
 
     def _training_terms(
         self, batch: Batch, noise_key: NoiseKey
@@ -162,16 +154,24 @@ class Objective(nn.Module):
         derivatives = self._derivatives(batch, create_graph=True)
         if isinstance(self.model, Likelihood):
             return self.model.loss_terms(batch, self.config, derivatives), {}
-        if isinstance(self.model, Backbone):
-            outputs = plain_outputs(self.model, batch.graph, **derivatives)
-            return self._data_terms(outputs, batch, 1), {}
-        if isinstance(self.model, BayesianPotential) and not self.config.noise:
-            return self._data_terms(self.model(batch.graph, **derivatives), batch, 1), {}
         count = self.config.samples if self.config.loss in DISTRIBUTION_LOSSES else 1
-        device = batch.graph.positions.device
+        if isinstance(self.model, BayesianPotential) and not self.config.noise:
+            count = 0
+        sample = self._sample(batch.graph, count, noise_key, derivatives)
+        return self._data_terms(sample.outputs, batch), sample.coefficients
+
+    def _sample(
+        self, graph: Graph, count: int, noise_key: NoiseKey, derivatives: Derivatives
+    ) -> Sample:
+        """Compute outputs of `count` samples, or those without noise for 0 and plain backbones."""
+        assert not isinstance(self.model, Likelihood)
+        if isinstance(self.model, Backbone):
+            return Sample(plain_outputs(self.model, graph, **derivatives), {})
+        if count == 0:
+            return Sample(self.model(graph, **derivatives), {})
+        device = graph.positions.device
         generators = [seeded_generator(*noise_key, k, device=device) for k in range(count)]
-        sample = self.model.sample(batch.graph, generators, **derivatives)
-        return self._data_terms(sample.outputs, batch, count), sample.coefficients
+        return self.model.sample(graph, generators, **derivatives)
 
     def _kl_penalties(
         self,
@@ -195,14 +195,14 @@ class Objective(nn.Module):
             create_graph=create_graph,
         )
 
-    def _data_terms(self, outputs: Outputs, batch: Batch, count: int) -> dict[str, Tensor]:
-        """Compute the weighted loss of every quantity, for `count` samples, replica-major."""
+    def _data_terms(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Compute the weighted loss of every quantity, of samples that are replica-major."""
         by_sample = {
-            name: outputs[name].reshape(count, *target.shape)
+            name: _by_sample(outputs[name], target)
             for name, target in batch.targets.items()
             if weight_of(name, self.config) > 0
         }
-        return data_loss(by_sample, batch.targets, atom_counts(batch.graph), self.config)
+        return data_loss(by_sample, batch.targets, batch.graph.node_counts(), self.config)
 
 
 def _total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> LossTerms:
@@ -217,13 +217,18 @@ def _total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> L
     return LossTerms(total, parts)
 
 
-def mean_absolute_errors(outputs: Outputs, batch: Batch, count: int) -> dict[str, float]:
-    """Compute the MAE of the mean of `count` samples: energies in meV/atom, forces in meV/A."""
+def _by_sample(output: Tensor, target: Tensor) -> Tensor:
+    """Tell samples apart, [K * rows, ...] -> [K, rows, ...]."""
+    return output.reshape(len(output) // len(target), *target.shape)
+
+
+def _mean_absolute_errors(outputs: Outputs, batch: Batch) -> dict[str, float]:
+    """Compute the MAE of the mean of all samples: energies in meV/atom, forces in meV/A."""
     errors: dict[str, float] = {}
-    for name, size in ((keys.ENERGY, atom_counts(batch.graph)), (keys.FORCES, 1.0)):
+    for name, size in ((keys.ENERGY, batch.graph.node_counts()), (keys.FORCES, 1.0)):
         if name in batch.targets and name in outputs:
             target = batch.targets[name]
-            mean = outputs[name].reshape(count, *target.shape).mean(dim=0)
+            mean = _by_sample(outputs[name], target).mean(dim=0)
             errors[f"mae_{name}"] = 1000.0 * float(((mean - target).abs() / size).mean())
     return errors
 

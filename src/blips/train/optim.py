@@ -1,11 +1,11 @@
 """Optimisers, learning-rate schedules and the moving average of weights."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
@@ -15,20 +15,13 @@ from blips.potential import BayesianPotential
 
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> Optimizer:
     """Make Adam or AdamW, with a learning rate of its own for the inference network."""
-    groups: list[dict[str, object]] = []
+    parts: list[tuple[nn.Module, float]] = [(model, config.lr)]
     if isinstance(model, BayesianPotential):
-        encoder_lr = config.encoder_lr or config.lr
-        groups.append({"params": _trainable(model.backbone), "lr": config.lr})
-        groups.append({"params": _trainable(model.encoder), "lr": encoder_lr})
-    else:
-        groups.append({"params": _trainable(model), "lr": config.lr})
-    groups = [group for group in groups if group["params"]]
+        parts = [(model.backbone, config.lr), (model.encoder, config.encoder_lr or config.lr)]
+    trained = [([p for p in part.parameters() if p.requires_grad], lr) for part, lr in parts]
+    groups = [{"params": parameters, "lr": lr} for parameters, lr in trained if parameters]
     kind = AdamW if config.optimizer == "adamw" else Adam
     return kind(groups, lr=config.lr, weight_decay=config.weight_decay)
-
-
-def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    return [p for p in model.parameters() if p.requires_grad]
 
 
 class Schedule:
@@ -93,17 +86,14 @@ class MovingAverage:
         for name, parameter in model.named_parameters():
             self.values[name].lerp_(parameter, 1.0 - self.decay)
 
-    def restore(self, values: Mapping[str, Tensor]) -> None:
-        """Restore the averages of the run that is resumed, on this model's device."""
-        for name, average in self.values.items():
-            average.copy_(values[name])
-
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
         """Exchange the parameters with their averages within the block."""
         self._swap(model)
-        yield
-        self._swap(model)
+        try:
+            yield
+        finally:
+            self._swap(model)
 
     @torch.no_grad()
     def _swap(self, model: nn.Module) -> None:

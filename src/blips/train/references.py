@@ -32,16 +32,17 @@ def set_reference_energies(
 ) -> None:
     """Set energies per element; of a released model, corrections to its own.
 
-    Structures may be read more than once, one at a time.
+    Labels are those of the backbone. Structures may be read more than once, one at a time.
     """
-    chosen = settings.data.reference_energies
+    chosen, labels = settings.data.reference_energies, backbone.labels
     if chosen == "none" or settings.training.freeze_backbone:
         return
-    labels = Labels(**settings.data.labels.model_dump())
     if isinstance(chosen, dict):
         _set_given(backbone.reference, chosen, structures)
         return
-    if settings.training.weights.energy == 0 and not _have_energies(structures, labels):
+    if settings.training.weights.energy == 0 and not all(
+        keys.ENERGY in available(atoms, labels) for atoms in structures
+    ):
         return
     if isinstance(backbone, ForeignBackbone):
         backbone.reference.set({})
@@ -55,7 +56,6 @@ def settle_reference_energies(
     backbone: AtomisticBackbone,
     structures: Sequence[Atoms],
     settings: RunConfig,
-    labels: Labels | None,
 ) -> None:
     """Shift energies per element by what a trained model leaves of those of its structures.
 
@@ -64,7 +64,7 @@ def settle_reference_energies(
     training = settings.training
     fitted = settings.data.reference_energies == "fit" and not training.freeze_backbone
     if fitted and training.weights.energy > 0:
-        shift = unexplained_energies(backbone, structures, labels).shift
+        shift = unexplained_energies(backbone, structures, backbone.labels).shift
         backbone.reference.shift += torch.as_tensor(shift).to(backbone.reference.shift)
 
 
@@ -161,7 +161,3 @@ def moved(
         copy.calc = SinglePointCalculator(copy, **found)
         copies.append(copy)
     return copies
-
-
-def _have_energies(structures: Iterable[Atoms], labels: Labels) -> bool:
-    return all(keys.ENERGY in available(atoms, labels) for atoms in structures)

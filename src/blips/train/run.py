@@ -1,4 +1,4 @@
-"""The folder of a training run.
+"""The folder of a training run, and what is recorded in it.
 
 config.yaml          the resolved configuration
 environment.json     versions, platform, command
@@ -8,10 +8,6 @@ metrics.csv          one row per epoch
 tensorboard/         the same, for TensorBoard
 last.safetensors     resumable state
 best.safetensors     the model with the least validation loss
-
-The shuffle and the noise of a step are functions of (seed, epoch, step), so no random state has
-to be stored: a run continued from last.safetensors takes the same steps as one that was never
-interrupted.
 """
 
 import csv
@@ -27,15 +23,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from torch.optim import Optimizer
-
 from blips.config import RunConfig, different_settings, dump_config, load_config
-from blips.errors import CheckpointError, ConfigError
+from blips.errors import ConfigError
 from blips.files import RUN_LOCK, locked, write_atomically
-from blips.train.checkpoint import describe, read_tensors, restore, write_tensors
-from blips.train.loss import Anchor
-from blips.train.optim import MovingAverage, Schedule
 
 RECORDED = ("blips-mlip", "torch", "numpy", "ase", "vesin", "lightning-fabric")
 
@@ -82,9 +72,7 @@ class RunFolder:
 
     def write_history(self, history: list[dict[str, float]]) -> None:
         """Write metrics.csv anew: one row per epoch, whatever was there before."""
-        columns: dict[str, None] = {}
-        for row in history:
-            columns.update(dict.fromkeys(row))
+        columns = dict.fromkeys(name for row in history for name in row)
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(columns), lineterminator="\n")
         writer.writeheader()
@@ -117,63 +105,3 @@ class Progress:
     best_loss: float = math.inf
     best_epoch: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
-
-
-@dataclass
-class TrainingState:
-    """Everything that changes while a run trains, and that a resumed one continues with."""
-
-    model: Any
-    optimizer: Optimizer
-    schedule: Schedule
-    average: MovingAverage | None
-    anchor: Anchor | None
-    progress: Progress = field(default_factory=Progress)
-
-    def save(self, path: Path) -> None:
-        """Write everything that `restore` needs, atomically."""
-        saved = self.optimizer.state_dict()
-        parts: dict[str, dict[str, Tensor]] = {
-            "model": self.model.state_dict(),
-            "optimizer": {
-                f"{i}.{k}": v for i, all in saved["state"].items() for k, v in all.items()
-            },
-            "average": {} if self.average is None else self.average.values,
-            "anchor": {} if self.anchor is None else self.anchor.start,
-        }
-        header = {
-            "model": describe(self.model),
-            "optimizer": {"lr": [group["lr"] for group in saved["param_groups"]]},
-            "schedule": self.schedule.state(),
-            "progress": vars(self.progress),
-        }
-        tensors = {f"{part}.{k}": v for part, group in parts.items() for k, v in group.items()}
-        write_tensors(path, tensors, header)
-
-    def restore(self, path: Path) -> None:
-        """Restore a run to where `save` left it."""
-        tensors, header = read_tensors(path)
-        parts: dict[str, dict[str, Tensor]] = {
-            part: {} for part in ("model", "optimizer", "average", "anchor")
-        }
-        for name, tensor in tensors.items():
-            part, _, rest = name.partition(".")
-            if part not in parts:
-                raise CheckpointError(f"{path} is no training state; resume from a run's folder")
-            parts[part][rest] = tensor
-        restore(self.model, parts["model"], path)
-        state: dict[int, dict[str, Any]] = {}
-        for name, tensor in parts["optimizer"].items():
-            index, _, key = name.partition(".")
-            state.setdefault(int(index), {})[key] = tensor
-        groups = self.optimizer.state_dict()["param_groups"]
-        for group, lr in zip(groups, header["optimizer"]["lr"], strict=True):
-            group["lr"] = lr
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        self.schedule.restore(header["schedule"])
-        if self.average is not None:
-            self.average.restore(parts["average"])
-        if self.anchor is not None:
-            self.anchor.restore(parts["anchor"])
-        saved = header["progress"]
-        self.progress = Progress(**{**saved, "best_loss": float(saved["best_loss"])})

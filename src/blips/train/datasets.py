@@ -1,0 +1,153 @@
+"""The data sets of a training run, from what `fit` is given: files, structures or data sets."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ase import Atoms
+from ase.data import atomic_numbers, chemical_symbols
+
+from blips.backbones.base import Backbone, atomistic
+from blips.backbones.foreign import ForeignBackbone
+from blips.config import RunConfig
+from blips.data.dataset import AtomData, StreamedData, StructureData, TrainingData
+from blips.data.labels import QUANTITIES, Labels
+from blips.data.sanity import evenly_spaced, warn_of_labels
+from blips.data.splits import Split, group_split, random_split
+from blips.data.structures import check_structures, read_structures
+from blips.errors import ConfigError, InputError
+from blips.train.checkpoint import DTYPES
+from blips.train.references import moved, set_reference_energies, unexplained_energies
+from blips.train.run import RunFolder
+
+Data = str | Path | Sequence[Atoms] | TrainingData
+
+
+class DataSets:
+    """Makes the data sets of a run, and gives its model their labels and reference energies."""
+
+    def __init__(
+        self, backbone: Backbone, settings: RunConfig, run: RunFolder, *, resume: bool
+    ) -> None:
+        self.backbone, self.settings, self.run, self.resume = backbone, settings, run, resume
+        self.labels = Labels(**settings.data.labels.model_dump())
+        weights = settings.training.weights
+        self.quantities = tuple(name for name in QUANTITIES if getattr(weights, name) > 0)
+
+    def main(
+        self, train: Data | None, valid: Data | float | None
+    ) -> tuple[TrainingData, TrainingData]:
+        """Return training and validation sets.
+
+        Data sets are taken as they are; their model keeps the reference energies that it has.
+        """
+        given = self.settings.data
+        train = given.train if train is None else train
+        valid = given.valid if valid is None else valid
+        if train is None:
+            raise ConfigError(
+                "no training data; give fit(..., train=...) or data.train in the config"
+            )
+        if isinstance(train, TrainingData):
+            if not isinstance(valid, TrainingData):
+                raise InputError("a training data set needs a validation data set, not a file")
+            if isinstance(train, AtomData):
+                self.backbone.labels = train.labels
+            return train, valid
+        if isinstance(valid, TrainingData):
+            raise InputError("training structures need validation structures, not a data set")
+        backbone = atomistic(self.backbone)
+        backbone.labels = self.labels
+        if not given.stream:
+            sets = self._in_memory(train, valid)
+        elif isinstance(train, str | Path) and isinstance(valid, str | Path):
+            sets = StreamedData(train, **self._options()), StreamedData(valid, **self._options())
+        else:
+            raise ConfigError("data.stream needs files in data.train and data.valid")
+        judged = [sets[0].atoms(k) for k in evenly_spaced(len(sets[0]))]
+        warn_of_labels(judged, backbone.labels)
+        set_reference_energies(backbone, sets[0], self.settings)
+        return sets
+
+    def replay(self, replay: Data | None) -> TrainingData | None:
+        """Return the replay set; its energies are shifted to those of a released model.
+
+        What was moved is in the folder: at a resumption the model may no longer be that of the
+        start.
+        """
+        replay = self.settings.data.replay if replay is None else replay
+        if replay is None or isinstance(replay, TrainingData):
+            return replay
+        structures, name = self._read(replay, "replay")
+        fits = self.settings.data.reference_energies == "fit" and "energy" in self.quantities
+        if not (fits and isinstance(self.backbone, ForeignBackbone)):
+            return StructureData(structures, source=name, **self._options())
+        path = self.run.path / "replay.json"
+        if self.resume and path.exists():
+            by_element = json.loads(path.read_text())
+        else:
+            shift = unexplained_energies(self.backbone, structures, self.labels).by_number()
+            by_element = {chemical_symbols[number]: energy for number, energy in shift.items()}
+            self.run.write_json(path.name, by_element)
+        shift = {atomic_numbers[symbol]: energy for symbol, energy in by_element.items()}
+        structures = moved(structures, shift, self.quantities, self.labels)
+        options = self._options()
+        options["labels"] = None
+        return StructureData(structures, source=name, **options)
+
+    def _in_memory(self, train: Any, valid: Any) -> tuple[StructureData, StructureData]:
+        """Read training and validation structures, or set a fraction of the former aside."""
+        structures, name = self._read(train, "training")
+        if not isinstance(valid, float):
+            others, their_name = self._read(valid, "validation")
+            options = self._options()
+            first = StructureData(structures, source=name, **options)
+            return first, StructureData(others, source=their_name, **options)
+        split, path = self._split(structures, valid), self.run.path / "split.json"
+        if self.resume and path.exists() and Split.load(path) != split:
+            raise ConfigError(
+                f"cannot resume {self.run.path}: the structures are not those that it began with, "
+                "and would be split in another way; use the same ones or a new folder"
+            )
+        split.save(path)
+        first, second = (
+            StructureData(
+                [structures[k] for k in frames], source=name, frames=frames, **self._options()
+            )
+            for frames in (split.train, split.valid)
+        )
+        return first, second
+
+    def _read(self, data: Any, kind: str) -> tuple[list[Atoms], str]:
+        """Return checked structures, and their name in messages."""
+        if isinstance(data, str | Path):
+            return check_structures(read_structures(data), data, labels=self.labels), str(data)
+        return check_structures(data, labels=self.labels), f"{kind} structures"
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "cutoff": atomistic(self.backbone).graph_of,
+            "quantities": self.quantities,
+            "labels": self.labels,
+            "dtype": DTYPES[self.settings.training.dtype],
+        }
+
+    def _split(self, structures: Sequence[Atoms], fraction: float) -> Split:
+        """Set a fraction aside, at random or by whole groups."""
+        key, seed = self.settings.data.group_key, self.settings.seed
+        if key is None:
+            split = random_split(len(structures), fraction, seed)
+        else:
+            for frame, atoms in enumerate(structures):
+                if key not in atoms.info:
+                    raise InputError(
+                        f"frame {frame} has no {key!r} in its info, which data.group_key is"
+                    )
+            split = group_split([str(atoms.info[key]) for atoms in structures], fraction, seed)
+        if not split.valid:
+            raise ConfigError(
+                f"data.valid={fraction:g} sets none of {len(structures)} structures aside to "
+                "validate on; give a larger fraction, or other structures"
+            )
+        return split
