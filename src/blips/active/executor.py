@@ -14,7 +14,7 @@ from typing import Any
 
 from blips.active.config import ExecutorConfig
 from blips.active.database import CampaignError
-from blips.active.label import THREADS
+from blips.active.labeller import THREADS
 from blips.errors import MissingPackageError
 
 Work = Callable[[Any], Any]

@@ -104,13 +104,12 @@ class CampaignStore(CampaignDatabase):
     # Candidates
 
     def add_frames(
-        self, round: int, walker: int, frames: Sequence[tuple[Atoms, Mapping[str, Any]]]
+        self, round: int, walker: int, frames: Sequence[tuple[str, Mapping[str, Any]]]
     ) -> None:
-        """Add the frames of a finished trajectory, each with its origin."""
-        content = [(to_json(atoms), dict(origin)) for atoms, origin in frames]
+        """Add the frames of a finished trajectory: structures (JSON) and their origins."""
         with self.transaction() as cursor:
             cursor.execute(
-                "INSERT INTO blips_walks VALUES (?, ?, ?)", (round, walker, sealed(content))
+                "INSERT INTO blips_walks VALUES (?, ?, ?)", (round, walker, sealed(frames))
             )
 
     def finished_walkers(self, round: int) -> set[int]:
