@@ -7,7 +7,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -33,43 +33,32 @@ TABLES = (
 
 
 class CampaignDatabase:
-    """An open campaign; at most one process may have it open for writing.
-
-    Args:
-        folder: of the campaign.
-        writable: take the lock and allow changes.
-    """
+    """An open campaign; at most one process may have it open for writing, with its lock."""
 
     def __init__(self, folder: str | Path, *, writable: bool = True) -> None:
-        self.folder = Path(folder)
+        self.folder, self.writable = Path(folder), writable
         self.path = self.folder / DATABASE
-        self.writable = writable
-        self._lock: Any = None
-        with in_words(self.path):
+        with in_words(self.path), ExitStack() as opened:
             if writable:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._lock = _locked(self.folder / LOCK)
+                opened.enter_context(_locked(self.folder / LOCK))
             elif not self.path.is_file():
                 raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is missing)")
-            try:
-                self.connection = self._connect()
-            except BaseException:
-                self._unlock()
-                raise
+            uri = f"{self.path.absolute().as_uri()}?mode={'rwc' if writable else 'ro'}"
+            connection = sqlite3.connect(uri, uri=True, timeout=20, isolation_level=None)
+            self.connection = opened.enter_context(closing(connection))
+            self._prepare()
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Close the file, and let another process have it."""
         if self.writable:
             with suppress(sqlite3.Error):  # somebody reads; then the log stays beside the file
                 self.connection.execute("PRAGMA journal_mode = DELETE")
-        self.connection.close()
-        self._unlock()
+        self._opened.close()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Cursor]:
@@ -127,50 +116,29 @@ class CampaignDatabase:
         """Return the error for content that no campaign has."""
         return _damaged(self.path, why)
 
-    def _connect(self) -> sqlite3.Connection:
+    def _prepare(self) -> None:
+        """Check the file before anything in it is changed; create the tables of a new one."""
+        tables = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if tables > 0:
+            problem = self.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise sqlite3.DatabaseError(problem)
+            statement = "SELECT value FROM blips_facts WHERE name = 'format'"
+            if self.connection.execute(statement).fetchone() != (json.dumps(FORMAT),):
+                raise DamagedCampaignError(f"{self.path} is no campaign of this version ({FORMAT})")
+        elif not self.writable:  # also where the disk was full as it was made
+            raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is empty)")
         if self.writable:
-            connection = sqlite3.connect(self.path, timeout=20, isolation_level=None)
-        else:
-            uri = f"{self.path.absolute().as_uri()}?mode=ro"
-            connection = sqlite3.connect(uri, uri=True, timeout=20, isolation_level=None)
-        try:
-            self.connection = connection
-            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            is_new = tables == 0  # also where the disk was full as it was made
-            if not is_new:
-                self._check(connection)  # before anything is changed
-            elif not self.writable:
-                raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is empty)")
-            if self.writable:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = FULL")
-            if is_new:
-                self._create()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+            self.connection.execute("PRAGMA journal_mode = WAL")
+            self.connection.execute("PRAGMA synchronous = FULL")
+        if tables == 0:
+            from ase.db.sqlite import index_statements, init_statements
 
-    def _create(self) -> None:
-        from ase.db.sqlite import index_statements, init_statements
-
-        with self.transaction() as cursor:
-            for statement in (*init_statements, *index_statements, *TABLES):
-                cursor.execute(statement)
-            cursor.execute("INSERT INTO blips_facts VALUES ('format', ?)", (json.dumps(FORMAT),))
-
-    def _check(self, connection: sqlite3.Connection) -> None:
-        problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if problem != "ok":
-            raise sqlite3.DatabaseError(problem)
-        found = connection.execute("SELECT value FROM blips_facts WHERE name = 'format'").fetchone()
-        if found is None or found[0] != json.dumps(FORMAT):
-            raise DamagedCampaignError(f"{self.path} is no campaign of this version ({FORMAT})")
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+            with self.transaction() as cursor:
+                for statement in (*init_statements, *index_statements, *TABLES):
+                    cursor.execute(statement)
+                facts = "INSERT INTO blips_facts VALUES ('format', ?)"
+                cursor.execute(facts, (json.dumps(FORMAT),))
 
 
 def _locked(path: Path) -> TextIO:
@@ -219,21 +187,24 @@ def checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
+ADVICE = {
+    ("SQLITE_FULL", "SQLITE_IOERR"): (
+        "cannot be written ({}): the disk is full or failing. Every finished label is safe; make "
+        "room and start the campaign again"
+    ),
+    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"): (
+        "cannot be opened for writing ({}); check the permissions of the file and of its folder"
+    ),
+    ("SQLITE_BUSY", "SQLITE_LOCKED"): "is in use by another program ({}); close it, try again",
+}
+
+
 def _explained(path: Path, error: sqlite3.DatabaseError) -> CampaignError:
     name = getattr(error, "sqlite_errorname", "") or ""
-    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
-        return CampaignError(
-            f"{path} cannot be written ({error}): the disk is full or failing. Every finished "
-            "label is safe; make room and start the campaign again"
-        )
-    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
-        return CampaignError(
-            f"{path} cannot be opened for writing ({error}); check the permissions of the file and "
-            "of its folder"
-        )
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return CampaignError(f"{path} is in use by another program ({error}); close it, try again")
-    return _damaged(path, error)
+    advice = next((text for names, text in ADVICE.items() if name.startswith(names)), None)
+    if advice is None:
+        return _damaged(path, error)
+    return CampaignError(f"{path} {advice.format(error)}")
 
 
 def _damaged(path: Path, error: Exception | str) -> DamagedCampaignError:

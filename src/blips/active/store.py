@@ -24,7 +24,7 @@ from typing import Any
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from blips.active.config import CampaignConfig, changed_settings
+from blips.active.config import CampaignConfig
 from blips.active.database import (
     DATABASE,
     CampaignDatabase,
@@ -34,9 +34,12 @@ from blips.active.database import (
     sealed,
 )
 from blips.active.frames import digest, from_json, to_json
+from blips.config import different_settings
 
 __all__ = ["DATABASE", "CampaignStore", "Pick"]
 STATUSES = ("open", "labelled", "quarantined")
+# Settings that may change when a campaign goes on: they leave what was decided as it is.
+CHANGEABLE = ("executor.", "stop.", "folder.", "label.timeout.", "label.retries.")
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,11 @@ class CampaignStore(CampaignDatabase):
             with self.transaction() as cursor:
                 cursor.execute("INSERT INTO blips_facts VALUES ('config', ?)", (sealed(now),))
             return
-        changed = changed_settings(before, now)
+        changed = {
+            name
+            for name in different_settings(before, now)
+            if not f"{name}.".startswith(CHANGEABLE)
+        }
         if changed:
             raise CampaignError(
                 f"{self.folder} holds a campaign with other settings: "
