@@ -30,6 +30,16 @@ TABLES = (
     """CREATE TABLE blips_attempts (round INTEGER, number INTEGER, attempt INTEGER,
        message TEXT NOT NULL, PRIMARY KEY (round, number, attempt))""",
 )
+ADVICE = {
+    ("SQLITE_FULL", "SQLITE_IOERR"): (
+        "cannot be written ({}): the disk is full or failing. Every finished label is safe; make "
+        "room and start the campaign again"
+    ),
+    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"): (
+        "cannot be opened for writing ({}); check the permissions of the file and of its folder"
+    ),
+    ("SQLITE_BUSY", "SQLITE_LOCKED"): "is in use by another program ({}); close it, try again",
+}
 
 
 class CampaignDatabase:
@@ -38,7 +48,7 @@ class CampaignDatabase:
     def __init__(self, folder: str | Path, *, writable: bool = True) -> None:
         self.folder, self.writable = Path(folder), writable
         self.path = self.folder / DATABASE
-        with in_words(self.path), ExitStack() as opened:
+        with self._in_words(), ExitStack() as opened:
             if writable:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 opened.enter_context(_locked(self.folder / LOCK))
@@ -65,7 +75,7 @@ class CampaignDatabase:
         """Commit everything in the block at its end, or nothing if it raises."""
         if not self.writable:
             raise CampaignError(f"{self.path} was opened for reading")
-        with in_words(self.path):
+        with self._in_words():
             cursor = self.connection.cursor()
             cursor.execute("BEGIN IMMEDIATE")
             try:
@@ -75,6 +85,11 @@ class CampaignDatabase:
                 if self.connection.in_transaction:
                     cursor.execute("ROLLBACK")
                 raise
+
+    def write(self, statement: str, *values: Any) -> None:
+        """Run one statement as a transaction."""
+        with self.transaction() as cursor:
+            cursor.execute(statement, values)
 
     def ase_rows(self) -> Any:
         """Open `ase.db` on our own connection, so that its rows are part of our transactions."""
@@ -89,7 +104,7 @@ class CampaignDatabase:
         self, statement: str, *values: Any, kinds: Sequence[Any] | None = None
     ) -> list[tuple[Any, ...]]:
         """Return all rows that a statement finds; their values must be of these kinds, if given."""
-        with in_words(self.path):
+        with self._in_words():
             rows = self.connection.execute(statement, values).fetchall()
         for row in rows if kinds else ():
             for value, kind in zip(row, kinds or (), strict=True):
@@ -110,11 +125,33 @@ class CampaignDatabase:
                 return content
         except (ValueError, TypeError, RecursionError):
             pass
-        raise _damaged(self.path, f"{str(text)[:40]!r} is not what a campaign wrote")
+        raise self.damaged(f"{str(text)[:40]!r} is not what a campaign wrote")
 
-    def damaged(self, why: str) -> "DamagedCampaignError":
+    def damaged(self, why: Exception | str) -> "DamagedCampaignError":
         """Return the error for content that no campaign has."""
-        return _damaged(self.path, why)
+        return DamagedCampaignError(
+            f"{self.path} is damaged or no campaign ({why}). It was left as it is: restore a copy, "
+            f"or save what is readable with: sqlite3 {self.path.name} .recover"
+        )
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        """Turn errors of SQLite and the file system into advice for users."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            name = getattr(error, "sqlite_errorname", "") or ""
+            for names, advice in ADVICE.items():
+                if name.startswith(names):
+                    raise CampaignError(f"{self.path} {advice.format(error)}") from error
+            raise self.damaged(error) from error
+        except UnicodeDecodeError as error:
+            raise self.damaged(error) from error
+        except OSError as error:
+            raise CampaignError(
+                f"{self.path}: {error.strerror or error}. Everything that was finished before is "
+                "safe; make room or the folder writable, and start the campaign again"
+            ) from error
 
     def _prepare(self) -> None:
         """Check the file before anything in it is changed; create the tables of a new one."""
@@ -160,22 +197,6 @@ class DamagedCampaignError(CampaignError):
     """A campaign's database that cannot be trusted."""
 
 
-@contextmanager
-def in_words(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite and the file system about `path` into advice for users."""
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        raise _explained(path, error) from error
-    except UnicodeDecodeError as error:
-        raise _damaged(path, error) from error
-    except OSError as error:
-        raise CampaignError(
-            f"{path}: {error.strerror or error}. Everything that was finished before is safe; make "
-            "room or the folder writable, and start the campaign again"
-        ) from error
-
-
 def sealed(content: Any) -> str:
     """Write JSON with its checksum, [checksum, content], so that damage is noticed."""
     text = json.dumps(content)
@@ -185,30 +206,3 @@ def sealed(content: Any) -> str:
 def checksum(text: str) -> str:
     """Return a short digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:20]
-
-
-ADVICE = {
-    ("SQLITE_FULL", "SQLITE_IOERR"): (
-        "cannot be written ({}): the disk is full or failing. Every finished label is safe; make "
-        "room and start the campaign again"
-    ),
-    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"): (
-        "cannot be opened for writing ({}); check the permissions of the file and of its folder"
-    ),
-    ("SQLITE_BUSY", "SQLITE_LOCKED"): "is in use by another program ({}); close it, try again",
-}
-
-
-def _explained(path: Path, error: sqlite3.DatabaseError) -> CampaignError:
-    name = getattr(error, "sqlite_errorname", "") or ""
-    advice = next((text for names, text in ADVICE.items() if name.startswith(names)), None)
-    if advice is None:
-        return _damaged(path, error)
-    return CampaignError(f"{path} {advice.format(error)}")
-
-
-def _damaged(path: Path, error: Exception | str) -> DamagedCampaignError:
-    return DamagedCampaignError(
-        f"{path} is damaged or no campaign ({error}). It was left as it is: restore a copy, or "
-        f"save what is readable with: sqlite3 {path.name} .recover"
-    )
