@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blips.active import auto, campaign_summary, load_campaign, run_campaign
-from blips.active.campaign import Campaign, initial_structures
+from blips.active.campaign import Campaign, initial_picks
 from blips.active.candidates import Candidates
 from blips.active.config import ExecutorConfig
 from blips.active.database import CampaignError
@@ -343,13 +343,13 @@ def test_two_workers_screen_as_one(finished, tmp_path):
 
 def test_initial_structures_depend_on_the_seed(tmp_path):
     config = tiny_campaign(tmp_path)
-    first, again = (initial_structures(load_campaign(config)) for _ in range(2))
-    other = initial_structures(load_campaign(config, "seed=1"))
-    for (a, _), (b, _) in zip(first, again, strict=True):
-        assert np.array_equal(a.positions, b.positions)
-    assert not np.array_equal(first[0][0].positions, other[0][0].positions)
+    first, again = (initial_picks(load_campaign(config)) for _ in range(2))
+    other = initial_picks(load_campaign(config, "seed=1"))
+    for a, b in zip(first, again, strict=True):
+        assert np.array_equal(a.atoms.positions, b.atoms.positions)
+    assert not np.array_equal(first[0].atoms.positions, other[0].atoms.positions)
     with pytest.raises(ConfigError, match=r"fewer than initial.count"):
-        initial_structures(load_campaign(config, "initial.displacement=0"))
+        initial_picks(load_campaign(config, "initial.displacement=0"))
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ an interrupted stage had finished (a label, a trajectory, a screened chunk, epoc
 there when the campaign goes on, and is not done again.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ase import Atoms
 from rich.console import Console
 
 from blips.active.auto import chosen_rule, trial
@@ -58,23 +58,23 @@ def run_campaign(config: CampaignConfig, *, display: bool = True) -> dict[str, A
     return campaign_summary(config.folder)
 
 
+@dataclass(frozen=True)
 class Campaign:
     """One campaign, from where its store, open for writing, says it is."""
 
-    def __init__(
-        self,
-        store: CampaignStore,
-        config: CampaignConfig,
-        executor: Executor,
-        display: CampaignDisplay,
-    ) -> None:
-        self.store, self.config = store, config
-        self.executor, self.display = executor, display
-        self.journal = store.folder / "journal"
-        self.journal.mkdir(exist_ok=True)
+    store: CampaignStore
+    config: CampaignConfig
+    executor: Executor
+    display: CampaignDisplay
+
+    @property
+    def journal(self) -> Path:
+        """The folder in which finished labels wait for the database."""
+        return self.store.folder / "journal"
 
     def run(self) -> str:
         """Run until the campaign has ended; return why."""
+        self.journal.mkdir(exist_ok=True)
         self._initial()
         self._label(0)
         round = 1
@@ -92,15 +92,10 @@ class Campaign:
     # Stages
 
     def _initial(self) -> None:
-        if self.store.stage(0, "select") is not None:
-            return
-        self.display.stage(0, "choosing initial structures")
-        structures = initial_structures(self.config)
-        picks = [
-            Pick(0, number, atoms, None, {"score": "initial", "origin": origin})
-            for number, (atoms, origin) in enumerate(structures)
-        ]
-        self.store.add_picks(picks, 0, {"chosen": len(picks)})
+        if self.store.stage(0, "select") is None:
+            self.display.stage(0, "choosing initial structures")
+            picks = initial_picks(self.config)
+            self.store.add_picks(picks, 0, {"chosen": len(picks)})
 
     def _train(self, round: int) -> Model:
         if trained(self.store, round) is None:  # not yet, or its file is lost: the same again
@@ -319,8 +314,8 @@ class Campaign:
         self.display.labels(*counts, budget=self.config.stop.labels)
 
 
-def initial_structures(config: CampaignConfig) -> list[tuple[Atoms, dict[str, Any]]]:
-    """Return the first structures and their origins, determined by the file and the seed."""
+def initial_picks(config: CampaignConfig) -> list[Pick]:
+    """Choose the first structures, determined by the file and the seed."""
     initial = config.initial
     path = Path(initial.structures or "")
     frames = check_structures(read_structures(path), path)
@@ -331,7 +326,7 @@ def initial_structures(config: CampaignConfig) -> list[tuple[Atoms, dict[str, An
             "displace copies of them with initial.displacement > 0"
         )
     order = np.random.default_rng([config.seed, 0]).permutation(total).tolist()
-    found = []
+    picks = []
     for number in range(initial.count):
         frame = number % total if displaced else order[number]
         atoms = from_json(to_json(frames[frame]))  # no labels, constraints or other attributes
@@ -340,5 +335,5 @@ def initial_structures(config: CampaignConfig) -> list[tuple[Atoms, dict[str, An
             rng = np.random.default_rng([config.seed, 0, number])
             atoms.positions += rng.normal(scale=initial.displacement, size=(len(atoms), 3))
             origin["displacement"] = initial.displacement
-        found.append((atoms, origin))
-    return found
+        picks.append(Pick(0, number, atoms, None, {"score": "initial", "origin": origin}))
+    return picks

@@ -155,12 +155,19 @@ def choose(
     count: int,
 ) -> list[Pick]:
     """Choose the batch of a round, each pick with its score and the reason for it."""
-    scores, rule = dict(screening.rows), config.select.rule
+    scores, select = dict(screening.rows), config.select
     kept = _without_repeats(candidates.fetch(list(scores)))
     within = [candidate for candidate in kept if "beyond" not in scores[candidate[0]]]
     beyond = [candidate for candidate in kept if "beyond" in scores[candidate[0]]]
-    by_score = np.array([scores[number][rule] for number, _, _ in within])
-    chosen = _choices(within, by_score, model, config, count)
+    by_score = np.array([scores[number][select.rule] for number, _, _ in within])
+    structures = [atoms for _, atoms, _ in within]
+    cost = np.array([len(atoms) for atoms in structures], dtype=float) ** select.cost
+    if not within or select.rule in ("energy_std", "random") or not _has_evidence(model):
+        chosen = best(by_score / cost, count)
+    else:
+        rows, target = _rows(model, structures, config), read_target(model)
+        greedy = Greedy(select.rule, rows, target=target, std=by_score, cost=cost)
+        chosen = greedy.choose(count)
     picked = [(within[choice.index], choice) for choice in chosen]
     picked += [(one, Choice(-1, 0.0)) for one in beyond[: max(0, count - len(picked))]]
     picks: list[Pick] = []
@@ -168,32 +175,15 @@ def choose(
         plain = atoms.copy()
         plain.calc = None
         reason = {
-            "rule": rule,
+            "rule": select.rule,
             "gain": choice.gain,
             "rank": choice.index,  # among the candidates by score alone; -1: beyond the limits
             "candidate": number,
             "origin": origin,
             "scores": scores[number],
         }
-        picks.append(Pick(round, place, plain, scores[number][rule], reason))
+        picks.append(Pick(round, place, plain, scores[number][select.rule], reason))
     return picks
-
-
-def _choices(
-    candidates: Sequence[Candidate],
-    by_score: np.ndarray,
-    model: Model,
-    config: CampaignConfig,
-    count: int,
-) -> list[Choice]:
-    if not candidates:
-        return []
-    structures, rule = [atoms for _, atoms, _ in candidates], config.select.rule
-    cost = np.array([len(atoms) for atoms in structures], dtype=float) ** config.select.cost
-    if rule in ("energy_std", "random") or not _has_evidence(model):
-        return best(by_score / cost, count)
-    rows, target = _rows(model, structures, config), read_target(model)
-    return Greedy(rule, rows, target=target, std=by_score, cost=cost).choose(count)
 
 
 def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -> list[float]:

@@ -62,7 +62,8 @@ class CampaignStore(CampaignDatabase):
         now = config.model_dump(mode="json")
         before = self.fact("config")
         if before is None:
-            return self.write("INSERT INTO blips_facts VALUES ('config', ?)", sealed(now))
+            self.write("INSERT INTO blips_facts VALUES ('config', ?)", sealed(now))
+            return
         changed = {
             name
             for name in different_settings(before, now)

@@ -34,6 +34,7 @@ def viewed_set(
     variances), called by `names`, else by their numbers.
     """
     entries: list[dict[str, Any]] = []
+    called: Sequence[int | str] = range(len(structures)) if names is None else names
     if prediction.forces_total_std is not None:
         ends = np.cumsum(references.n_atoms)[:-1]
         stds = np.split(np.linalg.norm(prediction.forces_total_std, axis=1), ends)  # [n] of each
@@ -43,7 +44,7 @@ def viewed_set(
             errors = [*np.split(error, ends)]
         order = np.argsort([-std.max() for std in stds], kind="stable").tolist()
         entries = [
-            _entry(k if names is None else names[k], structures[k], stds[k], errors[k])
+            _entry(called[k], structures[k], stds[k], errors[k])
             for k in [k for k in order if len(structures[k]) <= MAX_ATOMS][:shown]
         ]
     return {

@@ -100,9 +100,9 @@ def write_report(
     target, output = Path(target), Path(output)
     if (target / DATABASE).is_file():
         summary = campaign_summary(target)
-        sets = picked_sets(target, summary, shown)
         other = None if baseline is None else campaign_summary(baseline)
-        page = render_campaign(target.resolve().name, summary, sets=sets, baseline=other)
+        picked = picked_sets(target, summary, shown)
+        page = render_campaign(target.resolve().name, summary, sets=picked, baseline=other)
         write_atomically(output, page.encode())
         return output
     if baseline is not None:
