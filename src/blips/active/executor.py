@@ -114,7 +114,6 @@ def make_cluster(config: ExecutorConfig) -> Any:
 
     if config.kind == "local":
         logging.getLogger("distributed.nanny").setLevel(logging.ERROR)  # slow machines are no news
-        between = {"security": Security.temporary()} if config.processes else None
         try:
             return LocalCluster(
                 n_workers=config.workers,
@@ -122,7 +121,8 @@ def make_cluster(config: ExecutorConfig) -> Any:
                 memory_limit=0,
                 processes=config.processes,
                 dashboard_address=DASHBOARD,
-                **(between or {"protocol": "inproc://"}),
+                security=Security.temporary() if config.processes else None,
+                protocol=None if config.processes else "inproc://",
             )
         except (OSError, RuntimeError) as error:
             raise CampaignError(f"no local Dask cluster could be started: {error}") from error

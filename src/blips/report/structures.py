@@ -42,7 +42,7 @@ def viewed_set(
         if references.forces is not None:
             error = np.linalg.norm(prediction.array("forces") - references.forces, axis=1)  # [N]
             errors = [*np.split(error, ends)]
-        order = np.argsort([-std.max() for std in stds], kind="stable").tolist()
+        order: list[int] = np.argsort([-std.max() for std in stds], kind="stable").tolist()
         entries = [
             _entry(called[k], structures[k], stds[k], errors[k])
             for k in [k for k in order if len(structures[k]) <= MAX_ATOMS][:shown]
