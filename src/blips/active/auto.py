@@ -29,10 +29,8 @@ Trial = Mapping[str, Sequence[float]]  # log of the error over random's, by rule
 def trial(rows: np.ndarray, residuals: np.ndarray, seed: int) -> dict[str, list[float]]:
     """Compare the rules on labels that the model has not seen; nothing where these are too few.
 
-    Args:
-        rows: of the structures, white, the energy first, [S, 1 + q, d].
-        residuals: label minus mean along them, [S, 1 + q].
-        seed: of the splits and random picks.
+    `rows` of the structures are white, the energy first, [S, 1 + q, d]; `residuals` are label minus
+    mean along them, [S, 1 + q].
     """
     found: dict[str, list[float]] = {}
     structures, third = len(rows), len(rows) // 3

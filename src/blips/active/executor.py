@@ -30,9 +30,8 @@ class InlineExecutor:
     """Jobs one after the other in this process."""
 
     def run(self, work: Work, jobs: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Yield numbers and results of jobs, as they finish."""
-        for number, job in enumerate(jobs):
-            yield number, work(job)
+        """Return an iterator of numbers and results of jobs, as they finish."""
+        return enumerate(map(work, jobs))
 
 
 class DaskExecutor:
