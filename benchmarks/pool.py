@@ -21,9 +21,9 @@ import blips
 from blips.active.candidates import Candidates
 from blips.active.config import load_campaign
 from blips.active.executor import InlineExecutor
-from blips.active.select import Model, screen_candidates
+from blips.active.select import screen_candidates
 from blips.active.store import CampaignStore
-from blips.active.worker import file_digest
+from blips.active.worker import Model, file_digest
 from blips.backbones import PaiNN
 
 

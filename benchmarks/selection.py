@@ -25,9 +25,9 @@ from benchmarks.pool import write_pool
 from blips.active.candidates import Candidates
 from blips.active.config import Rule, load_campaign
 from blips.active.executor import make_executor
-from blips.active.select import Model, choose, screen_candidates
+from blips.active.select import choose, screen_candidates
 from blips.active.store import CampaignStore
-from blips.active.worker import file_digest
+from blips.active.worker import Model, file_digest
 from blips.backbones import PaiNN
 from blips.data.ammonia import load_ammonia
 

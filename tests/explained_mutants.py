@@ -17,7 +17,7 @@ EXPLAINED: dict[tuple[str, str, str], str] = {  # (module, line, change): why no
     ): "a std is positive and what it is compared with, minus a score, is not",
     (
         "active/select",
-        'return False, -scores[self._rule] / scores["atoms"] ** self._power, number',
+        'return False, -scores[self._select.rule] / scores["atoms"] ** self._select.cost, number',
         "False -> True",
     ): "the same from the other side",
     (
@@ -123,7 +123,7 @@ EXPLAINED: dict[tuple[str, str, str], str] = {  # (module, line, change): why no
     ): "how many stand for all; one more is as good",
     (
         "active/select",
-        "rng = np.random.default_rng([config.seed, 5])",
+        "rng, given = np.random.default_rng([config.seed, 5]), config.select.target",
         "5 -> 6",
     ): "names a stream of random numbers; any other is as good",
 }

@@ -27,7 +27,7 @@ from ase import Atoms
 from blips.active.evidence import labelled_rows
 from blips.active.store import CampaignStore
 from blips.active.training import finished_model
-from blips.active.worker import model_of
+from blips.active.worker import potential_of
 from blips.data.structures import read_structures
 from blips.inference.sampling import Member
 from blips.potential import BayesianPotential
@@ -67,7 +67,7 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
     with CampaignStore(folder, writable=False) as store:
         for round in range(1, store.last_round()):
             before, after = (store.stage(round + k, "evaluate") or {} for k in (0, 1))
-            potential = model_of(finished_model(store, round).job())
+            potential = potential_of(finished_model(store, round))
             known = len(store.labelled(before=round))
             begun = time.process_time()
             noise = step(potential, store.labelled(before=round + 1)[known:])

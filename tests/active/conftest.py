@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 def _labeller():
     from campaigns import importable
 
-    from blips.active.label import close_labeller
+    from blips.active.labeller import close_labeller
 
     importable()
     yield

@@ -16,16 +16,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blips.active import auto, campaign_summary, load_campaign, run_campaign
-from blips.active.campaign import Campaign, initial_structures
+from blips.active.campaign import Campaign, initial_picks
 from blips.active.candidates import Candidates
 from blips.active.config import ExecutorConfig
 from blips.active.database import CampaignError
 from blips.active.display import CampaignDisplay
 from blips.active.executor import InlineExecutor, make_executor
-from blips.active.select import Model, screen_candidates
+from blips.active.select import screen_candidates
 from blips.active.store import CampaignStore
-from blips.active.training import force_mae_bound
-from blips.active.worker import file_digest
+from blips.active.training import errors_on, force_mae_bound
+from blips.active.worker import Model, file_digest, potential_of
 from blips.cli import app
 from blips.errors import ConfigError, InputError
 
@@ -83,7 +83,6 @@ def test_the_summary_tells_the_story(finished):
 
 
 def test_the_report_shows_what_was_picked_in_3d(finished, tmp_path):
-    from blips.active.worker import model_of
     from blips.report import write_report
 
     config, summary = finished
@@ -99,7 +98,7 @@ def test_the_report_shows_what_was_picked_in_3d(finished, tmp_path):
         assert entry["std_max"] == pytest.approx(score, rel=1e-3)
     worst = max(shown, key=lambda entry: entry["std_max"])
     path = f"{config['folder']}/{summary['curve'][0]['model']}"
-    model = model_of({"model": path, "digest": file_digest(path)})
+    model = potential_of(Model(path, file_digest(path)))
     atoms = picks[worst["index"]]["atoms"]
     select = load_campaign(config).select
     found = model.predict(atoms, samples=select.samples, method=select.method)
@@ -232,15 +231,12 @@ def test_every_rule_chooses_from_a_pool(tmp_path, rule):
 
 def test_a_campaign_is_judged_by_the_labels_that_it_asks_for(finished, tmp_path):
     """By the model that asked, before it has seen them; also where there is a test set."""
-    from blips.active.training import errors_on
-    from blips.active.worker import model_of
-
     config, summary = finished
     first, second, last = summary["curve"]
     assert last["surprise"] == {}  # the campaign ended: nothing was labelled after the last model
     path = f"{config['folder']}/{second['model']}"
     asked = [pick["atoms"] for pick in summary["picks"] if pick["round"] == 2]
-    expected = errors_on(model_of({"model": path, "digest": file_digest(path)}), asked, 4, 0)
+    expected = errors_on(potential_of(Model(path, file_digest(path))), asked, load_campaign(config))
     assert second["surprise"] == expected
     assert first["surprise"]["structures"] == 3
 
@@ -347,13 +343,13 @@ def test_two_workers_screen_as_one(finished, tmp_path):
 
 def test_initial_structures_depend_on_the_seed(tmp_path):
     config = tiny_campaign(tmp_path)
-    first, again = (initial_structures(load_campaign(config)) for _ in range(2))
-    other = initial_structures(load_campaign(config, "seed=1"))
-    for (a, _), (b, _) in zip(first, again, strict=True):
-        assert np.array_equal(a.positions, b.positions)
-    assert not np.array_equal(first[0][0].positions, other[0][0].positions)
+    first, again = (initial_picks(load_campaign(config)) for _ in range(2))
+    other = initial_picks(load_campaign(config, "seed=1"))
+    for a, b in zip(first, again, strict=True):
+        assert np.array_equal(a.atoms.positions, b.atoms.positions)
+    assert not np.array_equal(first[0].atoms.positions, other[0].atoms.positions)
     with pytest.raises(ConfigError, match=r"fewer than initial.count"):
-        initial_structures(load_campaign(config, "initial.displacement=0"))
+        initial_picks(load_campaign(config, "initial.displacement=0"))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blips.active.config import CampaignConfig, load_campaign
+from blips.active.frames import to_json
 from blips.active.store import DATABASE, CampaignStore, Pick
 from blips.active.summary import campaign_summary
 from blips.errors import BlipsError
@@ -57,7 +58,7 @@ def campaign(tmp_path_factory, config) -> Path:
         store.add_picks(chosen, 0, {"chosen": 2, "screened": 2})
         store.add_label(chosen[0], RESULTS)
         store.add_attempt(chosen[1], "no convergence", quarantine=True)
-        store.add_frames(1, 0, [(atoms[0], {"walker": 0})])
+        store.add_frames(1, 0, [(to_json(atoms[0]), {"walker": 0})])
         store.add_chunk(1, 0, {"rows": []})
     return folder
 

@@ -11,9 +11,9 @@ from campaigns import tiny_campaign
 
 import blips
 from blips.active import load_campaign, run_campaign
-from blips.active.config import ExploreConfig
+from blips.active.config import ExploreConfig, LimitsConfig
 from blips.active.frames import from_json, to_json
-from blips.active.worker import file_digest, walk
+from blips.active.worker import Model, file_digest, walk
 from blips.backbones import PaiNN
 from blips.errors import InputError
 
@@ -57,17 +57,15 @@ def walker_with(model, folder):
         soft=False,
         **explore,
     ):
-        settings = ExploreConfig(**{"steps": 20, "every": 10, **explore})
         job = {
-            "model": str(path),
-            "digest": file_digest(path),
+            "model": Model(str(path), file_digest(path)),
             "start": to_json(start),
             "temperature": temperature,
             "pressure": pressure,
             "seed": [seed],
             "walker": walker,
-            "explore": settings.model_dump(mode="json"),
-            "limits": {"closest": 0.5, **(limits or {})},
+            "explore": ExploreConfig(**{"steps": 20, "every": 10, **explore}),
+            "limits": LimitsConfig(**{"force_std": None, **(limits or {})}),
             "soft": soft,
             "typical_force": typical_force,
         }

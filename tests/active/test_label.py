@@ -12,8 +12,7 @@ from ase.calculators.emt import EMT
 from numpy.testing import assert_allclose
 
 from blips.active.frames import digest, to_json
-from blips.active.label import label
-from blips.active.labeller import journal_file, read_journal
+from blips.active.labeller import journal_file, label, read_journal
 from blips.errors import ConfigError, InputError
 from blips.sim.pyscf import PySCF
 from blips.sim.reference import make_calculator

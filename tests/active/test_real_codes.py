@@ -11,8 +11,7 @@ from numpy.testing import assert_allclose
 
 from blips.active import load_campaign, run_campaign
 from blips.active.frames import digest, to_json
-from blips.active.label import label
-from blips.active.labeller import journal_file, read_journal
+from blips.active.labeller import journal_file, label, read_journal
 
 PSEUDOPOTENTIALS = Path("/usr/share/espresso/pseudo")  # of Debian's package quantum-espresso-data
 SILICON = "Si.pz-vbc.UPF"

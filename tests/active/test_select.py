@@ -16,9 +16,9 @@ from blips.active.candidates import Candidates
 from blips.active.evidence import candidate_rows
 from blips.active.executor import InlineExecutor
 from blips.active.rules import Greedy, best, random_score, target_rows
-from blips.active.select import Model, Screening, choose, predicted_std, screen_candidates
+from blips.active.select import Screening, choose, predicted_std, screen_candidates
 from blips.active.store import CampaignStore, Pick
-from blips.active.worker import file_digest
+from blips.active.worker import Model, file_digest
 from blips.backbones import PaiNN
 from blips.bayes.condition import GaussianPosterior
 from blips.inference.rows import collect, components, force_rows

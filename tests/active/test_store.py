@@ -254,7 +254,7 @@ def test_damaged_json_in_a_sound_file_is_one_line(tmp_path, statement, read):
         chosen = picks()
         store.add_picks(chosen, 0, {"chosen": 3})
         store.add_label(chosen[0], RESULTS)
-        store.add_frames(1, 0, [(chosen[0].atoms, {"walker": 0})])
+        store.add_frames(1, 0, [(to_json(chosen[0].atoms), {"walker": 0})])
         store.add_chunk(1, 0, {"rows": []})
         read(store)
     with sqlite3.connect(tmp_path / DATABASE) as damaging:

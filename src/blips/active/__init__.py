@@ -8,6 +8,7 @@ Everything is in the campaign's folder, and its labels and decisions in one SQLi
 `ase.db` reads. A campaign that was interrupted at any moment goes on where it was.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from blips.active.config import CampaignConfig, load_campaign
@@ -29,6 +30,4 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'blips.active' has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(_LAZY[name]), name)

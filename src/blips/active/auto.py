@@ -29,10 +29,8 @@ Trial = Mapping[str, Sequence[float]]  # log of the error over random's, by rule
 def trial(rows: np.ndarray, residuals: np.ndarray, seed: int) -> dict[str, list[float]]:
     """Compare the rules on labels that the model has not seen; nothing where these are too few.
 
-    Args:
-        rows: of the structures, white, the energy first, [S, 1 + q, d].
-        residuals: label minus mean along them, [S, 1 + q].
-        seed: of the splits and random picks.
+    `rows` of the structures are white, the energy first, [S, 1 + q, d]; `residuals` are label minus
+    mean along them, [S, 1 + q].
     """
     found: dict[str, list[float]] = {}
     structures, third = len(rows), len(rows) // 3
@@ -58,18 +56,15 @@ def trial(rows: np.ndarray, residuals: np.ndarray, seed: int) -> dict[str, list[
 
 
 def chosen_rule(trials: Sequence[Trial]) -> str:
-    """Choose the rule that the trials of all rounds so far speak for, in doubt the first."""
+    """Choose the first rule that is not worse than the best by more than the trials' noise."""
     trials = [one for one in trials if one]
     if not trials:
         return RULES[0]
     errors = {rule: np.array([one[rule] for one in trials]) for rule in RULES}  # [rounds, splits]
     best = min(errors.values(), key=np.mean)
-    return next(rule for rule in RULES if _within_noise(errors[rule] - best))
-
-
-def _within_noise(worse: np.ndarray) -> bool:
-    """Return whether a mean is zero but for the noise; the splits of a round share its labels."""
-    return bool(worse.mean() <= worse.std() / np.sqrt(len(worse)))
+    worse = {rule: found - best for rule, found in errors.items()}
+    noise = {rule: w.std() / np.sqrt(len(w)) for rule, w in worse.items()}  # splits share labels
+    return next(rule for rule in RULES if worse[rule].mean() <= noise[rule])
 
 
 def _log_error(

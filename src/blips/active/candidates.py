@@ -27,7 +27,7 @@ class Candidates:
     @classmethod
     def of_round(cls, store: CampaignStore, round: int) -> "Candidates":
         """Return the frames of the trajectories of a round."""
-        frames = list(store.frames(round))
+        frames = store.frames(round)
         return cls(len(frames), lambda numbers: [frames[n] for n in numbers])
 
     @classmethod

@@ -10,7 +10,6 @@ from blips.config import (
     Section,
     Source,
     TrainingConfig,
-    different_settings,
     load_as,
     merge_sources,
 )
@@ -216,28 +215,20 @@ def shell_lines(executor: ExecutorConfig) -> list[str]:
 def load_campaign(*sources: Source, typed: Sequence[Source] = ()) -> CampaignConfig:
     """Merge files, mappings and `a.b=value` overrides, left to right, and validate.
 
-    Args:
-        sources: as for `blips.config.load_config`.
-        typed: those of them that a person typed: the values that they set need no trust.
+    `typed` are those of them that a person typed: the values that they set need no trust.
     """
-    return load_as(CampaignConfig, *sources, _trust_in(sources, typed))
-
-
-def _trust_in(sources: Sequence[Source], typed: Sequence[Source]) -> dict[str, Any]:
-    """Return the trust of each section: whether the user typed all that needs it."""
     merged, by_hand = merge_sources(*sources), merge_sources(*typed)
-    label = LabelConfig.model_construct(**_section(merged, "label"))
-    executor = ExecutorConfig.model_construct(**_section(merged, "executor"))
+    as_if = load_as(CampaignConfig, merged, {"label": {"trust": True}, "executor": {"trust": True}})
     wanted = {
-        "label": needs_trust(str(label.calculator), dict(label.options or {})),
-        "executor": shell_lines(executor),
+        "label": needs_trust(as_if.label.calculator, as_if.label.options),
+        "executor": shell_lines(as_if.executor),
     }
     trust: dict[str, Any] = {}
     for section, settings in wanted.items():
         names = [f"{section}.{name}" for name in settings]
         if names and all(_at(merged, name) == _at(by_hand, name) for name in names):
             trust[section] = {"trust": True}
-    return trust
+    return load_as(CampaignConfig, merged, trust)
 
 
 def _at(merged: Any, name: str) -> Any:
@@ -245,19 +236,3 @@ def _at(merged: Any, name: str) -> Any:
     for key in name.split("."):
         merged = merged.get(key) if isinstance(merged, Mapping) else None
     return merged
-
-
-def _section(merged: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a section as it was written; validation says later what is wrong with it."""
-    found = merged.get(name)
-    return dict(found) if isinstance(found, Mapping) else {}
-
-
-# Settings that may change when a campaign goes on: they leave what was decided as it is.
-CHANGEABLE = ("executor.", "stop.", "folder.", "label.timeout.", "label.retries.")
-
-
-def changed_settings(before: dict[str, Any], now: dict[str, Any]) -> set[str]:
-    """Return the names of settings that changed but must not."""
-    changed = different_settings(before, now)
-    return {name for name in changed if not f"{name}.".startswith(CHANGEABLE)}

@@ -7,7 +7,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -30,53 +30,52 @@ TABLES = (
     """CREATE TABLE blips_attempts (round INTEGER, number INTEGER, attempt INTEGER,
        message TEXT NOT NULL, PRIMARY KEY (round, number, attempt))""",
 )
+ADVICE = {
+    ("SQLITE_FULL", "SQLITE_IOERR"): (
+        "cannot be written ({}): the disk is full or failing. Every finished label is safe; make "
+        "room and start the campaign again"
+    ),
+    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"): (
+        "cannot be opened for writing ({}); check the permissions of the file and of its folder"
+    ),
+    ("SQLITE_BUSY", "SQLITE_LOCKED"): "is in use by another program ({}); close it, try again",
+}
 
 
 class CampaignDatabase:
-    """An open campaign; at most one process may have it open for writing.
-
-    Args:
-        folder: of the campaign.
-        writable: take the lock and allow changes.
-    """
+    """An open campaign; at most one process may have it open for writing, with its lock."""
 
     def __init__(self, folder: str | Path, *, writable: bool = True) -> None:
-        self.folder = Path(folder)
+        self.folder, self.writable = Path(folder), writable
         self.path = self.folder / DATABASE
-        self.writable = writable
-        self._lock: Any = None
-        with in_words(self.path):
+        with self._in_words(), ExitStack() as opened:
             if writable:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._lock = _locked(self.folder / LOCK)
+                opened.enter_context(_locked(self.folder / LOCK))
             elif not self.path.is_file():
                 raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is missing)")
-            try:
-                self.connection = self._connect()
-            except BaseException:
-                self._unlock()
-                raise
+            uri = f"{self.path.absolute().as_uri()}?mode={'rwc' if writable else 'ro'}"
+            connection = sqlite3.connect(uri, uri=True, timeout=20, isolation_level=None)
+            self.connection = opened.enter_context(closing(connection))
+            self._prepare()
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Close the file, and let another process have it."""
         if self.writable:
             with suppress(sqlite3.Error):  # somebody reads; then the log stays beside the file
                 self.connection.execute("PRAGMA journal_mode = DELETE")
-        self.connection.close()
-        self._unlock()
+        self._opened.close()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Cursor]:
         """Commit everything in the block at its end, or nothing if it raises."""
         if not self.writable:
             raise CampaignError(f"{self.path} was opened for reading")
-        with in_words(self.path):
+        with self._in_words():
             cursor = self.connection.cursor()
             cursor.execute("BEGIN IMMEDIATE")
             try:
@@ -86,6 +85,11 @@ class CampaignDatabase:
                 if self.connection.in_transaction:
                     cursor.execute("ROLLBACK")
                 raise
+
+    def write(self, statement: str, *values: Any) -> None:
+        """Run one statement as a transaction."""
+        with self.transaction() as cursor:
+            cursor.execute(statement, values)
 
     def ase_rows(self) -> Any:
         """Open `ase.db` on our own connection, so that its rows are part of our transactions."""
@@ -100,7 +104,7 @@ class CampaignDatabase:
         self, statement: str, *values: Any, kinds: Sequence[Any] | None = None
     ) -> list[tuple[Any, ...]]:
         """Return all rows that a statement finds; their values must be of these kinds, if given."""
-        with in_words(self.path):
+        with self._in_words():
             rows = self.connection.execute(statement, values).fetchall()
         for row in rows if kinds else ():
             for value, kind in zip(row, kinds or (), strict=True):
@@ -121,56 +125,57 @@ class CampaignDatabase:
                 return content
         except (ValueError, TypeError, RecursionError):
             pass
-        raise _damaged(self.path, f"{str(text)[:40]!r} is not what a campaign wrote")
+        raise self.damaged(f"{str(text)[:40]!r} is not what a campaign wrote")
 
-    def damaged(self, why: str) -> "DamagedCampaignError":
+    def damaged(self, why: Exception | str) -> "DamagedCampaignError":
         """Return the error for content that no campaign has."""
-        return _damaged(self.path, why)
+        return DamagedCampaignError(
+            f"{self.path} is damaged or no campaign ({why}). It was left as it is: restore a copy, "
+            f"or save what is readable with: sqlite3 {self.path.name} .recover"
+        )
 
-    def _connect(self) -> sqlite3.Connection:
-        if self.writable:
-            connection = sqlite3.connect(self.path, timeout=20, isolation_level=None)
-        else:
-            uri = f"{self.path.absolute().as_uri()}?mode=ro"
-            connection = sqlite3.connect(uri, uri=True, timeout=20, isolation_level=None)
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        """Turn errors of SQLite and the file system into advice for users."""
         try:
-            self.connection = connection
-            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            is_new = tables == 0  # also where the disk was full as it was made
-            if not is_new:
-                self._check(connection)  # before anything is changed
-            elif not self.writable:
-                raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is empty)")
-            if self.writable:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = FULL")
-            if is_new:
-                self._create()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+            yield
+        except sqlite3.DatabaseError as error:
+            name = getattr(error, "sqlite_errorname", "") or ""
+            for names, advice in ADVICE.items():
+                if name.startswith(names):
+                    raise CampaignError(f"{self.path} {advice.format(error)}") from error
+            raise self.damaged(error) from error
+        except UnicodeDecodeError as error:
+            raise self.damaged(error) from error
+        except OSError as error:
+            raise CampaignError(
+                f"{self.path}: {error.strerror or error}. Everything that was finished before is "
+                "safe; make room or the folder writable, and start the campaign again"
+            ) from error
 
-    def _create(self) -> None:
-        from ase.db.sqlite import index_statements, init_statements
+    def _prepare(self) -> None:
+        """Check the file before anything in it is changed; create the tables of a new one."""
+        tables = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if tables > 0:
+            problem = self.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise sqlite3.DatabaseError(problem)
+            statement = "SELECT value FROM blips_facts WHERE name = 'format'"
+            if self.connection.execute(statement).fetchone() != (json.dumps(FORMAT),):
+                raise DamagedCampaignError(f"{self.path} is no campaign of this version ({FORMAT})")
+        elif not self.writable:  # also where the disk was full as it was made
+            raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is empty)")
+        if self.writable:
+            self.connection.execute("PRAGMA journal_mode = WAL")
+            self.connection.execute("PRAGMA synchronous = FULL")
+        if tables == 0:
+            from ase.db.sqlite import index_statements, init_statements
 
-        with self.transaction() as cursor:
-            for statement in (*init_statements, *index_statements, *TABLES):
-                cursor.execute(statement)
-            cursor.execute("INSERT INTO blips_facts VALUES ('format', ?)", (json.dumps(FORMAT),))
-
-    def _check(self, connection: sqlite3.Connection) -> None:
-        problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if problem != "ok":
-            raise sqlite3.DatabaseError(problem)
-        found = connection.execute("SELECT value FROM blips_facts WHERE name = 'format'").fetchone()
-        if found is None or found[0] != json.dumps(FORMAT):
-            raise DamagedCampaignError(f"{self.path} is no campaign of this version ({FORMAT})")
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+            with self.transaction() as cursor:
+                for statement in (*init_statements, *index_statements, *TABLES):
+                    cursor.execute(statement)
+                facts = "INSERT INTO blips_facts VALUES ('format', ?)"
+                cursor.execute(facts, (json.dumps(FORMAT),))
 
 
 def _locked(path: Path) -> TextIO:
@@ -192,22 +197,6 @@ class DamagedCampaignError(CampaignError):
     """A campaign's database that cannot be trusted."""
 
 
-@contextmanager
-def in_words(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite and the file system about `path` into advice for users."""
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        raise _explained(path, error) from error
-    except UnicodeDecodeError as error:
-        raise _damaged(path, error) from error
-    except OSError as error:
-        raise CampaignError(
-            f"{path}: {error.strerror or error}. Everything that was finished before is safe; make "
-            "room or the folder writable, and start the campaign again"
-        ) from error
-
-
 def sealed(content: Any) -> str:
     """Write JSON with its checksum, [checksum, content], so that damage is noticed."""
     text = json.dumps(content)
@@ -217,27 +206,3 @@ def sealed(content: Any) -> str:
 def checksum(text: str) -> str:
     """Return a short digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:20]
-
-
-def _explained(path: Path, error: sqlite3.DatabaseError) -> CampaignError:
-    name = getattr(error, "sqlite_errorname", "") or ""
-    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
-        return CampaignError(
-            f"{path} cannot be written ({error}): the disk is full or failing. Every finished "
-            "label is safe; make room and start the campaign again"
-        )
-    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
-        return CampaignError(
-            f"{path} cannot be opened for writing ({error}); check the permissions of the file and "
-            "of its folder"
-        )
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return CampaignError(f"{path} is in use by another program ({error}); close it, try again")
-    return _damaged(path, error)
-
-
-def _damaged(path: Path, error: Exception | str) -> DamagedCampaignError:
-    return DamagedCampaignError(
-        f"{path} is damaged or no campaign ({error}). It was left as it is: restore a copy, or "
-        f"save what is readable with: sqlite3 {path.name} .recover"
-    )

@@ -1,6 +1,6 @@
 """Rows of candidates: what their labels would say about the weights; see `blips.active.rules`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -26,18 +26,11 @@ def candidate_rows(
 
     Forces are random sums u . F with u = +-1 / sqrt(rows), whose outer products add up to those of
     all components on average; all components where a structure has at most `rows`, with rows of
-    zeros for those that it lacks.
-
-    Args:
-        potential: conditioned, with its evidence.
-        structures: geometries.
-        rows: force rows of each.
-        seed: of the random sums, with the geometry: equal structures have equal rows.
+    zeros for those that it lacks. The seed counts with the geometry: equal structures have equal
+    rows. The potential must be conditioned, with its evidence.
     """
-    gaussian = _gaussian(potential)
-    batches = batches_of(structures, BATCH_ATOMS)
-    found = (_rows_of_batch(potential, batch, rows, seed)[0] for batch in batches)
-    return np.concatenate([whitened(gaussian, rows_of_batch) for rows_of_batch in found])
+    passes = _passes(potential, structures, rows, seed)
+    return np.concatenate([found for _, found, _, _ in passes])
 
 
 def labelled_rows(
@@ -48,43 +41,44 @@ def labelled_rows(
     Rows [S, 1 + rows, d] as `candidate_rows` has them; label minus mean of the energy (eV) and of
     the same sums of forces (eV/A), [S, 1 + rows].
     """
-    gaussian, parts, lacking = _gaussian(potential), [], []
-    for batch in batches_of(structures, BATCH_ATOMS):
-        found, along, linearised = _rows_of_batch(potential, batch, rows, seed)
-        parts.append(whitened(gaussian, found))
-        energy, force = (
-            linearised.outputs[k].detach().double() for k in (keys.ENERGY, keys.FORCES)
-        )
-        energies = torch.tensor([a.get_potential_energy() for a in batch], dtype=torch.float64).to(
-            energy
-        )
-        forces = torch.as_tensor(np.concatenate([atoms.get_forces() for atoms in batch])).to(force)
+    parts, lacking = [], []
+    for batch, found, along, linearised in _passes(potential, structures, rows, seed):
+        labels = {
+            keys.ENERGY: np.array([atoms.get_potential_energy() for atoms in batch]),
+            keys.FORCES: np.concatenate([atoms.get_forces() for atoms in batch]),
+        }
+        means = {key: linearised.outputs[key].detach().double() for key in labels}
+        energy, force = (torch.as_tensor(labels[key]).to(means[key]) - means[key] for key in labels)
         missing = energy.new_zeros(found.shape[:2])
-        missing[:, 0] = energies - energy
+        missing[:, 0] = energy
         for place, u in enumerate(along, 1):
-            of_atoms = (u * (forces - force)).sum(dim=1)
-            missing[:, place] = linearised.graph.sum_over_structures(of_atoms)
+            missing[:, place] = linearised.graph.sum_over_structures((u * force).sum(dim=1))
+        parts.append(found)
         lacking.append(missing.cpu().numpy())
     return np.concatenate(parts), np.concatenate(lacking)
 
 
-def _rows_of_batch(
-    potential: BayesianPotential, batch: Sequence[Atoms], rows: int, seed: int
-) -> tuple[Tensor, list[Tensor], Linearised]:
-    """Return rows [S, 1 + rows, d], the directions u of their forces [N, 3], and the pass."""
-    graph = atomistic(potential.backbone).graph(batch)
-    linearised = potential.linear_model()(graph, depth="rows")
-    generators = [seeded_generator("candidates", seed, digest(atoms)) for atoms in batch]
-    sizes = graph.node_counts()
-    few = (3 * sizes <= rows).repeat_interleave(sizes)[:, None]  # [N, 1]
-    both = zip(components(graph, rows), random_sums(graph, rows, generators), strict=False)
-    along = [torch.where(few, u, sums) for u, sums in both]
-    of_energy = linearised.energy_rows()  # [S, d]
-    found = of_energy.new_zeros(len(batch), 1 + rows, of_energy.shape[1])
-    found[:, 0] = of_energy
-    for place, row in enumerate(linearised.rows_along(keys.FORCES, along), 1):
-        found[:, place] = row
-    return found, along, linearised
+def _passes(
+    potential: BayesianPotential, structures: Sequence[Atoms], rows: int, seed: int
+) -> Iterator[tuple[Sequence[Atoms], np.ndarray, list[Tensor], Linearised]]:
+    """Yield batches, their white rows, the directions u of their forces [N, 3], and the pass."""
+    gaussian = potential.conditioned().gaussian
+    if gaussian is None:
+        raise CampaignError("the model has draws of its posterior alone; condition it again")
+    for batch in batches_of(structures, BATCH_ATOMS):
+        graph = atomistic(potential.backbone).graph(batch)
+        linearised = potential.linear_model()(graph, depth="rows")
+        generators = [seeded_generator("candidates", seed, digest(atoms)) for atoms in batch]
+        sizes = graph.node_counts()
+        few = (3 * sizes <= rows).repeat_interleave(sizes)[:, None]  # [N, 1]
+        both = zip(components(graph, rows), random_sums(graph, rows, generators), strict=False)
+        along = [torch.where(few, u, sums) for u, sums in both]
+        of_energy = linearised.energy_rows()  # [S, d]
+        found = of_energy.new_zeros(len(batch), 1 + rows, of_energy.shape[1])
+        found[:, 0] = of_energy
+        for place, row in enumerate(linearised.rows_along(keys.FORCES, along), 1):
+            found[:, place] = row
+        yield batch, whitened(gaussian, found), along, linearised
 
 
 def whitened(gaussian: GaussianPosterior, rows: Tensor) -> np.ndarray:
@@ -97,10 +91,3 @@ def whitened(gaussian: GaussianPosterior, rows: Tensor) -> np.ndarray:
     spectrum, ratio = gaussian.spectrum, gaussian.ratio
     flat = rows.detach().reshape(-1, rows.shape[-1])
     return (spectrum.draws(flat, ratio) / ratio**0.5).reshape(rows.shape).cpu().numpy()
-
-
-def _gaussian(potential: BayesianPotential) -> GaussianPosterior:
-    gaussian = potential.conditioned().gaussian
-    if gaussian is None:
-        raise CampaignError("the model has draws of its posterior alone; condition it again")
-    return gaussian

@@ -14,7 +14,7 @@ from typing import Any
 
 from blips.active.config import ExecutorConfig
 from blips.active.database import CampaignError
-from blips.active.label import THREADS
+from blips.active.labeller import THREADS
 from blips.errors import MissingPackageError
 
 Work = Callable[[Any], Any]
@@ -30,9 +30,8 @@ class InlineExecutor:
     """Jobs one after the other in this process."""
 
     def run(self, work: Work, jobs: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Yield numbers and results of jobs, as they finish."""
-        for number, job in enumerate(jobs):
-            yield number, work(job)
+        """Return an iterator of numbers and results of jobs, as they finish."""
+        return enumerate(map(work, jobs))
 
 
 class DaskExecutor:
@@ -110,8 +109,22 @@ def make_executor(config: ExecutorConfig) -> Iterator[Executor]:
 
 def make_cluster(config: ExecutorConfig) -> Any:
     """Start a Dask cluster; connections between processes are encrypted with keys of this run."""
+    from distributed import LocalCluster, Security
+
     if config.kind == "local":
-        return _local(config)
+        logging.getLogger("distributed.nanny").setLevel(logging.ERROR)  # slow machines are no news
+        try:
+            return LocalCluster(
+                n_workers=config.workers,
+                threads_per_worker=1,
+                memory_limit=0,
+                processes=config.processes,
+                dashboard_address=DASHBOARD,
+                security=Security.temporary() if config.processes else None,
+                protocol=None if config.processes else "inproc://",
+            )
+        except (OSError, RuntimeError) as error:
+            raise CampaignError(f"no local Dask cluster could be started: {error}") from error
     try:
         from dask_jobqueue.pbs import PBSCluster
         from dask_jobqueue.slurm import SLURMCluster
@@ -119,48 +132,21 @@ def make_cluster(config: ExecutorConfig) -> Any:
         raise MissingPackageError(
             f"executor.kind {config.kind} needs dask-jobqueue; pip install 'blips-mlip[active]'"
         ) from error
-    kinds = {"slurm": SLURMCluster, "pbs": PBSCluster}
-    options: dict[str, Any] = {
-        "cores": config.threads,
-        "processes": 1,
-        "memory": config.memory,
-        "walltime": config.walltime,
-        "queue": config.queue,
-        "account": config.account,
-        "interface": config.interface,
-        "job_script_prologue": [
-            *(f"export {name}={config.threads}" for name in THREADS),
-            *config.prologue,
-        ],
-        "job_extra_directives": config.extra,
-        "worker_extra_args": ["--nthreads", "1"],
-        "security": _security(),
-        "shared_temp_directory": str(Path(config.shared_folder).expanduser()),
-        "scheduler_options": {"dashboard_address": DASHBOARD},
-    }
-    cluster = kinds[config.kind](**options)
+    threads = [f"export {name}={config.threads}" for name in THREADS]
+    cluster = {"slurm": SLURMCluster, "pbs": PBSCluster}[config.kind](
+        cores=config.threads,
+        processes=1,
+        memory=config.memory,
+        walltime=config.walltime,
+        queue=config.queue,
+        account=config.account,
+        interface=config.interface,
+        job_script_prologue=[*threads, *config.prologue],
+        job_extra_directives=config.extra,
+        worker_extra_args=["--nthreads", "1"],
+        security=Security.temporary(),
+        shared_temp_directory=str(Path(config.shared_folder).expanduser()),
+        scheduler_options={"dashboard_address": DASHBOARD},
+    )
     cluster.scale(jobs=config.workers)
     return cluster
-
-
-def _local(config: ExecutorConfig) -> Any:
-    from distributed import LocalCluster
-
-    logging.getLogger("distributed.nanny").setLevel(logging.ERROR)  # slow machines are no news
-    options: dict[str, Any] = {"processes": config.processes, "dashboard_address": DASHBOARD}
-    if config.processes:
-        options["security"] = _security()
-    else:
-        options["protocol"] = "inproc://"
-    try:
-        return LocalCluster(
-            n_workers=config.workers, threads_per_worker=1, memory_limit=0, **options
-        )
-    except (OSError, RuntimeError) as error:
-        raise CampaignError(f"no local Dask cluster could be started: {error}") from error
-
-
-def _security() -> Any:
-    from distributed import Security
-
-    return Security.temporary()

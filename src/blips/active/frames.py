@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,10 @@ def to_json(atoms: Atoms) -> str:
     return json.dumps(content)
 
 
-def from_json(text: str | Mapping[str, Any]) -> Atoms:
+def from_json(text: str) -> Atoms:
     """Return the structure that `to_json` wrote."""
     try:
-        content = json.loads(text) if isinstance(text, str) else text
+        content = json.loads(text)
         atoms = Atoms(
             numbers=content["numbers"],
             positions=np.asarray(content["positions"], dtype=float).reshape(-1, 3),

@@ -1,20 +1,24 @@
-"""A process that labels structures: one JSON job per line in, one JSON answer per line out.
+"""Labels from a process of its own, which can hang or crash without harm.
 
-It outlives nothing: a job that takes longer than its timeout ends the process and everything that
-the calculator started. It forgets nothing: a finished label is in the journal, on disk, before
-anybody is told. If the process that asked is gone, the label at hand is still finished and kept.
-A lock for each label sees to it that two processes never compute the same one.
+The process is this module: one JSON job per line in, one JSON answer per line out. It outlives
+nothing: a job that takes longer than its timeout ends the process and everything that the
+calculator started. It forgets nothing: a finished label is in the journal, on disk, before anybody
+is told. If the process that asked is gone, the label at hand is still finished and kept. A lock for
+each label sees to it that two processes never compute the same one.
 """
 
 import fcntl
 import json
 import os
+import select
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +29,81 @@ from blips.errors import ConfigError, MissingPackageError
 from blips.files import write_atomically
 from blips.sim.reference import make_calculator
 
+GRACE_SECONDS = 2.0  # after which a process that ignores its own timeout is killed
 LOG_CHARACTERS = 4000
 LOG_FILES = 3
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_here = threading.local()
+
+
+def label(job: dict[str, Any]) -> dict[str, Any]:
+    """Label one structure; runs on a worker, and never raises for what the calculator does.
+
+    The job has: name, structure (JSON), digest, calculator, options, trust, stress, max_force,
+    timeout (s), threads, journal (folder of finished labels).
+
+    Returns:
+        {"ok": True}, with the label in the journal; {"setup": message} where no structure could be
+        labelled; {"error": message, "final": whether another attempt is useless}.
+    """
+    child = getattr(_here, "labeller", None)
+    if child is None or child.process.poll() is not None:
+        child = _here.labeller = Labeller(job["threads"])
+    return child.ask(job)
+
+
+def close_labeller() -> None:
+    """End the child of this thread, if it has one."""
+    if hasattr(_here, "labeller"):
+        _here.labeller.close()
+        del _here.labeller
+
+
+class Labeller:
+    """A child process that answers one job at a time."""
+
+    def __init__(self, threads: int) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        self.process: Any = subprocess.Popen(
+            [sys.executable, "-m", "blips.active.labeller"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, **dict.fromkeys(THREADS, str(threads))},
+            start_new_session=True,  # so that what it starts can be ended with it
+        )
+
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a job; end the process if there is none in time."""
+        begun, line, answer = time.monotonic(), b"", select.poll()
+        answer.register(self.process.stdout, select.POLLIN)
+        with suppress(OSError):
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            self.process.stdin.flush()
+            if answer.poll(1e3 * (job["timeout"] + GRACE_SECONDS)):
+                line = self.process.stdout.readline()
+        if line.endswith(b"\n"):
+            return json.loads(line)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # and all that it started
+        code, seconds = self.process.wait(), time.monotonic() - begun
+        if seconds >= job["timeout"]:
+            reason = f"no label within {job['timeout']:g} s; the process was killed"
+        else:
+            reason = f"the process died (exit code {code})"
+        self._log.seek(0)
+        log = self._log.read().decode(errors="replace")[-LOG_CHARACTERS:]
+        self.close()
+        return {"error": f"{reason}\n{log}".strip(), "final": False}
+
+    def close(self) -> None:
+        """Let the process finish, and end it."""
+        self.process.communicate()
+        self._log.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):
+            self.close()
 
 
 def journal_file(folder: Path, name: str) -> Path:
@@ -41,6 +118,9 @@ def read_journal(path: Path, expected_digest: str) -> dict[str, Any] | None:
         return entry if entry["digest"] == expected_digest else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+# The process
 
 
 def main() -> None:
@@ -60,11 +140,16 @@ def main() -> None:
         os.chdir("/")
 
 
+class Refused(Exception):
+    """A label that is not wanted, and that another attempt would not change."""
+
+
 def answer_job(job: dict[str, Any], calculators: dict[str, Any]) -> dict[str, Any]:
-    """Label one structure, or say why not; see `blips.active.label.Labeller` for the keys."""
+    """Label one structure, or say why not; see `label`."""
     folder = Path(job["journal"])
     path = journal_file(folder, job["name"])
-    watchdog = threading.Timer(job["timeout"], _give_up)
+    own_group = (os.getpgid(0), signal.SIGKILL)  # with all that the calculator started
+    watchdog = threading.Timer(job["timeout"], os.killpg, own_group)
     watchdog.daemon = True
     watchdog.start()
     begun = time.time()
@@ -85,10 +170,6 @@ def answer_job(job: dict[str, Any], calculators: dict[str, Any]) -> dict[str, An
         watchdog.cancel()
 
 
-class Refused(Exception):
-    """A label that is not wanted, and that another attempt would not change."""
-
-
 def _label(job: dict[str, Any], path: Path, calculators: dict[str, Any]) -> None:
     key = json.dumps([job["calculator"], job["options"]])
     if key not in calculators:
@@ -104,22 +185,15 @@ def _label(job: dict[str, Any], path: Path, calculators: dict[str, Any]) -> None
     }
     if job["stress"]:
         results["stress"] = atoms.get_stress(apply_constraint=False).tolist()
-    _check(results, job["max_force"])
-    entry = {
-        "digest": job["digest"],
-        "results": results,
-        "seconds": round(time.monotonic() - begun, 6),
-    }
-    write_atomically(path, json.dumps(entry).encode())
-
-
-def _check(results: dict[str, Any], max_force: float | None) -> None:
+    seconds = round(time.monotonic() - begun, 6)
     for name, value in results.items():
         if not np.isfinite(value).all():
             raise Refused(f"the calculator gave {name} that are not finite numbers")
-    largest = float(np.linalg.norm(results["forces"], axis=1).max())
-    if max_force is not None and largest > max_force:
-        raise Refused(f"a force of {largest:.3g} eV/A exceeds label.max_force = {max_force:g}")
+    largest, limit = float(np.linalg.norm(results["forces"], axis=1).max()), job["max_force"]
+    if limit is not None and largest > limit:
+        raise Refused(f"a force of {largest:.3g} eV/A exceeds label.max_force = {limit:g}")
+    entry = {"digest": job["digest"], "results": results, "seconds": seconds}
+    write_atomically(path, json.dumps(entry).encode())
 
 
 def _newest_logs(since: float) -> str:
@@ -131,11 +205,6 @@ def _newest_logs(since: float) -> str:
         if content.strip() and b"\0" not in content[:1000]:
             ends.append(f"\n{path}:\n{content[-LOG_CHARACTERS:].decode(errors='replace')}")
     return "".join(ends[:LOG_FILES])
-
-
-def _give_up() -> None:
-    """End this process and all that it started."""
-    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ Gains of information and force_std can only fall as picks are made (submodular),
 whose old gain is below another's new one need not be looked at again: lazy evaluation.
 """  # noqa: E501 (tables)
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,7 +103,7 @@ class Greedy:
         self.lazy = rule != "expected_reduction"  # two picks may reduce more than each by itself
         self.evaluations = 0  # gains that were worked out
         self._force_var = _force_var(self.rows)
-        self._picks: list[_Pick] = []
+        self._picks: list[Callable[[Array], Array]] = []  # what each does to rows
         self._seen = np.zeros(len(rows), dtype=int)  # picks that a candidate's rows know of
 
     def gain(self, index: Array) -> Array:
@@ -124,9 +125,9 @@ class Greedy:
             k = self._best(gains)
             chosen.append(Choice(k, float(gains[k] * self.cost[k])))
             gains[k] = -np.inf
-            pick = _Pick.of(self.rows[k])
-            self._picks.append(pick)
-            self.target = pick.seen_by(self.target)
+            after_pick = _conditioned_on(self.rows[k])
+            self._picks.append(after_pick)
+            self.target = after_pick(self.target)
         return chosen
 
     def _best(self, gains: Array) -> int:
@@ -141,9 +142,9 @@ class Greedy:
 
     def _evaluate(self, index: Array) -> Array:
         """Return gains over costs of candidates, after conditioning their rows on all picks."""
-        for number, pick in enumerate(self._picks):
+        for number, after_pick in enumerate(self._picks):
             late = index[self._seen[index] <= number]
-            self.rows[late] = pick.seen_by(self.rows[late])
+            self.rows[late] = after_pick(self.rows[late])
         self._seen[index] = len(self._picks)
         self.evaluations += len(index)
         return self.gain(index) / self.cost[index]
@@ -154,20 +155,11 @@ def _force_var(rows: Array) -> Array:
     return np.square(rows[:, 1:]).sum(axis=(1, 2))
 
 
-@dataclass(frozen=True)
-class _Pick:
-    """The change of all rows by a pick: (I + B^T B)^(-1/2) = I - sum_j u_j u_j^T shrink_j."""
-
-    vectors: Array  # u, [m, d]
-    shrink: Array  # [m]
-
-    @classmethod
-    def of(cls, rows: Array) -> "_Pick":
-        values, left = np.linalg.eigh(rows @ rows.T)
-        kept = values > NEGLIGIBLE * max(float(values[-1]), np.finfo(float).tiny)
-        values = values[kept]
-        vectors = (left[:, kept] / np.sqrt(values)).T @ rows
-        return cls(vectors, 1.0 - 1.0 / np.sqrt(1.0 + values))
-
-    def seen_by(self, rows: Array) -> Array:
-        return rows - ((rows @ self.vectors.T) * self.shrink) @ self.vectors
+def _conditioned_on(pick: Array) -> Callable[[Array], Array]:
+    """Return what a pick does to rows: b (I + B^T B)^(-1/2) = b - sum_j (b u_j) shrink_j u_j."""
+    values, left = np.linalg.eigh(pick @ pick.T)
+    kept = values > NEGLIGIBLE * max(float(values[-1]), np.finfo(float).tiny)
+    values = values[kept]
+    vectors = (left[:, kept] / np.sqrt(values)).T @ pick  # u, [m, d]
+    shrink = 1.0 - 1.0 / np.sqrt(1.0 + values)  # [m]
+    return lambda rows: rows - ((rows @ vectors.T) * shrink) @ vectors

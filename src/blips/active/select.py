@@ -10,9 +10,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import fsum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,31 +18,19 @@ from ase import Atoms
 
 from blips import keys
 from blips.active.candidates import Candidate, Candidates
-from blips.active.config import CampaignConfig
+from blips.active.config import CampaignConfig, LimitsConfig
 from blips.active.database import CampaignError
 from blips.active.evidence import candidate_rows
 from blips.active.executor import Executor, JobLost
 from blips.active.frames import digest, to_json
 from blips.active.rules import Choice, Greedy, best, expected_reduction, random_score
 from blips.active.store import CampaignStore, Pick
-from blips.active.worker import model_of, one_thread, read_target, screen
+from blips.active.worker import Model, one_thread, potential_of, read_target, screen
 from blips.errors import InputError
 from blips.sim.guard import Guard
 
 TARGETS = 128  # structures that stand for the target distribution
 Row = tuple[int, dict[str, float]]  # number and scores of a candidate
-
-
-@dataclass(frozen=True)
-class Model:
-    """A trained model as workers find it."""
-
-    path: str
-    digest: str
-
-    def job(self, **more: Any) -> dict[str, Any]:
-        """Describe the job for `blips.active.worker`."""
-        return {"model": self.path, "digest": self.digest, **more}
 
 
 class Screening:
@@ -61,10 +47,9 @@ class Screening:
         self.largest: dict[str, float] = {}  # of every score, among those that can be chosen
         self._stds: list[float] = []  # sums over the chunks, ascending
         self._counted = 0
-        self._rule, self._power = config.select.rule, config.select.cost
+        self._select, self._seed, self._round = config.select, config.seed, round
         self._count = config.select.keep * config.select.batch
         self._soft = config.limits.force_std == "auto"
-        self._seed, self._round = config.seed, round
 
     def summary(self, numbers: list[int], result: dict[str, Any], seen: int) -> dict[str, Any]:
         """Return the part of a screened chunk to keep, JSON-able."""
@@ -72,7 +57,7 @@ class Screening:
         for number, row, reason in zip(numbers, result["scores"], result["excluded"], strict=True):
             if row is None or (reason is not None and not (self._soft and reason == "force_std")):
                 continue
-            if self._rule == "random":
+            if self._select.rule == "random":
                 row["random"] = random_score(self._seed, self._round, number)
             if reason is not None:
                 row["beyond"] = 1.0
@@ -80,14 +65,17 @@ class Screening:
         excluded = Counter(reason for reason in result["excluded"] if reason is not None)
         excluded["known"] += seen - len(numbers)
         found = [row for _, row in rows]
-        rows.sort(key=self._key)
-        worst = self._key(self.rows[-1]) if len(self.rows) >= self._count else None
-        rows = [row for row in rows[: self._count] if worst is None or self._key(row) < worst]
         names = [name for name in (found[0] if found else ()) if name != "beyond"]
-        largest = {name: max(row[name] for row in found) for name in names}
-        std = {"sum": fsum(row["mean_std"] for row in found), "count": len(found)}
-        counts = {"excluded": +excluded, "seen": seen}
-        return {"rows": rows, "largest": largest, "std": std, **counts}
+        rows.sort(key=self._key)
+        if len(self.rows) >= self._count:
+            rows = [row for row in rows if self._key(row) < self._key(self.rows[-1])]
+        return {
+            "rows": rows[: self._count],
+            "largest": {name: max(row[name] for row in found) for name in names},
+            "std": {"sum": fsum(row["mean_std"] for row in found), "count": len(found)},
+            "excluded": +excluded,
+            "seen": seen,
+        }
 
     @property
     def mean_std(self) -> float:
@@ -111,7 +99,7 @@ class Screening:
         number, scores = row
         if "beyond" in scores:
             return True, scores["force_std"], number
-        return False, -scores[self._rule] / scores["atoms"] ** self._power, number
+        return False, -scores[self._select.rule] / scores["atoms"] ** self._select.cost, number
 
 
 def screen_candidates(
@@ -121,36 +109,32 @@ def screen_candidates(
     store: CampaignStore,
     executor: Executor,
     round: int,
-    limits: dict[str, Any] | None = None,
+    limits: LimitsConfig | None = None,
 ) -> Screening:
     """Score all candidates; finished chunks are in the store and not screened again.
 
     `limits` are those of the configuration, with numbers for what is "auto" there; else none is.
     """
-    select, found = config.select, Screening(config, round)
+    found = Screening(config, round)
     known, done = store.known_digests(), store.chunks(round)
     for content in done.values():
         found.add(content)
-    waiting: dict[int, tuple[int, list[int], int]] = {}
     common = {
-        "samples": select.samples,
-        "method": select.method,
+        "model": model,
+        "select": config.select,
+        "limits": limits or config.limits.model_copy(update={"force_std": None}),
         "seed": config.seed,
-        "rule": select.rule,
-        "rows": select.rows,
-        "limits": limits or {**config.limits.model_dump(), "force_std": None},
-        "target": str(_target_file(model)),
     }
     if _has_evidence(model):
         write_target(candidates, model, config)
+    waiting: dict[int, tuple[int, list[int], int]] = {}
 
     def jobs() -> Iterator[dict[str, Any]]:
-        for place, (chunk, part) in enumerate(candidates.chunks(select.chunk, set(done))):
-            fresh = [(number, atoms) for number, atoms, _ in part if digest(atoms) not in known]
-            numbers = [number for number, _ in fresh]
-            waiting[place] = (chunk, numbers, len(part))
-            texts = [to_json(atoms) for _, atoms in fresh]
-            yield model.job(structures=texts, **common)
+        chunks = candidates.chunks(config.select.chunk, set(done))
+        for place, (chunk, part) in enumerate(chunks):
+            fresh = {number: atoms for number, atoms, _ in part if digest(atoms) not in known}
+            waiting[place] = (chunk, list(fresh), len(part))
+            yield {**common, "structures": [to_json(atoms) for atoms in fresh.values()]}
 
     for place, result in executor.run(screen, jobs()):
         if isinstance(result, JobLost):
@@ -171,47 +155,35 @@ def choose(
     count: int,
 ) -> list[Pick]:
     """Choose the batch of a round, each pick with its score and the reason for it."""
-    scores = dict(screening.rows)
+    scores, select = dict(screening.rows), config.select
     kept = _without_repeats(candidates.fetch(list(scores)))
     within = [candidate for candidate in kept if "beyond" not in scores[candidate[0]]]
     beyond = [candidate for candidate in kept if "beyond" in scores[candidate[0]]]
-    chosen = _choices(within, [scores[number] for number, _, _ in within], model, config, count)
+    by_score = np.array([scores[number][select.rule] for number, _, _ in within])
+    structures = [atoms for _, atoms, _ in within]
+    cost = np.array([len(atoms) for atoms in structures], dtype=float) ** select.cost
+    if not within or select.rule in ("energy_std", "random") or not _has_evidence(model):
+        chosen = best(by_score / cost, count)
+    else:
+        rows, target = _rows(model, structures, config), read_target(model)
+        greedy = Greedy(select.rule, rows, target=target, std=by_score, cost=cost)
+        chosen = greedy.choose(count)
     picked = [(within[choice.index], choice) for choice in chosen]
-    for candidate in beyond[: max(0, count - len(picked))]:
-        picked.append((candidate, Choice(-1, 0.0)))
+    picked += [(one, Choice(-1, 0.0)) for one in beyond[: max(0, count - len(picked))]]
     picks: list[Pick] = []
     for place, ((number, atoms, origin), choice) in enumerate(picked):
         plain = atoms.copy()
         plain.calc = None
         reason = {
-            "rule": config.select.rule,
+            "rule": select.rule,
             "gain": choice.gain,
             "rank": choice.index,  # among the candidates by score alone; -1: beyond the limits
             "candidate": number,
             "origin": origin,
             "scores": scores[number],
         }
-        picks.append(Pick(round, place, plain, scores[number][config.select.rule], reason))
+        picks.append(Pick(round, place, plain, scores[number][select.rule], reason))
     return picks
-
-
-def _choices(
-    candidates: Sequence[Candidate],
-    scores: Sequence[dict[str, float]],
-    model: Model,
-    config: CampaignConfig,
-    count: int,
-) -> list[Choice]:
-    select = config.select
-    if not candidates:
-        return []
-    by_score = np.array([row[select.rule] for row in scores])
-    cost = np.array([len(atoms) for _, atoms, _ in candidates], dtype=float) ** select.cost
-    if select.rule in ("energy_std", "random") or not _has_evidence(model):
-        return best(by_score / cost, count)
-    rows = _rows(model, [atoms for _, atoms, _ in candidates], config)
-    target = read_target(_target_file(model))
-    return Greedy(select.rule, rows, target=target, std=by_score, cost=cost).choose(count)
 
 
 def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -> list[float]:
@@ -223,23 +195,12 @@ def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -
     if not picks or not _has_evidence(model):
         return []
     rows = _rows(model, [pick.atoms for pick in picks], config)
-    with np.load(_target_file(model)) as found:
+    with np.load(model.target) as found:
         target = found["forces"]
     reduction = expected_reduction(rows.reshape(1, -1, rows.shape[2]), target)[0]
-    scale, before = model_of(model.job()).conditioned().scale, float(np.square(target).sum())
+    scale, before = potential_of(model).conditioned().scale, float(np.square(target).sum())
     noise, misfit = scale.ratio * scale.scale**2, scale.floor[keys.FORCES] ** 2  # variances
     return [float(np.sqrt(noise * var + misfit)) for var in (before, before - reduction)]
-
-
-def _has_evidence(model: Model) -> bool:
-    posterior = model_of(model.job()).posterior
-    return posterior is not None and posterior.evidence is not None
-
-
-def _rows(model: Model, structures: Sequence[Atoms], config: CampaignConfig) -> np.ndarray:
-    with one_thread():
-        potential, rows = model_of(model.job()), config.select.rows
-        return candidate_rows(potential, structures, rows=rows, seed=config.seed)
 
 
 def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -> None:
@@ -252,7 +213,7 @@ def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -
     source = candidates if given is None else Candidates.of_file(given)
     numbers = sorted(rng.permutation(source.total)[:TARGETS].tolist())
     guard = Guard(closest=config.limits.closest, farthest=config.limits.farthest)
-    nothing = np.zeros((0, model_of(model.job()).conditioned().maps.sketch.size))
+    nothing = np.zeros((0, potential_of(model).conditioned().maps.sketch.size))
     energies, forces, components = [nothing], [nothing], 0
     for _, atoms, _ in source.fetch(numbers):
         with suppress(InputError):  # a structure that the model cannot judge
@@ -262,14 +223,22 @@ def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -
                 forces.append(rows[1:])
                 components += 3 * len(atoms)
     np.savez(
-        _target_file(model),
+        model.target,
         energies=np.concatenate(energies) / np.sqrt(max(len(energies) - 1, 1)),
         forces=np.concatenate(forces) / np.sqrt(max(components, 1)),
     )
 
 
-def _target_file(model: Model) -> Path:
-    return Path(model.path).with_name("target.npz")
+def _has_evidence(model: Model) -> bool:
+    posterior = potential_of(model).posterior
+    return posterior is not None and posterior.evidence is not None
+
+
+def _rows(model: Model, structures: Sequence[Atoms], config: CampaignConfig) -> np.ndarray:
+    with one_thread():
+        return candidate_rows(
+            potential_of(model), structures, rows=config.select.rows, seed=config.seed
+        )
 
 
 def _without_repeats(candidates: list[Candidate]) -> list[Candidate]:

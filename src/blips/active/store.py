@@ -16,7 +16,6 @@ A transaction is a whole stage, trajectory, chunk or label. A label is written t
 status of its pick, so it is either there and never asked for again, or not there.
 """
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,19 +23,16 @@ from typing import Any
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
-from blips.active.config import CampaignConfig, changed_settings
-from blips.active.database import (
-    DATABASE,
-    CampaignDatabase,
-    CampaignError,
-    DamagedCampaignError,
-    in_words,
-    sealed,
-)
+from blips.active.config import CampaignConfig
+from blips.active.database import DATABASE, CampaignDatabase, CampaignError, sealed
 from blips.active.frames import digest, from_json, to_json
+from blips.config import different_settings
 
 __all__ = ["DATABASE", "CampaignStore", "Pick"]
 STATUSES = ("open", "labelled", "quarantined")
+# Settings that may change when a campaign goes on: they leave what was decided as it is.
+CHANGEABLE = ("executor.", "stop.", "folder.", "label.timeout.", "label.retries.")
+FINISH = "INSERT OR REPLACE INTO blips_stages VALUES (?, ?, ?)"
 
 
 @dataclass(frozen=True)
@@ -66,10 +62,13 @@ class CampaignStore(CampaignDatabase):
         now = config.model_dump(mode="json")
         before = self.fact("config")
         if before is None:
-            with self.transaction() as cursor:
-                cursor.execute("INSERT INTO blips_facts VALUES ('config', ?)", (sealed(now),))
+            self.write("INSERT INTO blips_facts VALUES ('config', ?)", sealed(now))
             return
-        changed = changed_settings(before, now)
+        changed = {
+            name
+            for name in different_settings(before, now)
+            if not f"{name}.".startswith(CHANGEABLE)
+        }
         if changed:
             raise CampaignError(
                 f"{self.folder} holds a campaign with other settings: "
@@ -90,8 +89,7 @@ class CampaignStore(CampaignDatabase):
 
     def finish(self, round: int, stage: str, result: Mapping[str, Any]) -> None:
         """Record that a stage is finished, in place of an earlier result."""
-        with self.transaction() as cursor:
-            _finish(cursor, round, stage, result)
+        self.write(FINISH, round, stage, sealed(result))
 
     def last_round(self) -> int:
         """Return the last round with anything finished; -1 where there is none."""
@@ -104,14 +102,10 @@ class CampaignStore(CampaignDatabase):
     # Candidates
 
     def add_frames(
-        self, round: int, walker: int, frames: Sequence[tuple[Atoms, Mapping[str, Any]]]
+        self, round: int, walker: int, frames: Sequence[tuple[str, Mapping[str, Any]]]
     ) -> None:
-        """Add the frames of a finished trajectory, each with its origin."""
-        content = [(to_json(atoms), dict(origin)) for atoms, origin in frames]
-        with self.transaction() as cursor:
-            cursor.execute(
-                "INSERT INTO blips_walks VALUES (?, ?, ?)", (round, walker, sealed(content))
-            )
+        """Add the frames of a finished trajectory: structures (JSON) and their origins."""
+        self.write("INSERT INTO blips_walks VALUES (?, ?, ?)", round, walker, sealed(frames))
 
     def finished_walkers(self, round: int) -> set[int]:
         """Return the numbers of the finished trajectories."""
@@ -125,10 +119,7 @@ class CampaignStore(CampaignDatabase):
 
     def add_chunk(self, round: int, chunk: int, best: Mapping[str, Any]) -> None:
         """Add the result of screening a chunk of candidates."""
-        with self.transaction() as cursor:
-            cursor.execute(
-                "INSERT INTO blips_chunks VALUES (?, ?, ?)", (round, chunk, sealed(best))
-            )
+        self.write("INSERT INTO blips_chunks VALUES (?, ?, ?)", round, chunk, sealed(best))
 
     def chunks(self, round: int) -> dict[int, dict[str, Any]]:
         """Return the screened chunks by number."""
@@ -143,12 +134,19 @@ class CampaignStore(CampaignDatabase):
             cursor.executemany(
                 "INSERT INTO blips_picks VALUES (?, ?, ?, ?, ?, ?, 'open', NULL, NULL)",
                 [
-                    (p.round, p.number, to_json(p.atoms), digest(p.atoms), p.score, text)
-                    for p, text in ((pick, sealed(pick.reason)) for pick in picks)
+                    (
+                        p.round,
+                        p.number,
+                        to_json(p.atoms),
+                        digest(p.atoms),
+                        p.score,
+                        sealed(p.reason),
+                    )
+                    for p in picks
                 ],
             )
             cursor.execute("DELETE FROM blips_chunks WHERE round = ?", (round,))
-            _finish(cursor, round, "select", result)
+            cursor.execute(FINISH, (round, "select", sealed(result)))
 
     def picks(self, round: int | None = None, status: str | None = None) -> list[Pick]:
         """Return the picks in order, of a round, with a status."""
@@ -160,15 +158,13 @@ class CampaignStore(CampaignDatabase):
             status,
             kinds=(int, int, float | None, str, str, str, str),
         )
-        return [self._pick(*row) for row in rows]
-
-    def _pick(
-        self, round: int, number: int, score: float, status: str, reason: str, name: str, text: str
-    ) -> Pick:
-        atoms = from_json(text)
-        if digest(atoms) != name or status not in STATUSES:
-            raise self.damaged(f"the structure or the status {status!r} of a pick was changed")
-        return Pick(round, number, atoms, score, self.unsealed(reason), status)
+        found = []
+        for of_round, number, score, state, reason, name, structure in rows:
+            atoms = from_json(structure)
+            if digest(atoms) != name or state not in STATUSES:
+                raise self.damaged(f"the structure or the status {state!r} of a pick was changed")
+            found.append(Pick(of_round, number, atoms, score, self.unsealed(reason), state))
+        return found
 
     def known_digests(self) -> set[str]:
         """Return the digests of all geometries that were ever picked."""
@@ -220,21 +216,12 @@ class CampaignStore(CampaignDatabase):
             before,
             kinds=(int,),
         )
-        with in_words(self.path):
+        try:
             database = self.ase_rows()
-            try:
-                return [database.get_atoms(id=row[0]) for row in rows]
-            except Exception as error:  # whatever ASE makes of content that it did not write
-                raise DamagedCampaignError(
-                    f"{self.path} is damaged: a label cannot be read ({error}); restore a copy"
-                ) from None
+            return [database.get_atoms(id=row[0]) for row in rows]
+        except Exception as error:  # whatever ASE makes of content that it did not write
+            raise self.damaged(f"a label cannot be read: {error}") from None
 
     def count(self, status: str) -> int:
         """Count the picks with a status."""
         return self.rows("SELECT COUNT(*) FROM blips_picks WHERE status = ?", status)[0][0]
-
-
-def _finish(cursor: sqlite3.Cursor, round: int, stage: str, result: Mapping[str, Any]) -> None:
-    cursor.execute(
-        "INSERT OR REPLACE INTO blips_stages VALUES (?, ?, ?)", (round, stage, sealed(result))
-    )

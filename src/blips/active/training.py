@@ -9,10 +9,8 @@ from ase import Atoms
 
 from blips.active.config import CampaignConfig
 from blips.active.database import CampaignError
-from blips.active.select import Model
 from blips.active.store import CampaignStore
-from blips.active.worker import file_digest, model_of
-from blips.data.structures import read_structures
+from blips.active.worker import Model, file_digest, potential_of
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import save
 from blips.train.command import build_model
@@ -20,7 +18,7 @@ from blips.train.fit import fit
 from blips.uq.assess import References, assess
 
 
-def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> dict[str, Any]:
+def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> None:
     """Train on the labels of earlier rounds; an interrupted training goes on."""
     structures = store.labelled(before=round)
     folder = store.folder / "models" / f"round-{round:04d}"
@@ -28,8 +26,7 @@ def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> dic
     if not isinstance(model, BayesianPotential):
         raise CampaignError("a campaign needs a Bayesian potential; see model.bayes")
     if config.retrain == "continue" and round > 1:
-        before = finished_model(store, round - 1)
-        model.load_state_dict(model_of(before.job()).state_dict())
+        model.load_state_dict(potential_of(finished_model(store, round - 1)).state_dict())
     result = fit(
         model,
         structures,
@@ -45,13 +42,14 @@ def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> dic
         display=False,
     )
     path = save(model, folder / "model.safetensors")
-    return {
+    trained = {
         "model": str(path.relative_to(store.folder)),
         "digest": file_digest(path),
         "labels": len(structures),
         "best_epoch": result.progress.best_epoch,
         "valid_loss": result.progress.best_loss,
     }
+    store.finish(round, "train", trained)
 
 
 def trained(store: CampaignStore, round: int) -> Model | None:
@@ -59,10 +57,9 @@ def trained(store: CampaignStore, round: int) -> Model | None:
     result = store.stage(round, "train")
     if result is None:
         return None
-    path = store.folder / result["model"]
-    if not path.is_file() or file_digest(path) != result["digest"]:
-        return None
-    return Model(str(path.absolute()), result["digest"])
+    path = (store.folder / result["model"]).absolute()
+    found = path.is_file() and file_digest(path) == result["digest"]
+    return Model(str(path), result["digest"]) if found else None
 
 
 def finished_model(store: CampaignStore, round: int) -> Model:
@@ -73,22 +70,14 @@ def finished_model(store: CampaignStore, round: int) -> Model:
     return model
 
 
-def evaluate_round(model: Model, config: CampaignConfig) -> dict[str, Any]:
-    """Evaluate errors and uncertainties on the labelled test structures, if there are any."""
-    if config.evaluate.structures is None:
-        return {}
-    structures = read_structures(config.evaluate.structures)
-    return errors_on(model_of(model.job()), structures, config.select.samples, config.seed)
-
-
 def errors_on(
-    potential: BayesianPotential, structures: list[Atoms], samples: int, seed: int
+    potential: BayesianPotential, structures: list[Atoms], config: CampaignConfig
 ) -> dict[str, Any]:
     """Compute the MAE of energies (per atom) and forces, their std, and the rank correlation.
 
     `ratios` are the force MAE of each structure over its mean force std, for `force_mae_bound`.
     """
-    found = potential.predict(structures, samples=samples, seed=seed)
+    found = potential.predict(structures, samples=config.select.samples, seed=config.seed)
     references = References.of(structures)
     judged = assess(found, references, n_bootstrap=0)
     wanted = {
@@ -102,24 +91,19 @@ def errors_on(
     ratios: list[float] = []
     if references.forces is not None:
         owner = np.repeat(np.arange(len(structures)), references.n_atoms)
-        error, std = np.abs(found.forces - references.forces), found.array("forces_total_std")
-        ratios = sorted(
-            (np.bincount(owner, error.sum(1)) / np.bincount(owner, std.sum(1))).tolist()
-        )
+        both = np.abs(found.forces - references.forces), found.array("forces_total_std")
+        error, std = (np.bincount(owner, part.sum(1)) for part in both)
+        ratios = sorted((error / std).tolist())
     return {"structures": len(structures), **errors, "ratios": ratios}
 
 
 def force_mae_bound(ratios: Sequence[float], mean_std: float, confidence: float) -> float | None:
     """Bound the force MAE on candidates by split conformal prediction, eV/A.
 
-    The error of a new structure is below q times its std with the stated confidence, q the
-    ceil((n + 1) confidence)-th of the n ratios of error and std that the last labels showed. These
-    were chosen because their std was large, so ratios are carried over, not errors.
-
-    Args:
-        ratios: of the labels of the last round, ascending, by the model that had not seen them.
-        mean_std: mean force std of the candidates by the model of now, eV/A.
-        confidence: None is returned where the labels are too few for it (9 give 90 %).
+    The error of a new structure is below q times its std (`mean_std`, eV/A) with the stated
+    confidence, q the ceil((n + 1) confidence)-th of the n ratios of error and std, ascending, that
+    the last labels showed; None where these are too few (9 give 90 %). They were chosen because
+    their std was large, so ratios are carried over, not errors.
     """
     place = ceil((len(ratios) + 1) * confidence)
     return ratios[place - 1] * mean_std if place <= len(ratios) else None

@@ -1,4 +1,4 @@
-"""What workers do with a model: trajectories and screening. JSON in, JSON out.
+"""What workers do with a model: trajectories and screening.
 
 Both are functions of the job alone: the model's file with its digest, structures and seeds.
 """
@@ -6,6 +6,8 @@ Both are functions of the job alone: the model's file with its digest, structure
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from ase.md.md import MolecularDynamics
 from ase.md.nptberendsen import NPTBerendsen
 
 from blips import keys
-from blips.active.config import CLOSED_FORM, ExploreConfig, LimitsConfig
+from blips.active.config import CLOSED_FORM, ExploreConfig, LimitsConfig, SelectConfig
 from blips.active.database import CampaignError
 from blips.active.evidence import candidate_rows
 from blips.active.frames import from_json, to_json
@@ -28,14 +30,26 @@ from blips.inference.sampling import Member
 from blips.potential import BayesianPotential
 from blips.sim.calculator import Calculator
 from blips.sim.dynamics import run_guarded
-from blips.sim.guard import Guard
+from blips.sim.guard import Guard, property_of
 from blips.train.checkpoint import load
 
 WATER_COMPRESSIBILITY = 4.6e-5  # 1/bar; how quickly a barostat answers, not where it ends
 GUARD_SAMPLES = 8
 AT_FIRST = 2.0  # times the force std where it begins may a trajectory go, in any case
 SOFT = ("force_std",)  # limits beyond which candidates are only put last
-_models: dict[str, BayesianPotential] = {}  # the last model that this process used
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained model as workers find it: its file, and the digest that the file must have."""
+
+    path: str
+    digest: str
+
+    @property
+    def target(self) -> Path:
+        """The file of the rows of target structures, beside the model, for all workers."""
+        return Path(self.path).with_name("target.npz")
 
 
 def file_digest(path: str | Path) -> str:
@@ -43,18 +57,13 @@ def file_digest(path: str | Path) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def model_of(job: Mapping[str, Any]) -> BayesianPotential:
-    """Return the model of a job, cached if it was the last one."""
-    path, digest = job["model"], job["digest"]
-    if digest not in _models:
-        if file_digest(path) != digest:
-            raise CampaignError(f"{path} is not the model that the campaign trained; delete it")
-        model = load(path)
-        if not isinstance(model, BayesianPotential):
-            raise CampaignError(f"{path} holds no Bayesian potential")
-        _models.clear()
-        _models[digest] = model
-    return _models[digest]
+@lru_cache(maxsize=1)
+def potential_of(model: Model) -> BayesianPotential:
+    """Load a model; the last one that this process used is kept."""
+    found = load(model.path) if file_digest(model.path) == model.digest else None
+    if not isinstance(found, BayesianPotential):
+        raise CampaignError(f"{model.path} is not the model that the campaign trained; delete it")
+    return found
 
 
 @contextmanager
@@ -68,28 +77,28 @@ def one_thread() -> Iterator[None]:
 def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Run a guarded trajectory, restart where the guard stops it; return frames and origins.
 
-    The job has: model, digest, start (structure), temperature (K), pressure (GPa, None for
-    constant volume), seed (numbers), walker, explore, limits, soft (whether that of the std is
-    automatic), typical_force (of labels, eV/A).
+    The job has: model, start (structure), temperature (K), pressure (GPa, None for constant
+    volume), seed (numbers), walker, explore, limits, soft (whether that of the std is automatic),
+    typical_force (of labels, eV/A).
     """
+    explore: ExploreConfig = job["explore"]
+    origin = {"walker": job["walker"], "temperature": job["temperature"]}
+    if job["pressure"] is not None:
+        origin["pressure"] = job["pressure"]
     with one_thread():
-        explore = ExploreConfig.model_validate(job["explore"])
         atoms, rng = from_json(job["start"]), np.random.default_rng(job["seed"])
-        atoms.calc = _calculator(job, explore, atoms)
+        atoms.calc = _calculator(job, atoms)
         guard, start, begun = _guard(job, atoms), atoms.copy(), 0
         frames: list[tuple[str, dict[str, Any]]] = []
 
         def keep(step: int) -> None:
-            origin = {"walker": job["walker"], "temperature": job["temperature"]}
-            if job["pressure"] is not None:
-                origin["pressure"] = job["pressure"]
             if step > 0 or not frames:
                 frames.append((to_json(atoms), {**origin, "step": begun + step}))
 
         while begun < explore.steps:
             atoms.set_cell(start.cell)
             atoms.positions[:] = start.positions
-            dynamics = _dynamics(atoms, explore, job, rng)
+            dynamics = _dynamics(atoms, job, rng)
             left, every = explore.steps - begun, explore.every
             outcome = run_guarded(dynamics, left, guard, every=every, progress=keep)
             begun += max(outcome.steps, every)
@@ -100,15 +109,15 @@ def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 def _guard(job: Mapping[str, Any], start: Atoms) -> Guard:
     """Make a trajectory's guard; the automatic force-std limit lets every trajectory begin."""
-    limits = {name: value for name, value in job["limits"].items() if name != "force"}
-    high = limits.pop("force_std", None)
-    if job["soft"] and high is not None and start.calc is not None:
-        std = np.linalg.norm(start.calc.get_property(keys.FORCES_UNCERTAINTY, start), axis=1)
+    limits = job["limits"].model_dump(exclude={"force"})
+    high = limits.pop("force_std")
+    if job["soft"] and high is not None:
+        std = np.linalg.norm(property_of(start, keys.FORCES_UNCERTAINTY), axis=1)
         high = max(high, AT_FIRST * float(std.max()))
     return Guard(high=high, **limits)
 
 
-def _calculator(job: Mapping[str, Any], explore: ExploreConfig, start: Atoms) -> Calculator:
+def _calculator(job: Mapping[str, Any], start: Atoms) -> Calculator:
     """Return the calculator: the plain model, or a member of its posterior.
 
     Members of a model that has learned little differ from it by more than any force that was ever
@@ -116,8 +125,8 @@ def _calculator(job: Mapping[str, Any], explore: ExploreConfig, start: Atoms) ->
     mean, v -> t v, until its forces on the start differ by no more (root mean square): it is still
     smooth and conservative, and a draw of a narrower posterior.
     """
-    model = model_of(job)
-    if explore.potential == "mean":
+    model = potential_of(job["model"])
+    if job["explore"].potential == "mean":
         return Calculator(model, method="map", samples=GUARD_SAMPLES)
     member = model.member(job["walker"])
     plain = model.predict(start, method="map").array("forces")
@@ -128,11 +137,9 @@ def _calculator(job: Mapping[str, Any], explore: ExploreConfig, start: Atoms) ->
     return Calculator(model, method="frozen", member=member, samples=GUARD_SAMPLES)
 
 
-def _dynamics(
-    atoms: Atoms, explore: ExploreConfig, job: Mapping[str, Any], rng: np.random.Generator
-) -> MolecularDynamics:
+def _dynamics(atoms: Atoms, job: Mapping[str, Any], rng: np.random.Generator) -> MolecularDynamics:
     """Make the dynamics, with momenta of the Maxwell-Boltzmann distribution."""
-    temperature, pressure = job["temperature"], job["pressure"]
+    explore, temperature, pressure = job["explore"], job["temperature"], job["pressure"]
     width = np.sqrt(atoms.get_masses() * units.kB * temperature)  # [N]
     atoms.set_momenta(width[:, None] * rng.standard_normal((len(atoms), 3)))
     timestep = explore.timestep * units.fs
@@ -157,24 +164,35 @@ def _dynamics(
 def screen(job: dict[str, Any]) -> dict[str, Any]:
     """Score a chunk of candidates: name -> value, None where thrown out; and the reasons for it.
 
-    The job has: model, digest, structures, samples, method, seed, limits, rule, rows, target (file
-    of the rows of target structures, for expected_reduction).
+    The job has: model, structures, select, limits (with numbers), seed.
     """
+    limits: LimitsConfig = job["limits"]
+    guard = Guard(closest=limits.closest, farthest=limits.farthest)
+    structures = [from_json(text) for text in job["structures"]]
     with one_thread():
-        limits = LimitsConfig.model_validate(job["limits"])
-        structures = [from_json(text) for text in job["structures"]]
-        guard = Guard(closest=limits.closest, farthest=limits.farthest)
-        excluded: list[str | None] = []
-        for atoms in structures:
-            findings = guard.check(atoms)
-            excluded.append(findings[0].limit if findings else None)
-        sound = [i for i, reason in enumerate(excluded) if reason is None]
-        scores: list[dict[str, float] | None] = [None] * len(structures)
-        rows = _scores(job, [structures[i] for i in sound])
-        for i, row in zip(sound, rows, strict=True):
-            excluded[i] = "not finite" if row is None else _beyond(row, limits)
-            scores[i] = row if excluded[i] in (None, *SOFT) else None
-        return {"scores": scores, "excluded": excluded}
+        findings = [guard.check(atoms) for atoms in structures]
+        both = zip(structures, findings, strict=True)
+        rows = iter(_scores(job, [atoms for atoms, found in both if not found]))
+    scores: list[dict[str, float] | None] = []
+    excluded: list[str | None] = []
+    for found in findings:
+        row = None if found else next(rows)
+        reason = found[0].limit if found else _beyond(row, limits)
+        scores.append(row if reason in (None, *SOFT) else None)
+        excluded.append(reason)
+    return {"scores": scores, "excluded": excluded}
+
+
+def _beyond(row: Mapping[str, float] | None, limits: LimitsConfig) -> str | None:
+    """Return the name of a limit that a candidate exceeds, if any."""
+    if row is None:
+        return "not finite"
+    scores = {"force": "force", "energy_std_per_atom": "energy_std", "force_std": "force_std"}
+    for name, score in scores.items():
+        limit = getattr(limits, name)
+        if isinstance(limit, float) and row[score] > limit:
+            return name
+    return None
 
 
 def _scores(job: Mapping[str, Any], structures: Sequence[Atoms]) -> list[dict[str, float] | None]:
@@ -182,22 +200,22 @@ def _scores(job: Mapping[str, Any], structures: Sequence[Atoms]) -> list[dict[st
     if not structures:
         return []
     try:
-        scores = _scores_of_batch(job, structures)
+        scores = _scores_of_batch(structures, job["model"], job["select"], job["seed"])
     except InputError:
         if len(structures) == 1:
             return [None]
         return [row for atoms in structures for row in _scores(job, [atoms])]
-    rows = [
-        {name: float(values[place]) for name, values in scores.items()}
-        for place in range(len(structures))
-    ]
+    columns = (map(float, values) for values in scores.values())
+    rows = [dict(zip(scores, values, strict=True)) for values in zip(*columns, strict=True)]
     return [row if np.isfinite(list(row.values())).all() else None for row in rows]
 
 
-def _scores_of_batch(job: Mapping[str, Any], structures: Sequence[Atoms]) -> dict[str, np.ndarray]:
-    model = model_of(job)
-    prediction = model.predict(
-        structures, samples=job["samples"], method=job["method"], seed=job["seed"]
+def _scores_of_batch(
+    structures: Sequence[Atoms], model: Model, select: SelectConfig, seed: int
+) -> dict[str, np.ndarray]:
+    potential = potential_of(model)
+    prediction = potential.predict(
+        structures, samples=select.samples, method=select.method, seed=seed
     )
     first = np.concatenate([[0], np.cumsum(prediction.n_atoms)[:-1]]).astype(int)
     components = prediction.array("forces_total_std")  # [N, 3]
@@ -210,25 +228,15 @@ def _scores_of_batch(job: Mapping[str, Any], structures: Sequence[Atoms]) -> dic
         "mean_std": np.add.reduceat(components.mean(axis=1), first) / prediction.n_atoms,
         "atoms": prediction.n_atoms,
     }
-    if job["rule"] in CLOSED_FORM:
-        rows = candidate_rows(model, structures, rows=job["rows"], seed=job["seed"])
+    if select.rule in CLOSED_FORM:
+        rows = candidate_rows(potential, structures, rows=select.rows, seed=seed)
         scores["information"] = information(rows)
-        if job["rule"] == "expected_reduction":
-            scores["expected_reduction"] = expected_reduction(rows, read_target(job["target"]))
+        if select.rule == "expected_reduction":
+            scores["expected_reduction"] = expected_reduction(rows, read_target(model))
     return scores
 
 
-def read_target(path: str | Path) -> np.ndarray:
+def read_target(model: Model) -> np.ndarray:
     """Read the rows T of target structures, [t, d]."""
-    with np.load(path) as found:
+    with np.load(model.target) as found:
         return target_rows(found["forces"], found["energies"])
-
-
-def _beyond(row: Mapping[str, float], limits: LimitsConfig) -> str | None:
-    """Return the name of a limit that a candidate exceeds."""
-    scores = {"force": "force", "energy_std_per_atom": "energy_std", "force_std": "force_std"}
-    for name, score in scores.items():
-        limit = getattr(limits, name)
-        if isinstance(limit, float) and row[score] > limit:
-            return name
-    return None

@@ -3,61 +3,58 @@
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from blips.active.summary import campaign_summary, labels_to_reach
+from blips.active.summary import labels_to_reach
 from blips.report.document import details, document, figures, table, viewer
-from blips.report.structures import picked_sets
 from blips.uq.plots import Plot, line
 
 CURVE, FALLS = "curve-plot", "falls-plot"
+TITLES = {CURVE: "Errors over labels", FALLS: "Reduction of error by each batch"}
 MAX_PICKS = 1000
+ERRORS = {
+    "force_mae": "force MAE (eV/Å)",
+    "force_rmse": "force RMSE (eV/Å)",
+    "force_std": "force std (eV/Å)",
+    "energy_mae": "energy MAE (eV/atom)",
+    "force_rank_correlation": "rank correlation of std and error",
+}
+IN_3D = (
+    "Coloured by the std of the model that picked the structure; errors are that model's, "
+    "against the label that it asked for."
+)
 
 Entry = Mapping[str, Any]
 Entries = Sequence[Entry]
 
 
-def campaign_page(folder: str | Path, baseline: str | Path | None, shown: int) -> str:
-    """Make the page of the campaign in a folder, with `shown` structures of each round.
-
-    The baseline is a campaign to compare with, such as one with `select.rule: random`.
-    """
-    summary = campaign_summary(folder)
-    other = None if baseline is None else campaign_summary(baseline)
-    sets = picked_sets(folder, summary, shown)
-    return render_campaign(Path(folder).resolve().name, summary, sets=sets, baseline=other)
-
-
 def render_campaign(
-    name: str,
-    summary: Entry,
-    *,
-    sets: Entries = (),
-    baseline: Entry | None = None,
+    name: str, summary: Entry, *, sets: Entries = (), baseline: Entry | None = None
 ) -> str:
     """Render the page of a campaign from its summary (`blips.active.summary`).
 
-    `sets` are structures for the 3D view, see `blips.report.structures`.
+    `sets` are structures for the 3D view (`blips.report.structures`), the baseline the summary of
+    a campaign to compare with, such as one with `select.rule: random`.
     """
-    curve, picks = _errors(summary), summary["picks"]
-    falls = _falls(curve, summary["rounds"])
-    plots = {CURVE: _curve(curve, baseline), FALLS: _fall_plot(falls)}
+    curve, rounds = _errors(summary), summary["rounds"]
+    other, other_name = [], ""
+    if baseline is not None:
+        other = _judged(_errors(baseline))
+        other_name = f"baseline ({baseline['config']['select']['rule']})"
+    falls = _falls(curve, rounds)
+    plots = {CURVE: _curve(curve, other, other_name), FALLS: _fall_plot(falls)}
     drawn = {key: plot.to_dict() for key, plot in plots.items() if plot is not None}
-    titles = {CURVE: "Errors over labels", FALLS: FALL_TITLE}
-    first = "".join(
-        f"<p>{escape(text)}</p>"
-        for text in (_sentence(summary, curve), _compared(curve, baseline))
-        if text
-    )
+    said = (_sentence(summary, curve), _compared(curve, other, other_name))
+    first = "".join(f"<p>{escape(text)}</p>" for text in said if text)
+    view = viewer(sets)
     sections = [
         ("summary", "Summary", first + _curve_table(curve)),
-        ("curves", "Learning curve", figures(drawn, titles) + _fall_table(falls)),
-        ("rounds", "Rounds", _rounds(summary["rounds"]) + _trials(summary["curve"])),
-        ("picks", "Picks", _picks(picks)),
-        ("structures", "Picks in 3D", _in_3d(sets)),
+        ("curves", "Learning curve", figures(drawn, TITLES) + _fall_table(falls)),
+        ("rounds", "Rounds", _rounds(rounds) + _trials(summary["curve"])),
+        ("picks", "Picks", _picks(summary["picks"])),
+        ("structures", "Picks in 3D", view and f'<p class="soft">{IN_3D}</p>{view}'),
         ("settings", "Settings", details("Configuration", json.dumps(summary["config"], indent=1))),
     ]
     lead = f"Ended: {summary['ended']}." if summary["ended"] else "Not ended yet."
@@ -74,35 +71,21 @@ def _errors(summary: Entry) -> list[dict[str, Any]]:
     return [{**entry, **found, "asked_for": True} for entry, found in both if found]
 
 
-def _in_3d(sets: Entries) -> str:
-    view = viewer(sets)
-    note = (
-        "Coloured by the std of the model that picked the structure; errors are that model's, "
-        "against the label that it asked for."
-    )
-    return f'<p class="soft">{note}</p>{view}' if view else ""
-
-
-def _compared(curve: Entries, baseline: Entry | None) -> str:
-    """Say how many of the baseline's labels this campaign needed for its last error."""
-    other = [] if baseline is None else _judged(_errors(baseline))
-    own = _judged(curve)
-    if not other or not own:
-        return ""
-    target, all_labels = other[-1]["force_mae"], other[-1]["labels"]
-    text = f"The {_name(baseline)} ended at {target:.3g} eV/Å with {all_labels} labels; "
-    if min(point["force_mae"] for point in own) > target:
-        return text + f"this campaign did not get there with {own[-1]['labels']}."
-    needed = labels_to_reach(own, target)
-    return text + f"this campaign got there with {needed:.0f}, {100 * needed / all_labels:.0f} %."
-
-
 def _judged(curve: Entries) -> list[Entry]:
     return [point for point in curve if point.get("force_mae") is not None]
 
 
-def _name(baseline: Entry | None) -> str:
-    return f"baseline ({baseline['config']['select']['rule']})" if baseline else ""
+def _compared(curve: Entries, other: Entries, other_name: str) -> str:
+    """Say how many of the baseline's labels this campaign needed for its last error."""
+    own = _judged(curve)
+    if not other or not own:
+        return ""
+    target, all_labels = other[-1]["force_mae"], other[-1]["labels"]
+    text = f"The {other_name} ended at {target:.3g} eV/Å with {all_labels} labels; "
+    if min(point["force_mae"] for point in own) > target:
+        return text + f"this campaign did not get there with {own[-1]['labels']}."
+    needed = labels_to_reach(own, target)
+    return text + f"this campaign got there with {needed:.0f}, {100 * needed / all_labels:.0f} %."
 
 
 def _sentence(summary: Entry, curve: Entries) -> str:
@@ -117,26 +100,20 @@ def _sentence(summary: Entry, curve: Entries) -> str:
     return text
 
 
-ERRORS = {
-    "force_mae": "force MAE (eV/Å)",
-    "force_rmse": "force RMSE (eV/Å)",
-    "force_std": "force std (eV/Å)",
-    "energy_mae": "energy MAE (eV/atom)",
-    "force_rank_correlation": "rank correlation of std and error",
-}
+def _curve(curve: Entries, other: Entries, other_name: str) -> Plot | None:
+    def errors(title: str, curve: Entries, name: str) -> dict[str, Any]:
+        values = [entry.get(name, np.nan) for entry in curve]
+        return line(title, [entry["labels"] for entry in curve], values)
 
-
-def _curve(curve: Entries, baseline: Entry | None = None) -> Plot | None:
     names = [n for n in ("force_mae", "force_rmse", "force_std") if any(n in e for e in curve)]
-    series = [_line(ERRORS[name], curve, name) for name in names]
-    if len(curve) < 2 or not series:
+    if len(curve) < 2 or not names:
         return None
+    series = [errors(ERRORS[name], curve, name) for name in names]
     note = f"{len(curve)} models on one test set."
     if "asked_for" in curve[0]:
         note = "Each model on the labels that it asked for, before it was trained on them."
-    other = [] if baseline is None else _judged(_errors(baseline))
     if other:
-        series.append(_line(f"{_name(baseline)}: force MAE (eV/Å)", other, "force_mae"))
+        series.append(errors(f"{other_name}: force MAE (eV/Å)", other, "force_mae"))
         note += " The baseline is another campaign."
     return Plot(
         "curve",
@@ -146,14 +123,6 @@ def _curve(curve: Entries, baseline: Entry | None = None) -> Plot | None:
         {"label": "eV/Å", "log": True},
         series,
     )
-
-
-def _line(title: str, curve: Entries, name: str) -> dict[str, Any]:
-    values = [entry.get(name, np.nan) for entry in curve]
-    return line(title, [entry["labels"] for entry in curve], values)
-
-
-FALL_TITLE = "Reduction of error by each batch"
 
 
 def _falls(curve: Entries, rounds: Entries) -> list[list[float | None]]:
@@ -192,21 +161,19 @@ def _fall_plot(falls: Sequence[list[float | None]]) -> Plot | None:
 def _fall_table(falls: Sequence[list[float | None]]) -> str:
     headers = ["Round", "Force std (eV/Å)", "Then", "Predicted reduction, %"]
     headers += ["Force RMSE (eV/Å)", "Then", "Actual reduction, %"]
-    return table(FALL_TITLE, headers, falls) if falls else ""
+    return table(TITLES[FALLS], headers, falls)
 
 
 def _curve_table(curve: Entries) -> str:
     shown = [name for name in ERRORS if any(name in entry for entry in curve)]
-    rows = [
-        [entry["round"], entry["labels"], *(entry.get(name) for name in shown)] for entry in curve
-    ]
+    rows = [[entry.get(name) for name in ("round", "labels", *shown)] for entry in curve]
     return table("Models", ["Round", "Labels", *(ERRORS[name] for name in shown)], rows)
 
 
 def _rounds(rounds: Entries) -> str:
     columns = list(dict.fromkeys(key for entry in rounds for key in entry))
     rows = [[entry.get(column) for column in columns] for entry in rounds]
-    return table("What was chosen in each round", columns, rows) if rows else ""
+    return table("What was chosen in each round", columns, rows)
 
 
 def _trials(curve: Entries) -> str:
@@ -219,21 +186,15 @@ def _trials(curve: Entries) -> str:
         if trial
     ]
     caption = "Force error after picks of each rule, against random picks, by cross-validation"
-    return table(caption, ["Labels of round", *rules], rows) if rows else ""
+    return table(caption, ["Labels of round", *rules], rows)
 
 
 def _picks(picks: Entries) -> str:
-    if not picks:
-        return ""
-    shown = picks[:MAX_PICKS]
-    rows = [
-        [
-            pick["name"],
-            pick["atoms"].get_chemical_formula(),
-            *(pick[key] for key in ("round", "status", "score", "reason")),
-        ]
-        for pick in shown
+    shown = [
+        {**pick, "formula": pick["atoms"].get_chemical_formula()} for pick in picks[:MAX_PICKS]
     ]
+    columns = ("name", "formula", "round", "status", "score", "reason")
+    rows = [[pick[column] for column in columns] for pick in shown]
     left_out = "" if len(shown) == len(picks) else f", the first {len(shown)} of {len(picks)}"
-    headers = ["Name", "Formula", "Round", "Status", "Score", "Reason"]
-    return f'<div class="tall">{table(f"Chosen structures{left_out}", headers, rows)}</div>'
+    found = table(f"Chosen structures{left_out}", [name.capitalize() for name in columns], rows)
+    return found and f'<div class="tall">{found}</div>'

@@ -22,8 +22,7 @@ CREDIT = (
     "The 3D view is 3Dmol.js (BSD-3-Clause, University of Pittsburgh and contributors); its "
     "licence is a comment in this file."
 )
-Section = tuple[str, str, str]
-"""Identifier, title and body (HTML) of a section."""
+Section = tuple[str, str, str]  # identifier, title and body (HTML)
 
 
 def document(title: str, lead: str, sections: Sequence[Section], data: Mapping[str, Any]) -> str:
@@ -37,15 +36,21 @@ def document(title: str, lead: str, sections: Sequence[Section], data: Mapping[s
     style = resource("page/report.css")
     present = [section for section in sections if section[2]]
     links = (f'<li><a href="#{name}">{escape(text)}</a></li>' for name, text, _ in present)
+    bodies = (
+        f'<section id="{name}" aria-labelledby="{name}-title">'
+        f'<h2 id="{name}-title">{escape(text)}</h2>{body}</section>'
+        for name, text, body in present
+    )
+    licence = resource(LICENCE).replace("--", "- -").replace(">", "&gt;")  # it ends no comment
     return Template(resource("page/report.html")).substitute(
         title=escape(title),
         lead=escape(lead),
         policy=escape(policy(scripts, style)),
         style=style,
         navigation="".join(links),
-        sections="\n".join(_section(*section) for section in present),
+        sections="\n".join(bodies),
         credit=CREDIT if in_3d else "",
-        licence=f"<!--\n{_comment(resource(LICENCE))}\n-->\n" if in_3d else "",
+        licence=f"<!--\n{licence}\n-->\n" if in_3d else "",
         data=_json(data),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )
@@ -74,11 +79,6 @@ def resource(name: str) -> str:
     return (files("blips.report") / name).read_text(encoding="utf-8")
 
 
-def _comment(text: str) -> str:
-    """Escape a text so that it cannot end an HTML comment."""
-    return text.replace("--", "- -").replace(">", "&gt;")
-
-
 def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
@@ -94,17 +94,21 @@ class Html(str):
 
 
 def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table, which scrolls where it is too wide; the first cell of a row is its head."""
+    """Return a table, which scrolls where it is too wide, or nothing where there are no rows.
+
+    The first cell of a row is its head.
+    """
     heads = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
     body = "".join(
         f'<tr><th scope="row">{_text(first)}</th>{"".join(map(_cell, others))}</tr>'
         for first, *others in rows
     )
-    return (
+    whole = (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
         f"<caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )
+    return whole if body else ""
 
 
 def _cell(value: Any) -> str:
@@ -157,13 +161,6 @@ def viewer(sets: Sequence[Mapping[str, Any]]) -> str:
     if not any(one["structures"] for one in sets):
         return ""
     return Template(resource("page/viewer.html")).substitute(choice=choice(sets, "set3d"))
-
-
-def _section(identifier: str, title: str, body: str) -> str:
-    return (
-        f'<section id="{identifier}" aria-labelledby="{identifier}-title">'
-        f'<h2 id="{identifier}-title">{escape(title)}</h2>{body}</section>'
-    )
 
 
 def details(name: str, text: str) -> str:

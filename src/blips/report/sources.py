@@ -24,7 +24,6 @@ from blips.data.structures import check_structures, read_structures
 from blips.errors import InputError
 from blips.prediction import Prediction
 from blips.train.released import is_released_name
-from blips.train.run import RunFolder
 
 MODELS = ("calibrated.safetensors", "conditioned.safetensors", "best.safetensors")
 
@@ -41,7 +40,7 @@ class Sources:
     config: str = ""  # text of the run's config.yaml, empty where there is none
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions, platform, command
     history: Sequence[Mapping[str, float]] = ()  # one row per epoch
-    notes: tuple[str, ...] = ()  # what is missing, for the reader
+    note: str = ""  # what is missing, for the reader
 
 
 def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> Sources:
@@ -49,8 +48,8 @@ def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> S
     target = Path(target)
     given = {Path(path).stem: _read(Path(path)) for path in structures}
     if is_released_name(str(target)):
-        note = ("A released model; --structures test.extxyz adds predictions.",)
-        return Sources(f"Model {target}", target, given, notes=() if given else note)
+        note = "A released model; --structures test.extxyz adds predictions."
+        return Sources(f"Model {target}", target, given, note="" if given else note)
     if not target.exists():
         raise InputError(
             f"{target} is not there; give a run's folder (runs/blips), a model (best.safetensors, "
@@ -58,20 +57,21 @@ def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> S
         )
     if target.is_file() and target.suffix != ".safetensors":
         return _of_predictions(target, given)
-    run = RunFolder(target if target.is_dir() else target.parent)
-    config = load_config(run.config_file) if run.config_file.is_file() else None
-    notes: tuple[str, ...] = ()
-    if not given:
-        given, notes = _validation(run, config)
-    model = target if target.is_file() else _model_in(target)
-    name = run.path.resolve().name if config is not None or target.is_dir() else ""
+    folder, model = target.parent, target
+    if target.is_dir():
+        folder, model = target, _model_in(target)
+    file = folder / "config.yaml"
+    config = load_config(file) if file.is_file() else None
+    valid, note = (given, "") if given else _validation(folder, config)
     return Sources(
-        title=f"Run {name}" if target.is_dir() else f"Model {target.name}",
+        title=f"Run {folder.resolve().name}" if target.is_dir() else f"Model {target.name}",
         model=model,
-        structures=given,
+        structures=valid,
         labels=Labels() if config is None else Labels(**config.data.labels.model_dump()),
-        notes=notes,
-        **_run(run),
+        config="" if config is None else file.read_text(),
+        environment=_recorded(folder / "environment.json", lambda text: dict(json.loads(text)), {}),
+        history=_recorded(folder / "metrics.csv", _history, []),
+        note=note,
     )
 
 
@@ -83,16 +83,6 @@ def _model_in(folder: Path) -> Path:
         f"{folder} has no {MODELS[-1]}; is it the folder of a blips run, "
         "and has the run finished an epoch?"
     )
-
-
-def _run(run: RunFolder) -> dict[str, Any]:
-    """Read what a run has recorded."""
-    return {
-        "config": run.config_file.read_text() if run.config_file.is_file() else "",
-        "environment": _recorded(run.path / "environment.json", lambda s: dict(json.loads(s)))
-        or {},
-        "history": _recorded(run.path / "metrics.csv", _history) or [],
-    }
 
 
 def _of_predictions(file: Path, given: dict[str, list[Atoms]]) -> Sources:
@@ -147,28 +137,25 @@ def _labels_alone(atoms: Atoms) -> Atoms:
     return copy
 
 
-def _validation(
-    run: RunFolder, config: RunConfig | None
-) -> tuple[dict[str, list[Atoms]], tuple[str, ...]]:
-    """Return the structures that the run validated on, where its configuration says which."""
-    missing = (
-        "There is no run that says which structures to predict; --structures test.extxyz adds "
-        "predictions.",
-    )
+def _validation(folder: Path, config: RunConfig | None) -> tuple[dict[str, list[Atoms]], str]:
+    """Return the structures that a run validated on, where its configuration says which."""
     if config is None or config.data.train is None:
-        return {}, missing
+        return {}, (
+            "There is no run that says which structures to predict; --structures test.extxyz adds "
+            "predictions."
+        )
     valid = config.data.valid
     file = Path(valid if isinstance(valid, str) else config.data.train)
     if not file.exists():
-        return {}, (f"The run's structures, {file}, are not there any more.",)
+        return {}, f"The run's structures, {file}, are not there any more."
     structures = _read(file)
     if not isinstance(valid, str):
-        split = Split.load(run.path / "split.json")
+        split = Split.load(folder / "split.json")
         if split.count != len(structures):
-            return {}, (f"{file} is not the file of the run any more: its length has changed.",)
+            return {}, f"{file} is not the file of the run any more: its length has changed."
         structures = [structures[index] for index in split.valid]
     return {"validation": structures}, (
-        "These structures chose the checkpoint; a test set (--structures) is a fairer judge.",
+        "These structures chose the checkpoint; a test set (--structures) is a fairer judge."
     )
 
 
@@ -176,10 +163,10 @@ def _read(path: Path) -> list[Atoms]:
     return check_structures(read_structures(path), path)
 
 
-def _recorded(path: Path, parse: Callable[[str], Any]) -> Any:
-    """Parse a file that a run has written; None where it is not there."""
+def _recorded(path: Path, parse: Callable[[str], Any], otherwise: Any) -> Any:
+    """Parse a file that a run has written, if it is there."""
     try:
-        return parse(path.read_text()) if path.is_file() else None
+        return parse(path.read_text()) if path.is_file() else otherwise
     except (ValueError, TypeError) as error:
         raise InputError(
             f"{path}: not what a run has written ({error}); restore or remove it"

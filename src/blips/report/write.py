@@ -9,6 +9,7 @@ from typing import Any
 from ase import Atoms
 
 from blips.active.database import DATABASE
+from blips.active.summary import campaign_summary
 from blips.backbones.base import Backbone
 from blips.baselines import predict_plain
 from blips.data.labels import Labels
@@ -17,7 +18,7 @@ from blips.errors import InputError
 from blips.files import write_atomically
 from blips.potential import BayesianPotential
 from blips.prediction import Model, Prediction
-from blips.report.campaign import campaign_page
+from blips.report.campaign import render_campaign
 from blips.report.document import (
     Html,
     choice,
@@ -29,7 +30,7 @@ from blips.report.document import (
     viewer,
 )
 from blips.report.sources import Sources, find_sources
-from blips.report.structures import uncertain_structures, viewed_set
+from blips.report.structures import picked_sets, viewed_set
 from blips.train.checkpoint import Saveable, backbone_of, describe
 from blips.train.released import load
 from blips.train.run import environment
@@ -96,9 +97,13 @@ def write_report(
         baseline: of a campaign: folder of another one to compare with.
         labels: names and units of the labels; default: those that the model was trained with.
     """
-    output = Path(output)
-    if (Path(target) / DATABASE).is_file():
-        write_atomically(output, campaign_page(target, baseline, shown).encode())
+    target, output = Path(target), Path(output)
+    if (target / DATABASE).is_file():
+        summary = campaign_summary(target)
+        other = None if baseline is None else campaign_summary(baseline)
+        picked = picked_sets(target, summary, shown)
+        page = render_campaign(target.resolve().name, summary, sets=picked, baseline=other)
+        write_atomically(output, page.encode())
         return output
     if baseline is not None:
         raise InputError(f"{target} is no campaign; a baseline is for campaigns of active learning")
@@ -108,7 +113,7 @@ def write_report(
     labels = labels or trained_with or sources.labels
     evaluations: dict[str, Evaluation] = {}
     sets: list[dict[str, Any]] = []
-    notes = list(sources.notes)
+    notes = [sources.note] if sources.note else []
     for name, atoms in sources.structures.items():
         predicted = sources.predictions.get(name)
         if predicted is None:
@@ -118,8 +123,8 @@ def write_report(
             notes.append(f"No structure of {name} has labels: its errors are not known.")
         else:
             evaluations[name] = assess(predicted, references, n_bootstrap=bootstrap, seed=seed)
-        entries = uncertain_structures(atoms, predicted, references, shown)
-        sets.append(viewed_set(name, entries, prediction_plots(predicted, references)))
+        plots = prediction_plots(predicted, references)
+        sets.append(viewed_set(name, atoms, predicted, references, shown, plots=plots))
     loss = training_plot(sources.history)
     figured = {} if loss is None else {TRAINING: loss.to_dict()}
     settings = {} if model is None else _settings(model, sources)
@@ -172,9 +177,8 @@ def _settings(model: Saveable, sources: Sources) -> dict[str, str]:
 
 
 def _provenance(sources: Sources) -> str:
-    here = environment()
     rows = {} if sources.model is None else {"Model file": sources.model.name}
-    for name, content in (("Run", sources.environment), ("Report", here)):
+    for name, content in (("Run", sources.environment), ("Report", environment())):
         versions = content.get("versions", {})
         if versions:
             text = ", ".join(f"{package} {found}" for package, found in versions.items() if found)
@@ -191,17 +195,14 @@ def _provenance(sources: Sources) -> str:
 
 
 def _summary(evaluations: Mapping[str, Evaluation], notes: Sequence[str]) -> str:
-    parts = [f'<p class="soft">{escape(note)}</p>' for note in notes]
+    parts = []
+    for name, evaluation in evaluations.items():
+        lines = "<br>".join(escape(line) for line in verdict(evaluation).splitlines())
+        parts.append(f"<p><strong>{escape(name)}</strong>: {lines}</p>")
+    parts += [f'<p class="soft">{escape(note)}</p>' for note in notes]
     if evaluations:
-        parts = [_said(name, evaluation) for name, evaluation in evaluations.items()] + parts
         parts += [_headline_table(evaluations), _full_table(evaluations)]
     return "\n".join(parts)
-
-
-def _said(name: str, evaluation: Evaluation) -> str:
-    """Return the verdict on one set, a line for each quantity."""
-    lines = "<br>".join(escape(line) for line in verdict(evaluation).splitlines())
-    return f"<p><strong>{escape(name)}</strong>: {lines}</p>"
 
 
 def _headline_table(evaluations: Mapping[str, Evaluation]) -> str:
