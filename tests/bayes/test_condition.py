@@ -181,7 +181,7 @@ def test_rows_and_their_sum_have_the_same_posterior(count, ratio):
     """The kernel form and the weight form; several processes end with the latter."""
     rows, wanted = normal(count, D), normal(4, D, seed=1)
     kernel = evidence_of(rows)
-    weight = Evidence.of_gram(rows.T @ rows, count)
+    weight = Evidence(D, rows.T @ rows, count)
     assert kernel.keeps_rows
     assert not weight.keeps_rows
     one, other = (

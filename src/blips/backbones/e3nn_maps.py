@@ -26,8 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from blips.backbones.foreign import ForeignBackbone, require
-from blips.bayes.irreps import Block, BlockKind
-from blips.bayes.linear import MapKind, WeightAndBias, register_kind
+from blips.bayes.linear import Block, BlockKind, MapKind, WeightAndBias, register_kind
 
 E3NN_PIP_LINE = "pip install e3nn"
 NEQUIP_PIP_LINE = "pip install nequip"

@@ -29,17 +29,15 @@ ESTIMATORS: tuple[str, ...] = get_args(Estimator)
 
 @dataclass(frozen=True)
 class Noise:
-    """Coefficients (alpha, beta) of every Bayesian map's rows, by NAME.
+    """Coefficients (alpha, beta) of every Bayesian map's rows, and where noise comes from."""
 
-    For K replicas of R rows they are [R], shared, or [K * R], replica-major.
-    """
-
-    coefficients: Mapping[str, Tensor]
+    coefficients: Mapping[str, Tensor]  # by name, [R], shared by K replicas, or [K R]
+    sources: Sequence[object]  # of the noise of each replica; what they are the subclasses say
 
     @property
     def replicas(self) -> int:
         """K, the number of independent weight samples that one pass carries."""
-        raise TypeError("use SampledNoise or FrozenNoise")
+        return len(self.sources)
 
     def linear(
         self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
@@ -77,12 +75,12 @@ class Noise:
 class SampledNoise(Noise):
     """Every row sees its own weights w ~ N(theta, coef theta^2).
 
-    There is a generator for each replica, on which alone its noise depends, so results do not
-    depend on how many run at once. The estimator is "local", "flipout", or "auto": local on scalar
-    rows, flipout where features have an irrep axis (where local noise would break equivariance).
+    The noise of a replica depends on its own generator alone, so results do not depend on how many
+    run at once. The estimator is "local", "flipout", or "auto": local on scalar rows, flipout where
+    features have an irrep axis (where local noise would break equivariance).
     """
 
-    generators: Sequence[torch.Generator]
+    sources: Sequence[torch.Generator]
     estimator: str = "auto"
 
     def __post_init__(self) -> None:
@@ -92,16 +90,11 @@ class SampledNoise(Noise):
                 f"unknown estimator {self.estimator!r}; use one of {', '.join(ESTIMATORS)} "
                 "(frozen draws have a class of their own, FrozenNoise)"
             )
-        if not self.generators:
+        if not self.sources:
             raise InputError(
                 "sampling needs a torch.Generator for each replica; "
                 "make them with blips.bayes.noise.generators(seed, count)"
             )
-
-    @property
-    def replicas(self) -> int:
-        """K."""
-        return len(self.generators)
 
     def linear(
         self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
@@ -117,7 +110,7 @@ class SampledNoise(Noise):
             )
         flips = self.estimator == "flipout" or has_irrep_axis
         estimator = flipout_linear if flips else local_linear
-        return estimator(h, weight, bias, coef, self.generators)
+        return estimator(h, weight, bias, coef, self.sources)
 
 
 @dataclass(frozen=True)
@@ -146,18 +139,13 @@ class FrozenDraw:
 class FrozenNoise(Noise):
     """All rows and all calls share the draw: one smooth, conservative model per draw."""
 
-    draws: Sequence[FrozenDraw]
-
-    @property
-    def replicas(self) -> int:
-        """K."""
-        return len(self.draws)
+    sources: Sequence[FrozenDraw]
 
     def linear(
         self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
     ) -> Tensor:
         """Apply one matrix with the draws' noise."""
-        eps = torch.stack([draw.normal_like(name, weight) for draw in self.draws])  # [K, out, in]
+        eps = torch.stack([draw.normal_like(name, weight) for draw in self.sources])
         return frozen_linear(h, weight, bias, coef, eps)
 
 
