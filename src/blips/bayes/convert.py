@@ -1,8 +1,10 @@
 """Surgery: which maps of a model become Bayesian, the report of it, and the way back."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -138,26 +140,26 @@ def probe_roles(
             f"the probe graph has equal row counts {dict(row_counts)}, so row types cannot be "
             "told apart; use a structure on which they differ"
         )
-    seen: dict[str, set[int]] = {}
-    handles: list[Any] = []
-    for name, module in _named_modules(model):
-        if kind_of(module) is not None:
-            handles.append(module.register_forward_pre_hook(_recorder(seen, name)))
-    try:
+    seen: dict[str, set[int]] = {}  # row counts of each map's inputs
+
+    def note(name: str, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].ndim > 0:
+            seen[name].add(args[0].shape[0])
+
+    with ExitStack() as stack:
+        for name, module in _named_modules(model):
+            if kind_of(module) is not None:
+                seen[name] = set()
+                hook = module.register_forward_pre_hook(partial(note, name))
+                stack.callback(hook.remove)
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     roles: dict[str, str] = {}
     reasons: dict[str, str] = {}
-    for name, module in _named_modules(model):
-        if kind_of(module) is None:
-            continue
-        counts = seen.get(name, set())
+    for name, counts in seen.items():
         if not counts:
             reasons[name] = "not called on the probe graph"
-        elif len(counts) == 1 and (count := next(iter(counts))) in role_of_count:
-            roles[name] = role_of_count[count]
+        elif len(counts) == 1 and (role := role_of_count.get(min(counts))):
+            roles[name] = role
         else:
             found = ", ".join(map(str, sorted(counts)))
             reasons[name] = f"row counts {found} on the probe graph are no row type's"
@@ -166,14 +168,6 @@ def probe_roles(
 
 def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return list(cast(Iterable[tuple[str, nn.Module]], model.named_modules()))
-
-
-def _recorder(seen: dict[str, set[int]], name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def record(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor) and args[0].ndim > 0:
-            seen.setdefault(name, set()).add(args[0].shape[0])
-
-    return record
 
 
 def _predicate(selection: Selection, *, default: bool) -> Callable[[str, nn.Module], bool]:

@@ -24,9 +24,7 @@ from blips.errors import InputError
 class Sketch:
     """P of some weight matrices."""
 
-    shapes: Mapping[
-        str, tuple[int, ...]
-    ]  # of each matrix, by name, in the order of their coordinates
+    shapes: Mapping[str, tuple[int, ...]]  # of matrices by name, in the order of coordinates
     dimension: int  # largest d
     seed: int = 0  # of the hash
 
@@ -86,7 +84,7 @@ class Sketch:
             bucket = (bits >> 1) % self.dimension
             sign = 1 - 2 * (bits & 1)
         sizes = [prod(shape) for shape in self.shapes.values()]
-        parts = zip(bucket.split(sizes), sign.split(sizes), strict=True)
+        parts = zip(*(x.split_with_sizes(sizes) for x in (bucket, sign)), strict=True)
         return dict(zip(self.shapes, parts, strict=True))
 
     def __getstate__(self) -> dict[str, object]:
