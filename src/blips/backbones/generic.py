@@ -135,7 +135,7 @@ class Adapter(AtomisticBackbone):
     def row_counts(self, graph: Graph) -> dict[str, int]:
         """Count the rows of each type in this graph."""
         further = self._further(self._atom_graph(graph))
-        return {**{k: len(v) for k, v in further.items()}, **super().row_counts(graph)}
+        return {name: len(rows) for name, rows in further.items()} | super().row_counts(graph)
 
     def row_features(self, graph: Graph) -> dict[str, Tensor]:
         """Return the features of edges and nodes, and those of the user."""

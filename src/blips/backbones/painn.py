@@ -37,7 +37,7 @@ from blips.backbones.base import (
     require_positive,
     scatter_sum,
 )
-from blips.backbones.radial import BesselBasis, CosineCutoff
+from blips.backbones.radial import BesselBasis, cosine_cutoff
 from blips.bayes.encoder import mlp
 from blips.data.graph import Graph
 
@@ -45,14 +45,7 @@ NORM_SMOOTHING = 1e-6  # |v| = sqrt(v^2 + this): curvature at most 1e3, offset 1
 
 
 class PaiNN(AtomisticBackbone):
-    """Atomic energies from scalar and vector messages.
-
-    Args:
-        cutoff: radius within which atoms exchange messages, A.
-        features: width F of the scalar and vector features.
-        blocks: number of message + update blocks.
-        num_basis: number of radial basis functions.
-    """
+    """Atomic energies from messages of F = `features` scalars and vectors within `cutoff` (A)."""
 
     roles: ClassVar = {
         "blocks.*.message.filter": keys.EDGE,
@@ -68,15 +61,10 @@ class PaiNN(AtomisticBackbone):
     ) -> None:
         super().__init__(cutoff)
         require_positive(features=features // 2, blocks=blocks, num_basis=num_basis)
-        self.hyperparameters = {
-            "cutoff": cutoff,
-            "features": features,
-            "blocks": blocks,
-            "num_basis": num_basis,
-        }
+        sizes = {"features": features, "blocks": blocks, "num_basis": num_basis}
+        self.hyperparameters = {"cutoff": cutoff, **sizes}
         self.embedding = nn.Embedding(MAX_ATOMIC_NUMBER + 1, features)
         self.basis = BesselBasis(num_basis, cutoff)
-        self.envelope = CosineCutoff(cutoff)
         self.blocks = nn.ModuleList(
             PaiNNBlock(features, num_basis, first=k == 0, last=k == blocks - 1)
             for k in range(blocks)
@@ -88,7 +76,7 @@ class PaiNN(AtomisticBackbone):
         graph = self._atom_graph(graph)
         edge_vectors = graph.vectors()  # [E, 3]
         distance = edge_lengths(edge_vectors)  # [E]
-        basis = self.basis(distance) * self.envelope(distance)[:, None]  # b(r) f(r), [E, B]
+        basis = self.basis(distance) * cosine_cutoff(distance, self.cutoff)[:, None]  # b f, [E, B]
         unit = edge_vectors / distance[:, None]  # [E, 3]
 
         scalars = self.embedding(graph.numbers)  # [N, F]
@@ -142,12 +130,8 @@ def summed_messages(
 
         scalars_i = sum_j f0 s0_j,    vectors_i = sum_j (f1 s1_j u + f2 carried_j)
 
-    Args:
-        filters: f0, f1 (and f2 where vectors are carried) of every edge, [E, 2F or 3F].
-        sent: s0, s1 of every atom, [N, 2F].
-        carried: vectors of every atom, [N, 3, F], or None.
-        unit: direction of every edge, [E, 3].
-        edges: receivers and senders, [2, E].
+    with f0, f1 (and f2 where vectors are carried) in `filters` [E, 2F or 3F], s0 and s1 in `sent`
+    [N, 2F], u in `unit` [E, 3], and receivers i and senders j in `edges` [2, E].
     """
     if is_for_compiled(filters):
         return compiled_messages(filters, sent, carried, unit, edges)

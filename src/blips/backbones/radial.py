@@ -6,17 +6,13 @@ import torch
 from torch import Tensor, nn
 
 
-class CosineCutoff(nn.Module):
-    """Envelope f(r) = (1 + cos(pi r / rc)) / 2 for r < rc, else 0; f and f' vanish at rc."""
+def cosine_cutoff(distance: Tensor, cutoff: float) -> Tensor:
+    """Evaluate the envelope f(r) = (1 + cos(pi r / rc)) / 2 for r < rc, else 0, [E] A -> [E].
 
-    def __init__(self, cutoff: float) -> None:
-        super().__init__()
-        self.cutoff = cutoff
-
-    def forward(self, distance: Tensor) -> Tensor:
-        """Evaluate the envelope, [E] A -> [E]."""
-        inside = (distance < self.cutoff).to(distance.dtype)
-        return 0.5 * (1.0 + torch.cos(math.pi * distance / self.cutoff)) * inside
+    f and f' vanish at rc.
+    """
+    inside = (distance < cutoff).to(distance.dtype)
+    return 0.5 * (1.0 + torch.cos(math.pi * distance / cutoff)) * inside
 
 
 class BesselBasis(nn.Module):
