@@ -45,7 +45,6 @@ class CHGNet(ForeignBackbone):
     """
 
     family = "chgnet"
-    double_positions = True
     pip_line = "pip install chgnet==0.4.2"
     roles: ClassVar = {
         "model.atom_conv_layers.*.twoBody_atom.*": keys.EDGE,

@@ -76,7 +76,7 @@ def register_nequip() -> None:
 class E3nnBackbone(ForeignBackbone):
     """A potential of another package that is made of e3nn's layers."""
 
-    def __init__(self, model: nn.Module, cutoff: float, numbers: Iterable[int] | None) -> None:
+    def __init__(self, model: nn.Module, cutoff: float, numbers: Iterable[int]) -> None:
         register()
         super().__init__(model, cutoff, numbers)
 

@@ -42,7 +42,6 @@ class MatterSim(ForeignBackbone):
     """
 
     family = "mattersim"
-    double_positions = True
     pip_line = (
         "pip install --no-deps mattersim==1.2.3 && pip install ase torch-geometric torchmetrics "
         "torch-ema torch-runstats e3nn loguru scikit-learn requests pymatgen deprecated"

@@ -28,6 +28,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from blips.bayes import estimators
 from blips.bayes.noise import seeded_generator
 from blips.errors import InputError
 
@@ -188,11 +189,6 @@ class GaussianPosterior:
 
 def normals(dimension: int, count: int, seed: int, first: int = 0) -> Tensor:
     """Draw standard normal vectors number `first`, `first` + 1, ..., [K, d] float64."""
-    return torch.stack(
-        [
-            torch.randn(
-                dimension, generator=seeded_generator("conditioned", seed, k), dtype=torch.float64
-            )
-            for k in range(first, first + count)
-        ]
-    )
+    numbers = range(first, first + count)
+    generators = [seeded_generator("conditioned", seed, number) for number in numbers]
+    return estimators.normals((dimension,), generators, torch.float64)
