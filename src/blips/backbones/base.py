@@ -5,6 +5,7 @@ what its rows are: which linear maps act on which rows (`roles`), what the rows 
 invariant observer (`row_features`), and how large those descriptions are (`feature_sizes`).
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -14,7 +15,6 @@ from ase.build import molecule
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.radial import GaussianBasis, cosine_cutoff
 from blips.data.graph import MAX_ATOMIC_NUMBER, AtomGraph, Graph
 from blips.data.labels import Labels
 from blips.data.neighbours import NeighbourCache
@@ -230,6 +230,30 @@ class ReferenceEnergies(nn.Module):
         super()._apply(fn, recurse)
         self.shift, self.scale = shift.to(self.shift.device), scale.to(self.shift.device)
         return self
+
+
+class GaussianBasis(nn.Module):
+    """b_n(r) = exp(-(r - c_n)^2 / (2 w^2)), centres c_n evenly from 0 to rc, w their spacing."""
+
+    centers: Tensor
+
+    def __init__(self, num_basis: int, cutoff: float) -> None:
+        super().__init__()
+        self.register_buffer("centers", torch.linspace(0.0, cutoff, num_basis))
+        self.width = cutoff / max(num_basis - 1, 1)
+
+    def forward(self, distance: Tensor) -> Tensor:
+        """Evaluate the basis, [E] A -> [E, B]."""
+        return torch.exp(-0.5 * ((distance[:, None] - self.centers) / self.width) ** 2)
+
+
+def cosine_cutoff(distance: Tensor, cutoff: float) -> Tensor:
+    """Evaluate the envelope f(r) = (1 + cos(pi r / rc)) / 2 for r < rc, else 0, [E] A -> [E].
+
+    f and f' vanish at rc.
+    """
+    inside = (distance < cutoff).to(distance.dtype)
+    return 0.5 * (1.0 + torch.cos(math.pi * distance / cutoff)) * inside
 
 
 def edge_lengths(vectors: Tensor) -> Tensor:

@@ -155,11 +155,7 @@ class Adapter(AtomisticBackbone):
 def _check_direct(result: Mapping[str, Tensor], graph: AtomGraph) -> None:
     """Refuse energy, forces or stress of wrong shapes."""
     atoms, structures = graph.num_nodes, graph.num_structures
-    shapes = {
-        keys.ENERGY: (structures,),
-        keys.FORCES: (atoms, 3),
-        keys.STRESS: (structures, 3, 3),
-    }
+    shapes = {keys.ENERGY: (structures,), keys.FORCES: (atoms, 3), keys.STRESS: (structures, 3, 3)}
     for name in (keys.ENERGY, keys.FORCES):
         if name not in result:
             raise InputError(f"energies_of gave {sorted(result)} but no {name!r}")
@@ -173,11 +169,10 @@ def _check_direct(result: Mapping[str, Tensor], graph: AtomGraph) -> None:
 
 def _is_per_structure(energies: Tensor, graph: AtomGraph) -> bool:
     """Return whether these are energies of structures, not of atoms."""
-    if tuple(energies.shape) == (graph.num_nodes,):
-        return False
-    if tuple(energies.shape) == (graph.num_structures,):
-        return True
+    shape, of_atoms, of_structures = energies.shape, (graph.num_nodes,), (graph.num_structures,)
+    if shape in (of_atoms, of_structures):
+        return shape != of_atoms
     raise InputError(
-        f"energies_of gave shape {tuple(energies.shape)}; expected one energy for each atom, "
-        f"({graph.num_nodes},), or for each structure, ({graph.num_structures},)"
+        f"energies_of gave shape {tuple(shape)}; expected one energy for each atom, {of_atoms}, or "
+        f"for each structure, {of_structures}"
     )

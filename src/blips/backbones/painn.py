@@ -21,6 +21,7 @@ Vectors start at zero and only scalars are read out, so the first block has no g
 no a_vv: the same function as with them, without maps that never see data.
 """
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -32,12 +33,12 @@ from blips.backbones._fast import compiled_messages, is_for_compiled
 from blips.backbones.base import (
     MAX_ATOMIC_NUMBER,
     AtomisticBackbone,
+    cosine_cutoff,
     edge_lengths,
     gather_rows,
     require_positive,
     scatter_sum,
 )
-from blips.backbones.radial import BesselBasis, cosine_cutoff
 from blips.bayes.encoder import mlp
 from blips.data.graph import Graph
 
@@ -85,6 +86,22 @@ class PaiNN(AtomisticBackbone):
             scalars, vectors = block(scalars, vectors, basis, unit, graph.edge_index)
         energies = self.readout(scalars).squeeze(-1)  # [N]
         return {keys.ENERGIES: self.reference(energies, graph.numbers)}
+
+
+class BesselBasis(nn.Module):
+    """b_n(r) = sin(n pi r / rc) / r, n = 1..B (DimeNet, PaiNN)."""
+
+    frequencies: Tensor
+
+    def __init__(self, num_basis: int, cutoff: float) -> None:
+        super().__init__()
+        frequencies = math.pi / cutoff * torch.arange(1, num_basis + 1, dtype=torch.float64)
+        self.register_buffer("frequencies", frequencies.to(torch.get_default_dtype()))
+
+    def forward(self, distance: Tensor) -> Tensor:
+        """Evaluate the basis, [E] A -> [E, B] 1/A."""
+        distance = distance[:, None]
+        return torch.sin(self.frequencies * distance) / distance
 
 
 class PaiNNBlock(nn.Module):

@@ -27,12 +27,13 @@ from blips import keys
 from blips.backbones.base import (
     MAX_ATOMIC_NUMBER,
     AtomisticBackbone,
+    GaussianBasis,
+    cosine_cutoff,
     edge_lengths,
     gather_rows,
     require_positive,
     scatter_sum,
 )
-from blips.backbones.radial import GaussianBasis, cosine_cutoff
 from blips.bayes.encoder import mlp
 from blips.data.graph import Graph
 

@@ -70,7 +70,7 @@ def convert(
     exclude: Selection = (),
     reasons: Mapping[str, str] | None = None,
 ) -> ConversionReport:
-    """Give the chosen linear maps of `model` a posterior, in place.
+    """Give chosen linear maps of any module a posterior, in place, and report all its modules.
 
     Args:
         model: any module.
@@ -80,9 +80,6 @@ def convert(
         exclude: patterns or predicate of maps to leave deterministic.
         reasons: why a map has no role (from `probe_roles`), is not selected or no linear map, by
             name, for the report.
-
-    Returns:
-        The report of every module with parameters of its own.
     """
     if any(isinstance(module, StochasticMap) for module in model.modules()):
         raise ConversionError("the model is Bayesian already; start from the plain model")
@@ -94,13 +91,13 @@ def convert(
             continue
         layer = type(module).__name__
         role = next((r for pattern, r in roles.items() if fnmatchcase(name, pattern)), None)
-        reason = ""
+        reason, given = "", (reasons or {}).get(name)
         if kind_of(module) is None:
-            reason = (reasons or {}).get(name, f"{layer} is not known as a linear map")
+            reason = given or f"{layer} is not known as a linear map"
         elif role is None:
-            reason = (reasons or {}).get(name, "the backbone declares no row type for it")
+            reason = given or "the backbone declares no row type for it"
         elif not wanted(name, module):
-            reason = (reasons or {}).get(name, "not selected by maps")
+            reason = given or "not selected by maps"
         elif unwanted(name, module):
             reason = "excluded"
         reports.append(MapReport(name, layer, count, None if reason else role, reason))

@@ -35,7 +35,7 @@ class InferenceNetwork(nn.Module):
         roles: row type of each map, by name.
         sizes: width of the features of each row type; "node_type" is the number of labels.
         bounds: least and largest coefficient.
-        initial: coefficient that every row starts from, within the bounds.
+        initial: coefficient that every row starts from.
         hidden: width of the hidden layers.
         depth: number of hidden layers (of the edge head, the layer on pairs included).
         embedding: width of the node label's embedding.
@@ -60,10 +60,9 @@ class InferenceNetwork(nn.Module):
         _check_options(bounds, initial, depth, share)
         self.bounds = bounds
         self.columns = _columns(roles, share)
-        self.embedding = (
-            nn.Embedding(sizes["node_type"], embedding) if "node_type" in sizes else None
-        )
-        node_size = sizes.get("node", 0) + (embedding if self.embedding is not None else 0)
+        labels = sizes.get("node_type", 0)
+        self.embedding = nn.Embedding(labels, embedding) if labels else None
+        node_size = sizes.get("node", 0) + (embedding if labels else 0)
         pair_size = self._pair_input_size(sizes.get("edge", 0), node_size)
         shares_pairs = self.sees_neighbours and not {"edge", "node"}.isdisjoint(self.columns)
         self.pair_layer = (

@@ -15,7 +15,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,8 +22,7 @@ from torch import Tensor
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
 from blips.errors import InputError
 
-Estimator = Literal["auto", "local", "flipout"]
-ESTIMATORS: tuple[str, ...] = get_args(Estimator)
+ESTIMATORS = ("auto", "local", "flipout")
 
 
 @dataclass(frozen=True)
