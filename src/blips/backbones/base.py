@@ -23,6 +23,7 @@ from blips.errors import InputError
 from blips.progress import track
 
 LARGEST_CUTOFF = 100.0  # A; searches for neighbours take for ever far beyond
+ROW_BASIS = 16  # Gaussians that describe an edge to the inference network
 
 
 class Backbone(nn.Module):
@@ -69,14 +70,14 @@ class AtomisticBackbone(Backbone):
     double_positions: ClassVar[bool] = False
     cutoff: float
 
-    def __init__(self, cutoff: float, num_row_basis: int = 16) -> None:
+    def __init__(self, cutoff: float) -> None:
         super().__init__()
-        require_positive(cutoff=cutoff, num_row_basis=num_row_basis)
+        require_positive(cutoff=cutoff)
         if cutoff > LARGEST_CUTOFF:
             raise InputError(f"cutoff is {cutoff} A; expected at most {LARGEST_CUTOFF:g}, mostly 5")
         self.cutoff = cutoff
         self.reference = ReferenceEnergies()
-        self._row_basis = GaussianBasis(num_row_basis, cutoff)
+        self._row_basis = GaussianBasis(ROW_BASIS, cutoff)
 
     def graph_of(
         self, atoms: Atoms, dtype: torch.dtype, cache: NeighbourCache | None = None

@@ -181,14 +181,13 @@ class GaussianPosterior:
         (var,) = self.spectrum.variances(rows, torch.tensor([self.ratio], dtype=torch.float64))
         return self.scale**2 * var
 
-    def draw(self, count: int, seed: int = 0, first: int = 0) -> Tensor:
-        """Draw v number `first`, `first` + 1, ..., functions of (seed, number), [K, d]."""
-        standard = normals(self.spectrum.vectors.shape[1], count, seed, first)
+    def draw(self, count: int, seed: int = 0) -> Tensor:
+        """Draw v number 0, 1, ..., functions of (seed, number), [K, d]."""
+        standard = normals(self.spectrum.vectors.shape[1], count, seed)
         return self.scale * self.spectrum.draws(standard, self.ratio)
 
 
-def normals(dimension: int, count: int, seed: int, first: int = 0) -> Tensor:
-    """Draw standard normal vectors number `first`, `first` + 1, ..., [K, d] float64."""
-    numbers = range(first, first + count)
-    generators = [seeded_generator("conditioned", seed, number) for number in numbers]
+def normals(dimension: int, count: int, seed: int) -> Tensor:
+    """Draw standard normal vectors number 0, 1, ..., [K, d] float64."""
+    generators = [seeded_generator("conditioned", seed, number) for number in range(count)]
     return estimators.normals((dimension,), generators, torch.float64)

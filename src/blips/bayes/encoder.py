@@ -65,9 +65,7 @@ class InferenceNetwork(nn.Module):
         node_size = sizes.get("node", 0) + (embedding if labels else 0)
         pair_size = self._pair_input_size(sizes.get("edge", 0), node_size)
         shares_pairs = self.sees_neighbours and not {"edge", "node"}.isdisjoint(self.columns)
-        self.pair_layer = (
-            nn.Sequential(nn.Linear(pair_size, hidden), nn.SiLU()) if shares_pairs else None
-        )
+        self.pair_layer = mlp(pair_size, hidden).append(nn.SiLU()) if shares_pairs else None
         widths = {role: [size] + [hidden] * depth for role, size in sizes.items()}
         widths["edge"] = [hidden] * depth if shares_pairs else [pair_size] + [hidden] * depth
         widths["node"] = [node_size + (hidden if shares_pairs else 0)] + [hidden] * depth
@@ -135,12 +133,12 @@ NETWORKS: dict[str, type[InferenceNetwork]] = {"neighbourhood": InferenceNetwork
 """Inference networks by the name of their variant, `bayesianize(encoder={"variant": ...})`."""
 
 
-def mlp(*widths: int, last_activation: bool = False) -> nn.Sequential:
-    """Make linear maps of these widths with SiLU between them (and after the last, if asked)."""
+def mlp(*widths: int) -> nn.Sequential:
+    """Make linear maps of these widths with SiLU between them."""
     layers: list[nn.Module] = []
     for size_in, size_out in pairwise(widths):
         layers += [nn.Linear(size_in, size_out), nn.SiLU()]
-    return nn.Sequential(*(layers if last_activation else layers[:-1]))
+    return nn.Sequential(*layers[:-1])
 
 
 def _columns(roles: Mapping[str, str], share: str) -> dict[str, dict[str, int]]:

@@ -26,7 +26,7 @@ ESTIMATORS = ("auto", "local", "flipout")
 
 
 @dataclass(frozen=True)
-class Noise:
+class _Noise:
     """Coefficients (alpha, beta) of every Bayesian map's rows, and where noise comes from."""
 
     coefficients: Mapping[str, Tensor]  # by name, [R], shared by K replicas, or [K R]
@@ -36,15 +36,6 @@ class Noise:
     def replicas(self) -> int:
         """K, the number of independent weight samples that one pass carries."""
         return len(self.sources)
-
-    def linear(
-        self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
-    ) -> Tensor:
-        """Apply one matrix with weights drawn from N(weight, coef weight^2), coef [rows].
-
-        [rows, *irrep, in] -> [rows, *irrep, out]; every matrix of a model has a name of its own.
-        """
-        raise TypeError("use SampledNoise or FrozenNoise")
 
     def coefficients_of(self, name: str, rows: int) -> Tensor:
         """Return coefficients [rows] of the map `name`; errors name what does not fit."""
@@ -70,7 +61,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class SampledNoise(Noise):
+class SampledNoise(_Noise):
     """Every row sees its own weights w ~ N(theta, coef theta^2).
 
     The noise of a replica depends on its own generator alone, so results do not depend on how many
@@ -97,7 +88,10 @@ class SampledNoise(Noise):
     def linear(
         self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
     ) -> Tensor:
-        """Apply one matrix by the estimator that its rows allow."""
+        """Apply one matrix with weights drawn from N(weight, coef weight^2), coef [rows].
+
+        [rows, *irrep, in] -> [rows, *irrep, out]; every matrix of a model has a name of its own.
+        """
         has_irrep_axis = h.ndim > 2
         if self.estimator == "local" and has_irrep_axis:
             raise InputError(
@@ -134,7 +128,7 @@ class FrozenDraw:
 
 
 @dataclass(frozen=True)
-class FrozenNoise(Noise):
+class FrozenNoise(_Noise):
     """All rows and all calls share the draw: one smooth, conservative model per draw."""
 
     sources: Sequence[FrozenDraw]
@@ -142,11 +136,12 @@ class FrozenNoise(Noise):
     def linear(
         self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
     ) -> Tensor:
-        """Apply one matrix with the draws' noise."""
+        """Apply one matrix with the draws' noise; shapes as for `SampledNoise.linear`."""
         eps = torch.stack([draw.normal_like(name, weight) for draw in self.sources])
         return frozen_linear(h, weight, bias, coef, eps)
 
 
+Noise = SampledNoise | FrozenNoise
 _active: ContextVar[Noise | None] = ContextVar("blips_active_noise", default=None)
 
 
