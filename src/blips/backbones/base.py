@@ -249,10 +249,7 @@ class GaussianBasis(nn.Module):
 
 
 def cosine_cutoff(distance: Tensor, cutoff: float) -> Tensor:
-    """Evaluate the envelope f(r) = (1 + cos(pi r / rc)) / 2 for r < rc, else 0, [E] A -> [E].
-
-    f and f' vanish at rc.
-    """
+    """Evaluate f(r) = (1 + cos(pi r / rc)) / 2, else 0 where r >= rc (f' too), [E] A -> [E]."""
     inside = (distance < cutoff).to(distance.dtype)
     return 0.5 * (1.0 + torch.cos(math.pi * distance / cutoff)) * inside
 
@@ -273,10 +270,7 @@ def scatter_sum(rows: Tensor, index: Tensor, size: int) -> Tensor:
 
 
 def equal_shares(energy: Tensor, graph: Graph) -> Tensor:
-    """Return each atom's share of the energy of its structure, [S] -> [N], float64.
-
-    For models whose energy is not a sum over atoms.
-    """
+    """Share energies that are no sums over atoms equally among them, [S] -> [N], float64."""
     return (energy.double() / graph.node_counts()).index_select(0, graph.structure)
 
 

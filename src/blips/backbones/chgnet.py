@@ -38,11 +38,7 @@ NUMBERS = range(1, 95)
 
 
 class CHGNet(ForeignBackbone):
-    """CHGNet of any architecture whose readout gives energies of atoms.
-
-    Args:
-        architecture: arguments of the package's own class, by default its defaults.
-    """
+    """CHGNet of any architecture (arguments of the package's class) with energies of atoms."""
 
     family = "chgnet"
     pip_line = "pip install chgnet==0.4.2"

@@ -35,11 +35,6 @@ class ForeignBackbone(AtomisticBackbone):
 
     `reference` holds corrections to the package's own energies per element, zero as released;
     fine-tuning to another level of theory refits them.
-
-    Args:
-        model: the package's own module.
-        cutoff: radius of the neighbour list, A.
-        numbers: atomic numbers that the model knows.
     """
 
     double_positions = True
@@ -50,7 +45,7 @@ class ForeignBackbone(AtomisticBackbone):
     def __init__(self, model: nn.Module, cutoff: float, numbers: Iterable[int]) -> None:
         super().__init__(cutoff)
         self.model = model
-        self.known_numbers = frozenset(numbers)
+        self.known_numbers = frozenset(numbers)  # atomic numbers
 
     @classmethod
     def released(cls, *args: Any, **options: Any) -> Self:

@@ -35,11 +35,7 @@ COSINE_MARGIN = 1e-7  # as in the package: the angle of a straight line has no d
 
 
 class MatterSim(ForeignBackbone):
-    """M3GNet as MatterSim has it.
-
-    Args:
-        architecture: arguments of the package's `M3Gnet`, by default its defaults.
-    """
+    """M3GNet as MatterSim has it; `architecture` are arguments of the package's `M3Gnet`."""
 
     family = "mattersim"
     pip_line = (

@@ -42,10 +42,7 @@ def edge_pairs(graph: AtomGraph, length: Tensor, cutoff: float) -> Tensor:
 
 
 def element_features() -> Tensor:
-    """Return four numbers of order 1 for each element by atomic number, [119, 4].
-
-    Atomic number, period, place within the period and covalent radius (A).
-    """
+    """Return number, period, place in it and radius (A) of every element, of order 1, [119, 4]."""
     rows = [[0.0] * 4]
     for number in range(1, MAX_ATOMIC_NUMBER + 1):
         period = next(p for p, last in enumerate(NOBLE_GASES) if number <= last)

@@ -121,7 +121,6 @@ class Evidence:
         if "rows" in state:
             evidence = cls(dimension)
             evidence.add(state["rows"])
-            evidence.count = count
             return evidence
         row, column = torch.tril_indices(dimension, dimension)
         gram = torch.zeros(dimension, dimension, dtype=torch.float64)

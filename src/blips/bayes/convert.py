@@ -72,14 +72,10 @@ def convert(
 ) -> ConversionReport:
     """Give chosen linear maps of any module a posterior, in place, and report all its modules.
 
-    Args:
-        model: any module.
-        roles: glob pattern of a map's name -> row type ("edge", "node", ...); the first match
-            counts, maps without a match stay deterministic.
-        maps: which of them to convert: patterns, or a predicate (name, module); None for all.
-        exclude: patterns or predicate of maps to leave deterministic.
-        reasons: why a map has no role (from `probe_roles`), is not selected or no linear map, by
-            name, for the report.
+    `roles` are row types ("edge", "node", ...) by glob patterns of maps' names; the first match
+    counts, and maps without a match stay deterministic. So do those that `maps` does not choose
+    (None for all) or `exclude` does: patterns, or a predicate (name, module). `reasons` say in the
+    report why a map, by name, has no role, is not selected or is no linear map.
     """
     if any(isinstance(module, StochasticMap) for module in model.modules()):
         raise ConversionError("the model is Bayesian already; start from the plain model")
@@ -120,16 +116,11 @@ def revert(model: nn.Module) -> nn.Module:
 def probe_roles(
     model: nn.Module, run: Callable[[], Any], row_counts: Mapping[str, int]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Find the row type of each linear map by running the model once on a small graph.
+    """Find the row type of each linear map by running the plain model on a small graph.
 
-    Args:
-        model: the plain model.
-        run: evaluates it on the probe graph.
-        row_counts: rows of each type on that graph, e.g. {"edge": 26, "node": 7, "structure": 2};
-            all different, so that the leading dimension of an input names its row type.
-
-    Returns:
-        Roles by map name, and for the others the reason why they have none.
+    `row_counts` are the rows of each type on that graph, e.g. {"edge": 26, "node": 7, "structure":
+    2}; all different, so that the leading dimension of an input names its row type. Returned are
+    roles by map name, and for the others the reason why they have none.
     """
     role_of_count = {count: role for role, count in row_counts.items()}
     if len(role_of_count) < len(row_counts):
