@@ -70,12 +70,13 @@ class AtomisticBackbone(Backbone):
     double_positions: ClassVar[bool] = False
     cutoff: float
 
-    def __init__(self, cutoff: float) -> None:
+    def __init__(self, cutoff: float, **sizes: int) -> None:
         super().__init__()
-        require_positive(cutoff=cutoff)
+        require_positive(cutoff=cutoff, **sizes)
         if cutoff > LARGEST_CUTOFF:
             raise InputError(f"cutoff is {cutoff} A; expected at most {LARGEST_CUTOFF:g}, mostly 5")
         self.cutoff = cutoff
+        self.hyperparameters = {"cutoff": cutoff, **sizes}
         self.reference = ReferenceEnergies()
         self._row_basis = GaussianBasis(ROW_BASIS, cutoff)
 

@@ -96,15 +96,13 @@ class CHGNet(ForeignBackbone):
 
     def package_checkpoint(self) -> dict[str, Any]:
         """Return what `CHGNet.from_file` and `CHGNetCalculator.from_file` of the package read."""
-        saved = self.model.as_dict()
-        state = {name: value.detach().clone() for name, value in saved["state_dict"].items()}
-        scale = self.reference.scale
+        state, scale = self.state_copy(), self.reference.scale
         last = f"mlp.layers.{len(self.model.mlp.layers) - 1}"
         for name in (f"{last}.weight", f"{last}.bias", "composition_model.fc.weight"):
             state[name] *= scale.to(state[name])
         elements = state["composition_model.fc.weight"]  # [1, 94] eV
         elements += self.reference.shift[NUMBERS.start : NUMBERS.stop].to(elements)
-        return {"model": {**saved, "state_dict": state}}
+        return {"model": {**self.model.as_dict(), "state_dict": state}}
 
     def package_energies(self, graph: AtomGraph) -> Tensor:
         """Compute the package's own energies of the atoms, [N] eV."""

@@ -90,7 +90,6 @@ class Adapter(AtomisticBackbone):
         for package in {type(part).__module__.split(".")[0] for part in module.modules()}:
             KNOWN_PACKAGES.get(package, lambda: None)()
         self.model = module
-        self.hyperparameters = {"cutoff": cutoff}
         self._energies_of, self._graph_of, self._rows = energies_of, graph_of, rows
         self._example = example
         self.roles = dict(roles or {})  # pyright: ignore[reportAttributeAccessIssue]

@@ -52,10 +52,8 @@ class SchNet(AtomisticBackbone):
     def __init__(
         self, cutoff: float = 5.0, features: int = 128, blocks: int = 3, num_basis: int = 20
     ) -> None:
-        super().__init__(cutoff)
-        require_positive(features=features // 2, blocks=blocks, num_basis=num_basis)
-        sizes = {"features": features, "blocks": blocks, "num_basis": num_basis}
-        self.hyperparameters = {"cutoff": cutoff, **sizes}
+        super().__init__(cutoff, features=features, blocks=blocks, num_basis=num_basis)
+        require_positive(features=features // 2)  # half as many in the readout
         self.embedding = nn.Embedding(MAX_ATOMIC_NUMBER + 1, features)
         self.basis = GaussianBasis(num_basis, cutoff)
         self.blocks = nn.ModuleList(SchNetBlock(features, num_basis) for _ in range(blocks))
