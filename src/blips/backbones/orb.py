@@ -191,12 +191,8 @@ class Orb(ForeignBackbone):
             },
             edge_features={"vectors": vectors},
             system_features={"cell": graph.cell.to(vectors)},
-            node_targets=None,
-            edge_targets=None,
-            system_targets=None,
-            system_id=None,
-            fix_atoms=None,
-            tags=None,
+            **dict.fromkeys(("node_targets", "edge_targets", "system_targets")),  # None
+            **dict.fromkeys(("system_id", "fix_atoms", "tags")),
             radius=self.cutoff,
             max_num_neighbors=torch.full_like(n_node, self.max_num_neighbors),
         )
