@@ -101,10 +101,10 @@ class MatterSim(ForeignBackbone):
         nodes = model.atom_embedding(elements)  # [N, F]
         edges = model.edge_encoder(radial)  # [E, F]
         unused = pairs.new_empty(0)  # numbers of which the blocks are given the totals
-        shared = (radial, graph.edge_index, angular, pairs.T, length[:, None].to(elements))
         totals = {"total_num_atoms": graph.num_nodes, "total_num_bonds": graph.num_edges}
         options = {**totals, "three_body_edge_map": first}
         for block in model.graph_conv:
+            shared = (radial, graph.edge_index, angular, pairs.T, length[:, None].to(elements))
             nodes, edges = block(nodes, edges, *shared, unused, unused, unused, **options)
         return model.normalizer(model.final(nodes).view(-1).double(), graph.numbers)
 
