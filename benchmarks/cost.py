@@ -18,8 +18,8 @@ from benchmarks.measure import Call, measure
 from benchmarks.structures import SIZES, structure
 from blips.backbones import PaiNN
 from blips.baselines import DeepEnsemble, predict_plain
-from blips.bayes import generators
 from blips.bayes.condition import Evidence, normals
+from blips.bayes.noise import generators
 from blips.conversion import bayesianize
 from blips.data.graph import AtomGraph
 from blips.inference.domain import Domain

@@ -207,7 +207,7 @@ def test_large_total_energies_keep_their_digits():
 
 
 def blips_base(model: PaiNN) -> PaiNN:
-    from blips.bayes import revert
+    from blips.bayes.convert import revert
 
     revert(model)
     return model

@@ -87,7 +87,7 @@ class EGNNLayer(nn.Module):
     def __init__(self, hidden: int, *, last: bool) -> None:
         super().__init__()
         inputs = 2 * hidden + 1 + EDGE_ATTRIBUTES
-        self.message = mlp(inputs, hidden, hidden, last_activation=True)
+        self.message = mlp(inputs, hidden, hidden).append(nn.SiLU())
         self.coordinate = nn.Sequential(
             nn.Linear(hidden, hidden), nn.SiLU(), _small_map(hidden, COORDINATE_GAIN)
         )

@@ -70,7 +70,7 @@ class GNNLayer(nn.Module):
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.message = mlp(2 * hidden + EDGE_ATTRIBUTES, hidden, hidden, last_activation=True)
+        self.message = mlp(2 * hidden + EDGE_ATTRIBUTES, hidden, hidden).append(nn.SiLU())
         self.update = mlp(2 * hidden, hidden, hidden)
 
     def forward(self, hidden: Tensor, attributes: Tensor, edges: Tensor) -> Tensor:

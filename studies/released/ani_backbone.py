@@ -44,6 +44,7 @@ class ANI(ForeignBackbone):
         weights: folder of the ensemble's files; None for that of the package.
     """
 
+    double_positions = False
     family = "ani"
     pip_line = "pip install torchani==2.2.4"
     roles: ClassVar = {"model.neural_networks.*": keys.NODE}

@@ -7,8 +7,16 @@ import torch
 from torch import nn
 
 from blips.bayes import noise
-from blips.bayes.irreps import Block, BlockKind, _side_by_side
-from blips.bayes.linear import _kinds, kind_of, make_plain, make_stochastic, register_kind
+from blips.bayes.linear import (
+    Block,
+    BlockKind,
+    _kinds,
+    _side_by_side,
+    kind_of,
+    make_plain,
+    make_stochastic,
+    register_kind,
+)
 from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
 from blips.errors import InputError
 

@@ -5,6 +5,7 @@ what its rows are: which linear maps act on which rows (`roles`), what the rows 
 invariant observer (`row_features`), and how large those descriptions are (`feature_sizes`).
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -14,7 +15,6 @@ from ase.build import molecule
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.radial import CosineCutoff, GaussianBasis
 from blips.data.graph import MAX_ATOMIC_NUMBER, AtomGraph, Graph
 from blips.data.labels import Labels
 from blips.data.neighbours import NeighbourCache
@@ -23,6 +23,7 @@ from blips.errors import InputError
 from blips.progress import track
 
 LARGEST_CUTOFF = 100.0  # A; searches for neighbours take for ever far beyond
+ROW_BASIS = 16  # Gaussians that describe an edge to the inference network
 
 
 class Backbone(nn.Module):
@@ -52,7 +53,7 @@ class Backbone(nn.Module):
 
     def row_counts(self, graph: Graph) -> dict[str, int]:
         """Count the rows of each type in this graph."""
-        return {keys.EDGE: graph.num_edges, keys.NODE: graph.num_nodes}
+        return {role: len(atoms) for role, atoms in self.row_atoms(graph).items()}
 
     def row_atoms(self, graph: Graph) -> dict[str, Tensor]:
         """Return the atom that each row belongs to, [rows] by type; the receiver of an edge."""
@@ -61,26 +62,23 @@ class Backbone(nn.Module):
 
 
 class AtomisticBackbone(Backbone):
-    """A potential: per-atom energies of an `AtomGraph`; forces and stress by differentiation.
-
-    Attributes:
-        double_positions: keep positions in double precision and round edge vectors alone, or what
-            is made of them; rounded positions shake forces of 10 eV/A by 2e-5.
-    """
+    """A potential: per-atom energies of an `AtomGraph`; forces and stress by differentiation."""
 
     conservative = True
+    # Whether positions stay in double precision, and edge vectors alone, or what is made of them,
+    # are rounded: rounded positions shake forces of 10 eV/A by 2e-5.
     double_positions: ClassVar[bool] = False
     cutoff: float
 
-    def __init__(self, cutoff: float, num_row_basis: int = 16) -> None:
+    def __init__(self, cutoff: float, **sizes: int) -> None:
         super().__init__()
-        require_positive(cutoff=cutoff, num_row_basis=num_row_basis)
+        require_positive(cutoff=cutoff, **sizes)
         if cutoff > LARGEST_CUTOFF:
             raise InputError(f"cutoff is {cutoff} A; expected at most {LARGEST_CUTOFF:g}, mostly 5")
         self.cutoff = cutoff
+        self.hyperparameters = {"cutoff": cutoff, **sizes}
         self.reference = ReferenceEnergies()
-        self._row_basis = GaussianBasis(num_row_basis, cutoff)
-        self._row_envelope = CosineCutoff(cutoff)
+        self._row_basis = GaussianBasis(ROW_BASIS, cutoff)
 
     def graph_of(
         self, atoms: Atoms, dtype: torch.dtype, cache: NeighbourCache | None = None
@@ -101,10 +99,9 @@ class AtomisticBackbone(Backbone):
         """
         here = first_parameter(self)
         structures = [atoms] if isinstance(atoms, Atoms) else atoms
-        kept = caches if caches is not None else [None] * len(structures)
         graphs = [
             self.graph_of(one, dtype or here.dtype, cache)
-            for one, cache in zip(structures, kept, strict=True)
+            for one, cache in zip(structures, caches or [None] * len(structures), strict=True)
         ]
         return (graphs[0] if len(graphs) == 1 else AtomGraph.batch(graphs)).to(here.device)
 
@@ -130,7 +127,7 @@ class AtomisticBackbone(Backbone):
         return {
             keys.EDGE_VECTOR: vectors,
             keys.EDGE: self._row_basis(distance),  # [E, B]
-            keys.EDGE_WEIGHT: self._row_envelope(distance),  # [E]
+            keys.EDGE_WEIGHT: cosine_cutoff(distance, self.cutoff),  # [E]
             keys.EDGE_INDEX: graph.edge_index,  # [2, E]
             keys.NODE_TYPE: graph.numbers,  # [N]
         }
@@ -185,16 +182,15 @@ def graph_batches(
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size={batch_size}; expected 1 or more structures at once")
     if caches is not None:
-        yield backbone.graph(structures, caches=caches)
-        return
-    if batch_size is None:
+        batches = [structures]
+    elif batch_size is None:
         batches = list(batches_of(structures))
     else:
         firsts = range(0, len(structures), batch_size)
         batches = [structures[first : first + batch_size] for first in firsts]
     shown = track(batches, "predicting", len(structures), len) if len(batches) > 1 else batches
     for batch in shown:
-        yield backbone.graph(batch)
+        yield backbone.graph(batch, caches=caches)
 
 
 class ReferenceEnergies(nn.Module):
@@ -211,10 +207,9 @@ class ReferenceEnergies(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        shift = torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.float64)
-        self.register_buffer("shift", shift)
-        self.register_buffer("scale", torch.ones((), dtype=torch.float64))
-        self.register_buffer("known", torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.bool))
+        self.register_buffer("shift", torch.zeros(MAX_ATOMIC_NUMBER + 1).double())
+        self.register_buffer("scale", torch.ones(()).double())
+        self.register_buffer("known", torch.zeros(MAX_ATOMIC_NUMBER + 1).bool())
 
     def set(self, shift: Mapping[int, float], scale: float = 1.0) -> None:
         """Set energies per element (eV) and the scale of the network's output (eV)."""
@@ -235,9 +230,29 @@ class ReferenceEnergies(nn.Module):
         """Move to the model's device, but stay in double precision."""
         shift, scale = self.shift, self.scale
         super()._apply(fn, recurse)
-        device = self.shift.device
-        self.shift, self.scale = shift.to(device), scale.to(device)
+        self.shift, self.scale = shift.to(self.shift.device), scale.to(self.shift.device)
         return self
+
+
+class GaussianBasis(nn.Module):
+    """b_n(r) = exp(-(r - c_n)^2 / (2 w^2)), centres c_n evenly from 0 to rc, w their spacing."""
+
+    centers: Tensor
+
+    def __init__(self, num_basis: int, cutoff: float) -> None:
+        super().__init__()
+        self.register_buffer("centers", torch.linspace(0.0, cutoff, num_basis))
+        self.width = cutoff / max(num_basis - 1, 1)
+
+    def forward(self, distance: Tensor) -> Tensor:
+        """Evaluate the basis, [E] A -> [E, B]."""
+        return torch.exp(-0.5 * ((distance[:, None] - self.centers) / self.width) ** 2)
+
+
+def cosine_cutoff(distance: Tensor, cutoff: float) -> Tensor:
+    """Evaluate f(r) = (1 + cos(pi r / rc)) / 2, else 0 where r >= rc (f' too), [E] A -> [E]."""
+    inside = (distance < cutoff).to(distance.dtype)
+    return 0.5 * (1.0 + torch.cos(math.pi * distance / cutoff)) * inside
 
 
 def edge_lengths(vectors: Tensor) -> Tensor:
@@ -256,10 +271,7 @@ def scatter_sum(rows: Tensor, index: Tensor, size: int) -> Tensor:
 
 
 def equal_shares(energy: Tensor, graph: Graph) -> Tensor:
-    """Return each atom's share of the energy of its structure, [S] -> [N], float64.
-
-    For models whose energy is not a sum over atoms.
-    """
+    """Share energies that are no sums over atoms equally among them, [S] -> [N], float64."""
     return (energy.double() / graph.node_counts()).index_select(0, graph.structure)
 
 

@@ -38,14 +38,9 @@ NUMBERS = range(1, 95)
 
 
 class CHGNet(ForeignBackbone):
-    """CHGNet of any architecture whose readout gives energies of atoms.
-
-    Args:
-        architecture: arguments of the package's own class, by default its defaults.
-    """
+    """CHGNet of any architecture (arguments of the package's class) with energies of atoms."""
 
     family = "chgnet"
-    double_positions = True
     pip_line = "pip install chgnet==0.4.2"
     roles: ClassVar = {
         "model.atom_conv_layers.*.twoBody_atom.*": keys.EDGE,
@@ -101,15 +96,13 @@ class CHGNet(ForeignBackbone):
 
     def package_checkpoint(self) -> dict[str, Any]:
         """Return what `CHGNet.from_file` and `CHGNetCalculator.from_file` of the package read."""
-        saved = self.model.as_dict()
-        state = {name: value.detach().clone() for name, value in saved["state_dict"].items()}
-        scale = self.reference.scale
+        state, scale = self.state_copy(), self.reference.scale
         last = f"mlp.layers.{len(self.model.mlp.layers) - 1}"
         for name in (f"{last}.weight", f"{last}.bias", "composition_model.fc.weight"):
             state[name] *= scale.to(state[name])
         elements = state["composition_model.fc.weight"]  # [1, 94] eV
         elements += self.reference.shift[NUMBERS.start : NUMBERS.stop].to(elements)
-        return {"model": {**saved, "state_dict": state}}
+        return {"model": {**self.model.as_dict(), "state_dict": state}}
 
     def package_energies(self, graph: AtomGraph) -> Tensor:
         """Compute the package's own energies of the atoms, [N] eV."""
@@ -125,19 +118,12 @@ class CHGNet(ForeignBackbone):
         basis, elements = sizes[keys.EDGE], self._elements.shape[1]
         return {**sizes, BOND: basis + 2 * elements, ANGLE: 2 * basis + 4 + 3 * elements}
 
-    def row_counts(self, graph: Graph) -> dict[str, int]:
-        """Count the rows of each type in this graph."""
-        graph = self._atom_graph(graph)
-        bonds = len(undirected_bonds(graph)[1])
-        angles = self._angles(graph, graph.vectors()).shape[1]
-        return {**super().row_counts(graph), BOND: bonds, ANGLE: angles}
-
     def row_atoms(self, graph: Graph) -> dict[str, Tensor]:
         """Return each row's atom: the receiver of a bond's first edge, the apex of an angle."""
         graph = self._atom_graph(graph)
         receiver = graph.edge_index[0]
         of_bonds = gather_rows(receiver, undirected_bonds(graph)[1])
-        of_angles = gather_rows(receiver, self._angles(graph, graph.vectors())[0])
+        of_angles = gather_rows(receiver, self._angles(graph)[0])
         return {**super().row_atoms(graph), BOND: of_bonds, ANGLE: of_angles}
 
     def row_features(self, graph: Graph) -> dict[str, Tensor]:
@@ -147,7 +133,7 @@ class CHGNet(ForeignBackbone):
         basis, vectors = features[keys.EDGE], features[keys.EDGE_VECTOR]
         receiver, sender = gather_rows(self._elements, graph.numbers)[graph.edge_index]  # [E, 4]
         _, bonds = undirected_bonds(graph)
-        first, second = self._angles(graph, graph.vectors())
+        first, second = self._angles(graph)
         both, apart = receiver + sender, (receiver - sender).square()
         features[BOND] = torch.cat([gather_rows(x, bonds) for x in (basis, both, apart)], dim=1)
         unit = vectors / edge_lengths(vectors)[:, None]
@@ -189,6 +175,6 @@ class CHGNet(ForeignBackbone):
             volumes=[],
         )
 
-    def _angles(self, graph: AtomGraph, vectors: Tensor) -> Tensor:
+    def _angles(self, graph: AtomGraph) -> Tensor:
         """Return the two edges of each angle, [2, A]."""
-        return edge_pairs(graph, edge_lengths(vectors), self.bond_cutoff)
+        return edge_pairs(graph, edge_lengths(graph.vectors()), self.bond_cutoff)

@@ -71,10 +71,7 @@ def asked_for(
     outputs: dict[str, Tensor], graph: Graph, derivatives: Derivatives
 ) -> dict[str, Tensor]:
     """Select the requested outputs of a model that predicts forces and stress directly."""
-    wanted = {
-        keys.FORCES: derivatives.get("forces", True),
-        keys.STRESS: derivatives.get("stress", False),
-    }
+    wanted = {keys.FORCES: derivatives.get("forces", True), keys.STRESS: derivatives.get("stress")}
     if wanted[keys.STRESS] and keys.STRESS not in outputs:
         if isinstance(graph, AtomGraph):
             graph.volumes()  # says which structure has none

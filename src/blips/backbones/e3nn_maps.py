@@ -20,14 +20,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from blips.backbones.foreign import ForeignBackbone, require
-from blips.bayes.irreps import Block, BlockKind
-from blips.bayes.linear import MapKind, WeightAndBias, register_kind
+from blips.bayes.linear import Block, BlockKind, MapKind, WeightAndBias, register_kind
 
 E3NN_PIP_LINE = "pip install e3nn"
 NEQUIP_PIP_LINE = "pip install nequip"
@@ -77,7 +76,7 @@ def register_nequip() -> None:
 class E3nnBackbone(ForeignBackbone):
     """A potential of another package that is made of e3nn's layers."""
 
-    def __init__(self, model: nn.Module, cutoff: float, numbers: Iterable[int] | None) -> None:
+    def __init__(self, model: nn.Module, cutoff: float, numbers: Iterable[int]) -> None:
         register()
         super().__init__(model, cutoff, numbers)
 
@@ -93,17 +92,14 @@ class E3nnBackbone(ForeignBackbone):
 class E3nnLinear(BlockKind):
     """`o3.Linear` with a weight of its own, not one that comes with every call."""
 
-    def matches(self, layer: nn.Module) -> bool:
+    def matches(self, layer: Any) -> bool:
         """Return whether this kind describes what `layer` computes."""
-        if not super().matches(layer):
-            return False
-        weight: Tensor = _any(layer).weight  # empty, or with axes in front, where it is not its own
-        return weight.ndim == 1 and weight.numel() > 0
+        # A weight that is not its own is empty, or has axes in front.
+        return super().matches(layer) and layer.weight.ndim == 1 and layer.weight.numel() > 0
 
 
-def linear_blocks(layer: nn.Module) -> list[Block]:
+def linear_blocks(linear: Any) -> list[Block]:
     """Return the blocks of an `o3.Linear`, in the order of its flat weight."""
-    linear = _any(layer)
     sources, targets = linear.irreps_in.slices(), linear.irreps_out.slices()
     paths = [path for path in linear.instructions if path.i_in >= 0 and 0 not in path.path_shape]
     sizes = [path.path_shape[0] * path.path_shape[1] for path in paths]
@@ -116,14 +112,13 @@ def linear_blocks(layer: nn.Module) -> list[Block]:
     return blocks
 
 
-def linear_width(layer: nn.Module) -> int:
+def linear_width(linear: Any) -> int:
     """Return the number of columns of an `o3.Linear`'s output."""
-    return _any(layer).irreps_out.dim
+    return linear.irreps_out.dim
 
 
-def linear_bias(layer: nn.Module) -> Tensor | None:
+def linear_bias(linear: Any) -> Tensor | None:
     """Return the bias of an `o3.Linear` (on some of its scalars) as wide as its output."""
-    linear = _any(layer)
     if linear.bias.numel() == 0:
         return None
     biased = [path.i_out for path in linear.instructions if path.i_in < 0]
@@ -135,24 +130,21 @@ def linear_bias(layer: nn.Module) -> Tensor | None:
     return torch.cat(parts)
 
 
-def layer_weight(layer: nn.Module) -> WeightAndBias:
+def layer_weight(dense: Any) -> WeightAndBias:
     """Compute the weight [out, in] of a `_Layer`: w / sqrt(fan-in * var_in), no bias."""
-    dense = _any(layer)
     variance = dense.h_in * dense.var_in
     if dense.act is None:
         variance = variance / dense.var_out
     return dense.weight.T / variance**0.5, None
 
 
-def layer_finish(layer: nn.Module, z: Tensor) -> Tensor:
+def layer_finish(dense: Any, z: Tensor) -> Tensor:
     """Apply what a `_Layer` does after the product: its activation, scaled."""
-    dense = _any(layer)
     return z if dense.act is None else dense.act(z) * dense.var_out**0.5
 
 
-def scalar_layer_weight(layer: nn.Module) -> WeightAndBias:
+def scalar_layer_weight(dense: Any) -> WeightAndBias:
     """Return weight [out, in] and bias of a NequIP `ScalarLinearLayer`."""
-    dense = _any(layer)
     return dense.weight.T * dense.alpha, dense.bias
 
 
@@ -168,8 +160,3 @@ def refine_couplings(model: nn.Module) -> None:
         if match := COUPLING.fullmatch(name.rpartition(".")[2]):
             exact = o3.wigner_3j(*map(int, match.groups()), dtype=torch.float64).to(symbol.device)
             symbol.copy_(exact * (symbol * exact).sum().sign())
-
-
-def _any(layer: nn.Module) -> Any:
-    """Cast the layer to `Any`: its package has no types."""
-    return cast(Any, layer)

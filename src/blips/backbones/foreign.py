@@ -35,21 +35,17 @@ class ForeignBackbone(AtomisticBackbone):
 
     `reference` holds corrections to the package's own energies per element, zero as released;
     fine-tuning to another level of theory refits them.
-
-    Args:
-        model: the package's own module.
-        cutoff: radius of the neighbour list, A.
-        numbers: atomic numbers that the model knows; None for all.
     """
 
+    double_positions = True
     family: ClassVar[str]
     pip_line: ClassVar[str]
     model: Any  # the package's class, which type checkers do not see
 
-    def __init__(self, model: nn.Module, cutoff: float, numbers: Iterable[int] | None) -> None:
+    def __init__(self, model: nn.Module, cutoff: float, numbers: Iterable[int]) -> None:
         super().__init__(cutoff)
         self.model = model
-        self.known_numbers = None if numbers is None else frozenset(numbers)
+        self.known_numbers = frozenset(numbers)  # atomic numbers
 
     @classmethod
     def released(cls, *args: Any, **options: Any) -> Self:
@@ -70,7 +66,7 @@ class ForeignBackbone(AtomisticBackbone):
         raise TypeError(f"{type(self).__name__} cannot write its package's format")
 
     @property
-    def trained_numbers(self) -> frozenset[int] | None:
+    def trained_numbers(self) -> frozenset[int]:
         """Atomic numbers that the released model knows, whatever it was trained on since."""
         return self.known_numbers
 
@@ -86,15 +82,12 @@ class ForeignBackbone(AtomisticBackbone):
     def checked(self, graph: Graph) -> AtomGraph:
         """Return the graph; raise an error that names elements the model does not know."""
         graph = self._atom_graph(graph)
-        known = self.known_numbers
-        if known is None:
-            return graph
         there = graph.remember("elements", lambda: frozenset(graph.numbers.unique().tolist()))
-        if unknown := sorted(there - known):
+        if unknown := sorted(there - self.known_numbers):
             symbols = ", ".join(chemical_symbols[number] for number in unknown)
             raise InputError(
                 f"{type(self).__name__} does not know {symbols}; it was made for "
-                f"{len(known)} elements. Choose a model whose training data had them"
+                f"{len(self.known_numbers)} elements. Choose a model whose training data had them"
             )
         return graph
 

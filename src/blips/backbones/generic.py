@@ -90,7 +90,6 @@ class Adapter(AtomisticBackbone):
         for package in {type(part).__module__.split(".")[0] for part in module.modules()}:
             KNOWN_PACKAGES.get(package, lambda: None)()
         self.model = module
-        self.hyperparameters = {"cutoff": cutoff}
         self._energies_of, self._graph_of, self._rows = energies_of, graph_of, rows
         self._example = example
         self.roles = dict(roles or {})  # pyright: ignore[reportAttributeAccessIssue]
@@ -135,7 +134,7 @@ class Adapter(AtomisticBackbone):
     def row_counts(self, graph: Graph) -> dict[str, int]:
         """Count the rows of each type in this graph."""
         further = self._further(self._atom_graph(graph))
-        return {**{k: len(v) for k, v in further.items()}, **super().row_counts(graph)}
+        return {name: len(rows) for name, rows in further.items()} | super().row_counts(graph)
 
     def row_features(self, graph: Graph) -> dict[str, Tensor]:
         """Return the features of edges and nodes, and those of the user."""
@@ -155,11 +154,7 @@ class Adapter(AtomisticBackbone):
 def _check_direct(result: Mapping[str, Tensor], graph: AtomGraph) -> None:
     """Refuse energy, forces or stress of wrong shapes."""
     atoms, structures = graph.num_nodes, graph.num_structures
-    shapes = {
-        keys.ENERGY: (structures,),
-        keys.FORCES: (atoms, 3),
-        keys.STRESS: (structures, 3, 3),
-    }
+    shapes = {keys.ENERGY: (structures,), keys.FORCES: (atoms, 3), keys.STRESS: (structures, 3, 3)}
     for name in (keys.ENERGY, keys.FORCES):
         if name not in result:
             raise InputError(f"energies_of gave {sorted(result)} but no {name!r}")
@@ -173,11 +168,10 @@ def _check_direct(result: Mapping[str, Tensor], graph: AtomGraph) -> None:
 
 def _is_per_structure(energies: Tensor, graph: AtomGraph) -> bool:
     """Return whether these are energies of structures, not of atoms."""
-    if tuple(energies.shape) == (graph.num_nodes,):
-        return False
-    if tuple(energies.shape) == (graph.num_structures,):
-        return True
+    shape, of_atoms, of_structures = energies.shape, (graph.num_nodes,), (graph.num_structures,)
+    if shape in (of_atoms, of_structures):
+        return shape != of_atoms
     raise InputError(
-        f"energies_of gave shape {tuple(energies.shape)}; expected one energy for each atom, "
-        f"({graph.num_nodes},), or for each structure, ({graph.num_structures},)"
+        f"energies_of gave shape {tuple(shape)}; expected one energy for each atom, {of_atoms}, or "
+        f"for each structure, {of_structures}"
     )

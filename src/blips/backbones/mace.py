@@ -54,7 +54,6 @@ class MACE(E3nnBackbone):
     """
 
     family = "mace"
-    double_positions = True
     pip_line = "pip install mace-torch==0.3.16"
     # A numbered layer of a network inside an interaction is a network of the distance.
     roles: ClassVar = {"model.interactions.*.*.*[0-9]": keys.EDGE, "model.*": keys.NODE}

@@ -35,14 +35,9 @@ COSINE_MARGIN = 1e-7  # as in the package: the angle of a straight line has no d
 
 
 class MatterSim(ForeignBackbone):
-    """M3GNet as MatterSim has it.
-
-    Args:
-        architecture: arguments of the package's `M3Gnet`, by default its defaults.
-    """
+    """M3GNet as MatterSim has it; `architecture` are arguments of the package's `M3Gnet`."""
 
     family = "mattersim"
-    double_positions = True
     pip_line = (
         "pip install --no-deps mattersim==1.2.3 && pip install ase torch-geometric torchmetrics "
         "torch-ema torch-runstats e3nn loguru scikit-learn requests pymatgen deprecated"
@@ -106,22 +101,11 @@ class MatterSim(ForeignBackbone):
         nodes = model.atom_embedding(elements)  # [N, F]
         edges = model.edge_encoder(radial)  # [E, F]
         unused = pairs.new_empty(0)  # numbers of which the blocks are given the totals
+        totals = {"total_num_atoms": graph.num_nodes, "total_num_bonds": graph.num_edges}
+        options = {**totals, "three_body_edge_map": first}
         for block in model.graph_conv:
-            nodes, edges = block(
-                nodes,
-                edges,
-                radial,
-                graph.edge_index,
-                angular,
-                pairs.T,
-                length[:, None].to(elements),
-                unused,
-                unused,
-                unused,
-                total_num_atoms=graph.num_nodes,
-                total_num_bonds=graph.num_edges,
-                three_body_edge_map=first,
-            )
+            shared = (radial, graph.edge_index, angular, pairs.T, length[:, None].to(elements))
+            nodes, edges = block(nodes, edges, *shared, unused, unused, unused, **options)
         return model.normalizer(model.final(nodes).view(-1).double(), graph.numbers)
 
     def _one_hot(self, numbers: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Self
 
 import torch
 from ase import Atoms
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import one_hot
 
 from blips import keys
 from blips.backbones.base import equal_shares, first_parameter
@@ -46,7 +47,6 @@ class Orb(ForeignBackbone):
     """
 
     family = "orb"
-    double_positions = True
     pip_line = "pip install orb-models==0.5.5"
     architecture: ClassVar[str] = "orb_v3_conservative_architecture"
     used_heads: ClassVar[tuple[str, ...]] = ("energy",)
@@ -173,10 +173,8 @@ class Orb(ForeignBackbone):
 
         def counts_and_elements() -> tuple[Tensor, Tensor, Tensor]:
             of_edges = graph.structure.index_select(0, graph.edge_index[0])
-            size = graph.num_structures
-            elements = nn.functional.one_hot(graph.numbers, len(NUMBERS) + 1)
-            atoms = torch.bincount(graph.structure, minlength=size)
-            return atoms, torch.bincount(of_edges, minlength=size), elements
+            n_edge = torch.bincount(of_edges, minlength=graph.num_structures)
+            return graph.node_counts(), n_edge, one_hot(graph.numbers, len(NUMBERS) + 1)
 
         n_node, n_edge, elements = graph.remember("orb-batch", counts_and_elements)
         vectors = graph.vectors().to(first_parameter(self.model))  # [E, 3]
@@ -193,12 +191,8 @@ class Orb(ForeignBackbone):
             },
             edge_features={"vectors": vectors},
             system_features={"cell": graph.cell.to(vectors)},
-            node_targets=None,
-            edge_targets=None,
-            system_targets=None,
-            system_id=None,
-            fix_atoms=None,
-            tags=None,
+            **dict.fromkeys(("node_targets", "edge_targets", "system_targets")),  # None
+            **dict.fromkeys(("system_id", "fix_atoms", "tags")),
             radius=self.cutoff,
             max_num_neighbors=torch.full_like(n_node, self.max_num_neighbors),
         )

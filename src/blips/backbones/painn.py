@@ -21,6 +21,7 @@ Vectors start at zero and only scalars are read out, so the first block has no g
 no a_vv: the same function as with them, without maps that never see data.
 """
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -32,12 +33,12 @@ from blips.backbones._fast import compiled_messages, is_for_compiled
 from blips.backbones.base import (
     MAX_ATOMIC_NUMBER,
     AtomisticBackbone,
+    cosine_cutoff,
     edge_lengths,
     gather_rows,
     require_positive,
     scatter_sum,
 )
-from blips.backbones.radial import BesselBasis, CosineCutoff
 from blips.bayes.encoder import mlp
 from blips.data.graph import Graph
 
@@ -45,14 +46,7 @@ NORM_SMOOTHING = 1e-6  # |v| = sqrt(v^2 + this): curvature at most 1e3, offset 1
 
 
 class PaiNN(AtomisticBackbone):
-    """Atomic energies from scalar and vector messages.
-
-    Args:
-        cutoff: radius within which atoms exchange messages, A.
-        features: width F of the scalar and vector features.
-        blocks: number of message + update blocks.
-        num_basis: number of radial basis functions.
-    """
+    """Atomic energies from messages of F = `features` scalars and vectors within `cutoff` (A)."""
 
     roles: ClassVar = {
         "blocks.*.message.filter": keys.EDGE,
@@ -66,17 +60,10 @@ class PaiNN(AtomisticBackbone):
     def __init__(
         self, cutoff: float = 5.0, features: int = 128, blocks: int = 3, num_basis: int = 16
     ) -> None:
-        super().__init__(cutoff)
-        require_positive(features=features // 2, blocks=blocks, num_basis=num_basis)
-        self.hyperparameters = {
-            "cutoff": cutoff,
-            "features": features,
-            "blocks": blocks,
-            "num_basis": num_basis,
-        }
+        super().__init__(cutoff, features=features, blocks=blocks, num_basis=num_basis)
+        require_positive(features=features // 2)  # half as many in the readout
         self.embedding = nn.Embedding(MAX_ATOMIC_NUMBER + 1, features)
         self.basis = BesselBasis(num_basis, cutoff)
-        self.envelope = CosineCutoff(cutoff)
         self.blocks = nn.ModuleList(
             PaiNNBlock(features, num_basis, first=k == 0, last=k == blocks - 1)
             for k in range(blocks)
@@ -88,7 +75,7 @@ class PaiNN(AtomisticBackbone):
         graph = self._atom_graph(graph)
         edge_vectors = graph.vectors()  # [E, 3]
         distance = edge_lengths(edge_vectors)  # [E]
-        basis = self.basis(distance) * self.envelope(distance)[:, None]  # b(r) f(r), [E, B]
+        basis = self.basis(distance) * cosine_cutoff(distance, self.cutoff)[:, None]  # b f, [E, B]
         unit = edge_vectors / distance[:, None]  # [E, 3]
 
         scalars = self.embedding(graph.numbers)  # [N, F]
@@ -97,6 +84,22 @@ class PaiNN(AtomisticBackbone):
             scalars, vectors = block(scalars, vectors, basis, unit, graph.edge_index)
         energies = self.readout(scalars).squeeze(-1)  # [N]
         return {keys.ENERGIES: self.reference(energies, graph.numbers)}
+
+
+class BesselBasis(nn.Module):
+    """b_n(r) = sin(n pi r / rc) / r, n = 1..B (DimeNet, PaiNN)."""
+
+    frequencies: Tensor
+
+    def __init__(self, num_basis: int, cutoff: float) -> None:
+        super().__init__()
+        frequencies = math.pi / cutoff * torch.arange(1, num_basis + 1, dtype=torch.float64)
+        self.register_buffer("frequencies", frequencies.to(torch.get_default_dtype()))
+
+    def forward(self, distance: Tensor) -> Tensor:
+        """Evaluate the basis, [E] A -> [E, B] 1/A."""
+        distance = distance[:, None]
+        return torch.sin(self.frequencies * distance) / distance
 
 
 class PaiNNBlock(nn.Module):
@@ -142,12 +145,8 @@ def summed_messages(
 
         scalars_i = sum_j f0 s0_j,    vectors_i = sum_j (f1 s1_j u + f2 carried_j)
 
-    Args:
-        filters: f0, f1 (and f2 where vectors are carried) of every edge, [E, 2F or 3F].
-        sent: s0, s1 of every atom, [N, 2F].
-        carried: vectors of every atom, [N, 3, F], or None.
-        unit: direction of every edge, [E, 3].
-        edges: receivers and senders, [2, E].
+    with f0, f1 (and f2 where vectors are carried) in `filters` [E, 2F or 3F], s0 and s1 in `sent`
+    [N, 2F], u in `unit` [E, 3], and receivers i and senders j in `edges` [2, E].
     """
     if is_for_compiled(filters):
         return compiled_messages(filters, sent, carried, unit, edges)

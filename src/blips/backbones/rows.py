@@ -4,6 +4,8 @@ Index work on the edges of a graph, done once for each graph and kept in its mem
 replica-major wherever the edges are.
 """
 
+from itertools import pairwise
+
 import torch
 from ase.data import covalent_radii
 from torch import Tensor
@@ -42,16 +44,12 @@ def edge_pairs(graph: AtomGraph, length: Tensor, cutoff: float) -> Tensor:
 
 
 def element_features() -> Tensor:
-    """Return four numbers of order 1 for each element by atomic number, [119, 4].
-
-    Atomic number, period, place within the period and covalent radius (A).
-    """
+    """Return number, period, place in it and radius (A) of every element, of order 1, [119, 4]."""
     rows = [[0.0] * 4]
-    for number in range(1, MAX_ATOMIC_NUMBER + 1):
-        period = next(p for p, last in enumerate(NOBLE_GASES) if number <= last)
-        before, last = NOBLE_GASES[period - 1], NOBLE_GASES[period]
-        place = (number - before) / (last - before)
-        rows.append([number / MAX_ATOMIC_NUMBER, period / 7, place, covalent_radii[number]])
+    for period, (before, last) in enumerate(pairwise(NOBLE_GASES), start=1):
+        for number in range(before + 1, last + 1):
+            place = (number - before) / (last - before)
+            rows.append([number / MAX_ATOMIC_NUMBER, period / 7, place, covalent_radii[number]])
     return torch.tensor(rows, dtype=torch.get_default_dtype())
 
 

@@ -27,25 +27,19 @@ from blips import keys
 from blips.backbones.base import (
     MAX_ATOMIC_NUMBER,
     AtomisticBackbone,
+    GaussianBasis,
+    cosine_cutoff,
     edge_lengths,
     gather_rows,
     require_positive,
     scatter_sum,
 )
-from blips.backbones.radial import CosineCutoff, GaussianBasis
 from blips.bayes.encoder import mlp
 from blips.data.graph import Graph
 
 
 class SchNet(AtomisticBackbone):
-    """Atomic energies from distances alone.
-
-    Args:
-        cutoff: radius within which atoms exchange messages, A.
-        features: width F of the atomic features.
-        blocks: number of interaction blocks.
-        num_basis: number of Gaussians that describe a distance.
-    """
+    """Atomic energies from distances within `cutoff` (A) alone; `num_basis` Gaussians of each."""
 
     roles: ClassVar = {
         "blocks.*.filter.*": keys.EDGE,
@@ -58,17 +52,10 @@ class SchNet(AtomisticBackbone):
     def __init__(
         self, cutoff: float = 5.0, features: int = 128, blocks: int = 3, num_basis: int = 20
     ) -> None:
-        super().__init__(cutoff)
-        require_positive(features=features // 2, blocks=blocks, num_basis=num_basis)
-        self.hyperparameters = {
-            "cutoff": cutoff,
-            "features": features,
-            "blocks": blocks,
-            "num_basis": num_basis,
-        }
+        super().__init__(cutoff, features=features, blocks=blocks, num_basis=num_basis)
+        require_positive(features=features // 2)  # half as many in the readout
         self.embedding = nn.Embedding(MAX_ATOMIC_NUMBER + 1, features)
         self.basis = GaussianBasis(num_basis, cutoff)
-        self.envelope = CosineCutoff(cutoff)
         self.blocks = nn.ModuleList(SchNetBlock(features, num_basis) for _ in range(blocks))
         self.readout = mlp(features, features // 2, 1)
 
@@ -77,7 +64,7 @@ class SchNet(AtomisticBackbone):
         graph = self._atom_graph(graph)
         distance = edge_lengths(graph.vectors())  # [E]
         basis = self.basis(distance)  # [E, B]
-        envelope = self.envelope(distance)[:, None]  # [E, 1]
+        envelope = cosine_cutoff(distance, self.cutoff)[:, None]  # [E, 1]
         features = self.embedding(graph.numbers)  # [N, F]
         for block in self.blocks:
             features = features + block(features, basis, envelope, graph.edge_index)

@@ -58,7 +58,6 @@ class SevenNet(E3nnBackbone):
     """
 
     family = "sevennet"
-    double_positions = True
     pip_line = "pip install sevenn==0.13.0"
     roles: ClassVar = {"model.*_convolution.weight_nn.*": keys.EDGE, "model.*": keys.NODE}
     deterministic: Mapping[str, str] = {

@@ -28,6 +28,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from blips.bayes import estimators
 from blips.bayes.noise import seeded_generator
 from blips.errors import InputError
 
@@ -41,11 +42,11 @@ class Evidence:
     two are the evidence of both sets of rows, so it streams, and runs in parallel by adding.
     """
 
-    def __init__(self, dimension: int) -> None:
+    def __init__(self, dimension: int, gram: Tensor | None = None, count: int = 0) -> None:
         self.dimension = dimension
-        self.count = 0  # rows that were added
-        self._rows: list[Tensor] | None = []  # [n, d] each; None once they are summed
-        self._gram: Tensor | None = None  # [d, d]
+        self.count = count  # rows that were added
+        self._gram = gram  # [d, d], once there are as many rows
+        self._rows: list[Tensor] = []  # [n, d] each, until then
 
     def add(self, rows: Tensor) -> None:
         """Add rows b, [n, d]."""
@@ -61,27 +62,24 @@ class Evidence:
             )
         rows = rows.detach().double()
         self.count += len(rows)
-        if self._rows is not None:
-            self._rows.append(rows)
-            if self.count < self.dimension:
-                return
-            rows, self._rows = torch.cat(self._rows), None
-        added = rows.T @ rows
-        self._gram = added if self._gram is None else self._gram.add_(added)
+        if self._gram is not None:
+            self._gram += rows.T @ rows
+            return
+        self._rows.append(rows)
+        if self.count >= self.dimension:
+            self._gram, self._rows = self.gram(), []
 
     def merge(self, other: "Evidence") -> None:
         """Add all rows of another evidence."""
-        if other._rows is not None:
-            for rows in other._rows:
-                self.add(rows)
+        if other.keeps_rows:
+            self.add(other.rows())
             return
-        gram = other.gram()
-        if gram.shape[0] != self.dimension:
+        if other.dimension != self.dimension:
             raise InputError(
-                f"a posterior of {gram.shape[0]} coordinates cannot be added to one of "
+                f"a posterior of {other.dimension} coordinates cannot be added to one of "
                 f"{self.dimension}"
             )
-        self._gram, self._rows = self.gram() + gram, None
+        self._gram, self._rows = self.gram() + other.gram(), []
         self.count += other.count
 
     def gram(self) -> Tensor:
@@ -93,14 +91,14 @@ class Evidence:
 
     def rows(self) -> Tensor:
         """Return rows whose sum of b b^T is G, [n, d]; those that were added, if kept."""
-        if self._rows is None:
+        if not self.keeps_rows:
             raise InputError("the rows were summed; ask for gram()")
         return torch.cat(self._rows) if self._rows else torch.zeros(0, self.dimension).double()
 
     @property
     def keeps_rows(self) -> bool:
         """Whether the rows are kept as they are."""
-        return self._rows is not None
+        return self._gram is None
 
     @property
     def mean_square(self) -> float:
@@ -123,43 +121,28 @@ class Evidence:
         if "rows" in state:
             evidence = cls(dimension)
             evidence.add(state["rows"])
-            evidence.count = count
             return evidence
         row, column = torch.tril_indices(dimension, dimension)
         gram = torch.zeros(dimension, dimension, dtype=torch.float64)
         gram[row, column] = gram[column, row] = state["gram"].double()
-        return cls.of_gram(gram, count)
-
-    @classmethod
-    def of_gram(cls, gram: Tensor, count: int) -> "Evidence":
-        """Make the evidence of `count` rows whose sum G is known."""
-        evidence = cls(len(gram))
-        evidence._gram, evidence._rows, evidence.count = gram, None, count
-        return evidence
+        return cls(dimension, gram, count)
 
     def spectrum(self) -> "Spectrum":
         """Compute eigenvalues and eigenvectors of G."""
         if self.keeps_rows:
             rows = self.rows()
             values, left = _eigh(rows @ rows.T)  # the kernel form, [n, n]
-            kept = _kept(values)
-            values = values[kept]
-            return Spectrum(values, (left[:, kept] / values.sqrt()).T @ rows)
+            return Spectrum(values, (left / values.sqrt()).T @ rows)
         values, vectors = _eigh(self.gram())
-        kept = _kept(values)
-        return Spectrum(values[kept], vectors[:, kept].T.contiguous())
+        return Spectrum(values, vectors.T.contiguous())
 
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute eigenvalues [n] and eigenvectors, in columns, [n, n]."""
+    """Compute eigenvalues [m] that are more than rounding and, in columns, eigenvectors [n, m]."""
     eigh = cast(Callable[[Tensor], tuple[Tensor, Tensor]], getattr(torch.linalg, "eigh"))  # noqa: B009
-    values, vectors = eigh(matrix)
-    return values, vectors
-
-
-def _kept(values: Tensor) -> Tensor:
-    largest = values.max() if len(values) else values.new_zeros(())
-    return values > NEGLIGIBLE * largest.clamp_min(torch.finfo(values.dtype).tiny)
+    values, vectors = eigh(matrix)  # in ascending order
+    kept = values > NEGLIGIBLE * values[-1:].clamp_min(torch.finfo(values.dtype).tiny)
+    return values[kept], vectors[:, kept]
 
 
 @dataclass(frozen=True)
@@ -197,19 +180,13 @@ class GaussianPosterior:
         (var,) = self.spectrum.variances(rows, torch.tensor([self.ratio], dtype=torch.float64))
         return self.scale**2 * var
 
-    def draw(self, count: int, seed: int = 0, first: int = 0) -> Tensor:
-        """Draw v number `first`, `first` + 1, ..., functions of (seed, number), [K, d]."""
-        standard = normals(self.spectrum.vectors.shape[1], count, seed, first)
+    def draw(self, count: int, seed: int = 0) -> Tensor:
+        """Draw v number 0, 1, ..., functions of (seed, number), [K, d]."""
+        standard = normals(self.spectrum.vectors.shape[1], count, seed)
         return self.scale * self.spectrum.draws(standard, self.ratio)
 
 
-def normals(dimension: int, count: int, seed: int, first: int = 0) -> Tensor:
-    """Draw standard normal vectors number `first`, `first` + 1, ..., [K, d] float64."""
-    return torch.stack(
-        [
-            torch.randn(
-                dimension, generator=seeded_generator("conditioned", seed, k), dtype=torch.float64
-            )
-            for k in range(first, first + count)
-        ]
-    )
+def normals(dimension: int, count: int, seed: int) -> Tensor:
+    """Draw standard normal vectors number 0, 1, ..., [K, d] float64."""
+    generators = [seeded_generator("conditioned", seed, number) for number in range(count)]
+    return estimators.normals((dimension,), generators, torch.float64)

@@ -1,8 +1,10 @@
 """Surgery: which maps of a model become Bayesian, the report of it, and the way back."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -68,19 +70,12 @@ def convert(
     exclude: Selection = (),
     reasons: Mapping[str, str] | None = None,
 ) -> ConversionReport:
-    """Give the chosen linear maps of `model` a posterior, in place.
+    """Give chosen linear maps of any module a posterior, in place, and report all its modules.
 
-    Args:
-        model: any module.
-        roles: glob pattern of a map's name -> row type ("edge", "node", ...); the first match
-            counts, maps without a match stay deterministic.
-        maps: which of them to convert: patterns, or a predicate (name, module); None for all.
-        exclude: patterns or predicate of maps to leave deterministic.
-        reasons: why a map has no role (from `probe_roles`), is not selected or no linear map, by
-            name, for the report.
-
-    Returns:
-        The report of every module with parameters of its own.
+    `roles` are row types ("edge", "node", ...) by glob patterns of maps' names; the first match
+    counts, and maps without a match stay deterministic. So do those that `maps` does not choose
+    (None for all) or `exclude` does: patterns, or a predicate (name, module). `reasons` say in the
+    report why a map, by name, has no role, is not selected or is no linear map.
     """
     if any(isinstance(module, StochasticMap) for module in model.modules()):
         raise ConversionError("the model is Bayesian already; start from the plain model")
@@ -92,13 +87,13 @@ def convert(
             continue
         layer = type(module).__name__
         role = next((r for pattern, r in roles.items() if fnmatchcase(name, pattern)), None)
-        reason = ""
+        reason, given = "", (reasons or {}).get(name)
         if kind_of(module) is None:
-            reason = (reasons or {}).get(name, f"{layer} is not known as a linear map")
+            reason = given or f"{layer} is not known as a linear map"
         elif role is None:
-            reason = (reasons or {}).get(name, "the backbone declares no row type for it")
+            reason = given or "the backbone declares no row type for it"
         elif not wanted(name, module):
-            reason = (reasons or {}).get(name, "not selected by maps")
+            reason = given or "not selected by maps"
         elif unwanted(name, module):
             reason = "excluded"
         reports.append(MapReport(name, layer, count, None if reason else role, reason))
@@ -121,16 +116,11 @@ def revert(model: nn.Module) -> nn.Module:
 def probe_roles(
     model: nn.Module, run: Callable[[], Any], row_counts: Mapping[str, int]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Find the row type of each linear map by running the model once on a small graph.
+    """Find the row type of each linear map by running the plain model on a small graph.
 
-    Args:
-        model: the plain model.
-        run: evaluates it on the probe graph.
-        row_counts: rows of each type on that graph, e.g. {"edge": 26, "node": 7, "structure": 2};
-            all different, so that the leading dimension of an input names its row type.
-
-    Returns:
-        Roles by map name, and for the others the reason why they have none.
+    `row_counts` are the rows of each type on that graph, e.g. {"edge": 26, "node": 7, "structure":
+    2}; all different, so that the leading dimension of an input names its row type. Returned are
+    roles by map name, and for the others the reason why they have none.
     """
     role_of_count = {count: role for role, count in row_counts.items()}
     if len(role_of_count) < len(row_counts):
@@ -138,26 +128,26 @@ def probe_roles(
             f"the probe graph has equal row counts {dict(row_counts)}, so row types cannot be "
             "told apart; use a structure on which they differ"
         )
-    seen: dict[str, set[int]] = {}
-    handles: list[Any] = []
-    for name, module in _named_modules(model):
-        if kind_of(module) is not None:
-            handles.append(module.register_forward_pre_hook(_recorder(seen, name)))
-    try:
+    seen: dict[str, set[int]] = {}  # row counts of each map's inputs
+
+    def note(name: str, _module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].ndim > 0:
+            seen[name].add(args[0].shape[0])
+
+    with ExitStack() as stack:
+        for name, module in _named_modules(model):
+            if kind_of(module) is not None:
+                seen[name] = set()
+                hook = module.register_forward_pre_hook(partial(note, name))
+                stack.callback(hook.remove)
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     roles: dict[str, str] = {}
     reasons: dict[str, str] = {}
-    for name, module in _named_modules(model):
-        if kind_of(module) is None:
-            continue
-        counts = seen.get(name, set())
+    for name, counts in seen.items():
         if not counts:
             reasons[name] = "not called on the probe graph"
-        elif len(counts) == 1 and (count := next(iter(counts))) in role_of_count:
-            roles[name] = role_of_count[count]
+        elif len(counts) == 1 and (role := role_of_count.get(min(counts))):
+            roles[name] = role
         else:
             found = ", ".join(map(str, sorted(counts)))
             reasons[name] = f"row counts {found} on the probe graph are no row type's"
@@ -166,14 +156,6 @@ def probe_roles(
 
 def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return list(cast(Iterable[tuple[str, nn.Module]], model.named_modules()))
-
-
-def _recorder(seen: dict[str, set[int]], name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def record(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor) and args[0].ndim > 0:
-            seen.setdefault(name, set()).add(args[0].shape[0])
-
-    return record
 
 
 def _predicate(selection: Selection, *, default: bool) -> Callable[[str, nn.Module], bool]:

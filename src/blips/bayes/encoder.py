@@ -20,7 +20,7 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class InferenceNetwork(nn.Module):
         roles: row type of each map, by name.
         sizes: width of the features of each row type; "node_type" is the number of labels.
         bounds: least and largest coefficient.
-        initial: coefficient that every row starts from, within the bounds.
+        initial: coefficient that every row starts from.
         hidden: width of the hidden layers.
         depth: number of hidden layers (of the edge head, the layer on pairs included).
         embedding: width of the node label's embedding.
@@ -59,20 +59,18 @@ class InferenceNetwork(nn.Module):
         super().__init__()
         _check_options(bounds, initial, depth, share)
         self.bounds = bounds
-        self.roles = dict(roles)
         self.columns = _columns(roles, share)
-        self.embedding = (
-            nn.Embedding(sizes["node_type"], embedding) if "node_type" in sizes else None
-        )
-        node_size = sizes.get("node", 0) + (embedding if self.embedding is not None else 0)
+        labels = sizes.get("node_type", 0)
+        self.embedding = nn.Embedding(labels, embedding) if labels else None
+        node_size = sizes.get("node", 0) + (embedding if labels else 0)
         pair_size = self._pair_input_size(sizes.get("edge", 0), node_size)
         shares_pairs = self.sees_neighbours and not {"edge", "node"}.isdisjoint(self.columns)
-        self.pair_layer = (
-            nn.Sequential(nn.Linear(pair_size, hidden), nn.SiLU()) if shares_pairs else None
-        )
+        self.pair_layer = mlp(pair_size, hidden).append(nn.SiLU()) if shares_pairs else None
         widths = {role: [size] + [hidden] * depth for role, size in sizes.items()}
         widths["edge"] = [hidden] * depth if shares_pairs else [pair_size] + [hidden] * depth
         widths["node"] = [node_size + (hidden if shares_pairs else 0)] + [hidden] * depth
+        low, high = bounds
+        fraction = min(max((initial - low) / (high - low), 1e-3), 1.0 - 1e-3)
         self.heads = nn.ModuleDict()
         for role, columns in self.columns.items():
             if not widths.get(role, [0])[0]:
@@ -81,8 +79,10 @@ class InferenceNetwork(nn.Module):
                     f"them; the backbone declares {sorted(sizes)}"
                 )
             head = mlp(*widths[role], 1 + max(columns.values()))
-            self._initialise(head[-1], initial)
             self.heads[role] = head
+            last = cast(nn.Linear, head[-1])  # every row starts near `initial`
+            last.weight.data.mul_(0.1)
+            nn.init.constant_(last.bias, math.log(fraction / (1.0 - fraction)))
 
     def forward(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Compute coefficients from row features, [rows] for each map name."""
@@ -103,15 +103,6 @@ class InferenceNetwork(nn.Module):
         """Turn the output of a head's last map into coefficients, element by element."""
         low, high = self.bounds
         return low + (high - low) * torch.sigmoid(logits)
-
-    def _initialise(self, last: nn.Module, initial: float) -> None:
-        """Start every row near `initial`, with small weights."""
-        low, high = self.bounds
-        fraction = min(max((initial - low) / (high - low), 1e-3), 1.0 - 1e-3)
-        if isinstance(last, nn.Linear):
-            with torch.no_grad():
-                last.weight.mul_(0.1)
-                last.bias.fill_(math.log(fraction / (1.0 - fraction)))
 
     def _edge_and_node_rows(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the inputs of the edge and the node head."""
@@ -142,12 +133,12 @@ NETWORKS: dict[str, type[InferenceNetwork]] = {"neighbourhood": InferenceNetwork
 """Inference networks by the name of their variant, `bayesianize(encoder={"variant": ...})`."""
 
 
-def mlp(*widths: int, last_activation: bool = False) -> nn.Sequential:
-    """Make linear maps of these widths with SiLU between them (and after the last, if asked)."""
+def mlp(*widths: int) -> nn.Sequential:
+    """Make linear maps of these widths with SiLU between them."""
     layers: list[nn.Module] = []
     for size_in, size_out in pairwise(widths):
         layers += [nn.Linear(size_in, size_out), nn.SiLU()]
-    return nn.Sequential(*(layers if last_activation else layers[:-1]))
+    return nn.Sequential(*layers[:-1])
 
 
 def _columns(roles: Mapping[str, str], share: str) -> dict[str, dict[str, int]]:
@@ -155,16 +146,11 @@ def _columns(roles: Mapping[str, str], share: str) -> dict[str, dict[str, int]]:
     columns: dict[str, dict[str, int]] = {}
     groups: dict[str, dict[str, int]] = {}
     for name, role in roles.items():
-        group = _layer_of(name) if share == "layer" else name
-        column = groups.setdefault(role, {}).setdefault(group, len(groups[role]))
-        columns.setdefault(role, {})[name] = column
+        # the layer of `blocks.1.message.filter` is `blocks.1`
+        group = re.sub(r"(?<=\d)\..*", "", name) if share == "layer" else name
+        of_role = groups.setdefault(role, {})
+        columns.setdefault(role, {})[name] = of_role.setdefault(group, len(of_role))
     return columns
-
-
-def _layer_of(name: str) -> str:
-    """Return the layer of a map: `blocks.1.message.filter` -> `blocks.1`, else its own name."""
-    match = re.match(r"(.*?\d+)(\.|$)", name)
-    return match.group(1) if match else name
 
 
 def _check_options(bounds: tuple[float, float], initial: float, depth: int, share: str) -> None:

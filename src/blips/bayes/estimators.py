@@ -85,7 +85,8 @@ def _means_and_noise(
     h: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, eps: Tensor
 ) -> Tensor:
     """Compute ``h W^T + b + (scale h)(W eps_k)^T`` for the rows of each replica as one product."""
-    h = torch.cat([h, h * _beside(scale, h)], dim=-1)  # [K R, *irrep, 2 in]
+    scale = scale.view(len(h), *(1,) * (h.ndim - 2), scale.shape[1])  # as for every component
+    h = torch.cat([h, h * scale], dim=-1)  # [K R, *irrep, 2 in]
     weights = torch.cat([weight.expand_as(eps), weight * eps], dim=-1)  # [K, out, 2 in]
     if len(weights) == 1:
         return F.linear(h, weights[0], bias)
@@ -93,11 +94,6 @@ def _means_and_noise(
     weights = weights.mT  # [K, 2 in, out]
     z = torch.bmm(blocks, weights) if bias is None else torch.baddbmm(bias, blocks, weights)
     return z.view(*h.shape[:-1], weights.shape[2])
-
-
-def _beside(values: Tensor, h: Tensor) -> Tensor:
-    """Reshape [K R, C] to multiply h, the same for all components of an irrep."""
-    return values.view(len(h), *(1,) * (h.ndim - 2), values.shape[1])
 
 
 def _rows_per_replica(h: Tensor, replicas: int) -> int:

@@ -43,17 +43,11 @@ def kl_divergence(
     num_weights: Mapping[str, int] | None = None,
     num_data: int | None = None,
 ) -> Tensor:
-    """Compute the KL of all Bayesian maps as one number.
+    """Compute the KL of all Bayesian maps as one number, from their coefficients [rows].
 
-    Args:
-        coefficients: by map name, [rows].
-        roles: row type of each map.
-        rho: variance of the prior in units of theta^2.
-        reduction: "mean" is the mean over rows and maps of a row type, summed over row types
-            (the paper's code; its lambda refers to this). "elbo" is the sum over weights of the
-            row mean, divided by the number of data.
-        num_weights: weights of each map, for "elbo".
-        num_data: training structures, for "elbo".
+    "mean" is the mean over rows and maps of a row type, summed over row types (the paper's code;
+    its lambda refers to this). "elbo" is the sum over weights of the row mean, divided by the
+    number of data; it needs the number of weights of each map and that of training structures.
     """
     if reduction not in get_args(Reduction):
         raise InputError(f"unknown KL reduction {reduction!r}; use one of {get_args(Reduction)}")

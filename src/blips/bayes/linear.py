@@ -3,15 +3,26 @@
 Conversion swaps the class of a layer, not its parameters: names, values, hooks and state dict
 stay, and swapping back gives the plain layer. Without active noise the layer's own forward runs.
 
-A `Kind` says how a class of layers is linear. `MapKind` is one matrix: which canonical weight
-[out, in] and bias the layer applies, and what it does to the result (an activation, say).
-`blips.bayes.irreps.BlockKind` is an equivariant map, one matrix for each pair of irreps. Teach
-blips a new class with `register_kind`.
+A kind says how a class of layers is linear: `MapKind` is one matrix, `BlockKind` an equivariant
+map. Teach blips a new class with `register_kind`. The functions that a kind is made of are those of
+a module (no lambdas, no closures) wherever converted models are pickled.
+
+An equivariant map has one matrix for each pair of irreps, stored as one layer. The features of a
+row are the channels of several irreps side by side, each irrep with `mul` channels of 2l + 1
+components, [rows, mul * (2l + 1)] with the components inside. The map mixes channels of the same
+irrep and never their components:
+
+    z_t = b_t + sum over blocks k into t of  W_k h_s(k),     W_k [out, in], h_s [rows, 2l + 1, in]
+
+Every block is an ordinary linear map with an irrep axis. Its weights get the posterior
+N(W_k, coef W_k^2) with the layer's one coefficient per row, and signs and noise that are constant
+over the components, so each sample is exactly as equivariant as the layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -33,36 +44,6 @@ class Product(NamedTuple):
     gradient: Tensor  # derivative of a scalar by the rows of the product, [rows, *irrep, out]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How a class of layers is a linear map; the subclasses say which.
-
-    The functions that a kind is made of are those of a module (no lambdas, no closures) wherever
-    converted models are pickled.
-    """
-
-    layer: type[nn.Module]  # subclasses count unless they override `forward`
-
-    def matches(self, layer: nn.Module) -> bool:
-        """Return whether this kind describes what `layer` computes."""
-        return isinstance(layer, self.layer) and type(layer).forward is self.layer.forward
-
-    def sample(self, layer: nn.Module, name: str, h: Tensor, noise: Noise) -> Tensor:
-        """Compute the output for weights drawn by `noise`; the leading axis of h is rows."""
-        raise TypeError(f"{type(self).__name__} must say how it samples {self.layer.__name__}")
-
-    def products(self, layer: nn.Module, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
-        """Return the layer's matrices with their inputs, and the gradients by their outputs.
-
-        `h` is what the layer was applied to, `gradient` that of a scalar by its output.
-        """
-        raise TypeError(f"{type(self).__name__} must name the products of {self.layer.__name__}")
-
-    def shapes(self, layer: nn.Module, name: str) -> dict[str, tuple[int, ...]]:
-        """Return [out, in] of each matrix, by its name."""
-        raise TypeError(f"{type(self).__name__} must name the matrices of {self.layer.__name__}")
-
-
 def _own_weight_and_bias(layer: nn.Module) -> WeightAndBias:
     return cast(Tensor, layer.weight), cast(Tensor | None, layer.bias)
 
@@ -72,14 +53,21 @@ def _identity(_layer: nn.Module, z: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class MapKind(Kind):
-    """A class of layers that are a linear map z = finish(h W^T + b).
+class _Kind:
+    layer: type[nn.Module]  # subclasses count unless they override `forward`
 
-    `canonical` returns weight [out, in] and bias [out] or None, differentiable; `finish` is what
-    `forward` does after the product and the bias.
-    """
+    def matches(self, layer: nn.Module) -> bool:
+        """Return whether this kind describes what `layer` computes."""
+        return isinstance(layer, self.layer) and type(layer).forward is self.layer.forward
 
+
+@dataclass(frozen=True)
+class MapKind(_Kind):
+    """A class of layers that are a linear map z = finish(h W^T + b)."""
+
+    # weight [out, in] and bias [out] or None, differentiable
     canonical: Callable[[nn.Module], WeightAndBias] = _own_weight_and_bias
+    # what `forward` does after the product and the bias (an activation, say)
     finish: Callable[[nn.Module, Tensor], Tensor] = _identity
 
     def sample(self, layer: nn.Module, name: str, h: Tensor, noise: Noise) -> Tensor:
@@ -94,7 +82,7 @@ class MapKind(Kind):
         return self.finish(layer, noise.linear(name, h, weight, bias, coef))
 
     def products(self, layer: nn.Module, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
-        """Return the one matrix; the gradient is taken back through what follows the product."""
+        """Return the matrix as applied to h; `gradient` is that of a scalar by the output."""
         weight, bias = self.canonical(layer)
         if self.finish is not _identity:
             z = F.linear(h, weight, bias)
@@ -102,10 +90,77 @@ class MapKind(Kind):
         return [Product(name, h, weight, gradient)]
 
     def shapes(self, layer: nn.Module, name: str) -> dict[str, tuple[int, ...]]:
-        """Return [out, in] of the one matrix."""
+        """Return [out, in] of each matrix, by its name."""
         return {name: tuple(self.canonical(layer)[0].shape)}
 
 
+class Block(NamedTuple):
+    """One matrix of an equivariant map.
+
+    The irrep is `scalar` where it is invariant under rotation and reflection (a pseudoscalar is
+    not), so that noise may be drawn for its outputs (the local estimator).
+    """
+
+    weight: Tensor  # [out, in], with all normalisation, differentiable
+    source: slice  # columns of the input, in * dim of them
+    target: slice  # columns of the output, out * dim of them
+    dim: int  # components of the irrep, 2l + 1
+    scalar: bool
+
+
+@dataclass(frozen=True)
+class BlockKind(_Kind):
+    """A class of layers that are a set of blocks.
+
+    Blocks with the same target add up; columns that no block reaches are zero. Two sources are
+    either the same columns or have none in common, and so are two targets.
+    """
+
+    blocks: Callable[[nn.Module], Sequence[Block]]
+    width: Callable[[nn.Module], int]  # number of columns of the output
+    bias: Callable[[nn.Module], Tensor | None]  # added to the output, [width]
+
+    def sample(self, layer: nn.Module, name: str, h: Tensor, noise: Noise) -> Tensor:
+        """Compute the output for weights drawn by `noise`, [rows, columns] -> [rows, width]."""
+        if h.ndim != 2:
+            raise InputError(
+                f"{name!r} got an input of shape {tuple(h.shape)}; an equivariant Bayesian map "
+                "needs [rows, channels and components]"
+            )
+        blocks = self.blocks(layer)
+        coef = noise.coefficients_of(name, h.shape[0])
+        inputs = _columns(h, [block.source for block in blocks])
+        outputs: dict[int, list[Tensor]] = {}
+        for k, (x, block) in enumerate(zip(inputs, blocks, strict=True)):
+            if not block.scalar:
+                x = _channels(x, block.dim).contiguous()  # [rows, dim, in]
+            z = noise.linear(f"{name}[{k}]", x, block.weight, None, coef)
+            if not block.scalar:
+                z = z.mT.flatten(1)  # [rows, out * dim]
+            outputs.setdefault(block.target.start, []).append(z)
+        z = _side_by_side(h, outputs, self.width(layer))
+        bias = self.bias(layer)
+        return z if bias is None else z + bias
+
+    def products(self, layer: nn.Module, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
+        """Return one product for each block, [rows, 2l + 1, channels]."""
+        return [
+            Product(
+                f"{name}[{k}]",
+                _channels(h[:, block.source], block.dim),
+                block.weight,
+                _channels(gradient[:, block.target], block.dim),
+            )
+            for k, block in enumerate(self.blocks(layer))
+        ]
+
+    def shapes(self, layer: nn.Module, name: str) -> dict[str, tuple[int, ...]]:
+        """Return [out, in] of each block."""
+        blocks = self.blocks(layer)
+        return {f"{name}[{k}]": tuple(block.weight.shape) for k, block in enumerate(blocks)}
+
+
+Kind = MapKind | BlockKind
 _kinds: list[Kind] = [MapKind(nn.Linear)]
 
 
@@ -189,3 +244,30 @@ def make_plain(layer: StochasticMap) -> nn.Module:
     plain = cast(nn.Module, layer)
     plain.__class__ = base_class(layer)
     return plain
+
+
+def _channels(columns: Tensor, dim: int) -> Tensor:
+    """Reshape [rows, channels * dim] -> [rows, dim, channels]."""
+    return columns.reshape(len(columns), columns.shape[1] // dim, dim).mT
+
+
+def _columns(h: Tensor, slices: Sequence[slice]) -> list[Tensor]:
+    """Split h into the columns of each slice, at once, so that gradients are joined once."""
+    ends = sorted({0, h.shape[1]} | {s.start for s in slices} | {s.stop for s in slices})
+    sizes = [stop - start for start, stop in pairwise(ends)]
+    pieces = dict(zip(ends, h.split_with_sizes(sizes, dim=1), strict=False))
+    return [pieces[s.start] for s in slices]
+
+
+def _side_by_side(h: Tensor, outputs: dict[int, list[Tensor]], width: int) -> Tensor:
+    """Sum the terms that begin at each column into [rows, width], zero where there are none."""
+    parts: list[Tensor] = []
+    column = 0
+    for start, terms in sorted(outputs.items()):
+        if start > column:
+            parts.append(h.new_zeros(h.shape[0], start - column))
+        parts.append(reduce(torch.add, terms))
+        column = start + parts[-1].shape[1]
+    if column < width:
+        parts.append(h.new_zeros(h.shape[0], width - column))
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

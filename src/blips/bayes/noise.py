@@ -15,7 +15,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,32 +22,20 @@ from torch import Tensor
 from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
 from blips.errors import InputError
 
-Estimator = Literal["auto", "local", "flipout"]
-ESTIMATORS: tuple[str, ...] = get_args(Estimator)
+ESTIMATORS = ("auto", "local", "flipout")
 
 
 @dataclass(frozen=True)
-class Noise:
-    """Coefficients (alpha, beta) of every Bayesian map's rows, by NAME.
+class _Noise:
+    """Coefficients (alpha, beta) of every Bayesian map's rows, and where noise comes from."""
 
-    For K replicas of R rows they are [R], shared, or [K * R], replica-major.
-    """
-
-    coefficients: Mapping[str, Tensor]
+    coefficients: Mapping[str, Tensor]  # by name, [R], shared by K replicas, or [K R]
+    sources: Sequence[object]  # of the noise of each replica; what they are the subclasses say
 
     @property
     def replicas(self) -> int:
         """K, the number of independent weight samples that one pass carries."""
-        raise TypeError("use SampledNoise or FrozenNoise")
-
-    def linear(
-        self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
-    ) -> Tensor:
-        """Apply one matrix with weights drawn from N(weight, coef weight^2), coef [rows].
-
-        [rows, *irrep, in] -> [rows, *irrep, out]; every matrix of a model has a name of its own.
-        """
-        raise TypeError("use SampledNoise or FrozenNoise")
+        return len(self.sources)
 
     def coefficients_of(self, name: str, rows: int) -> Tensor:
         """Return coefficients [rows] of the map `name`; errors name what does not fit."""
@@ -74,15 +61,15 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class SampledNoise(Noise):
+class SampledNoise(_Noise):
     """Every row sees its own weights w ~ N(theta, coef theta^2).
 
-    There is a generator for each replica, on which alone its noise depends, so results do not
-    depend on how many run at once. The estimator is "local", "flipout", or "auto": local on scalar
-    rows, flipout where features have an irrep axis (where local noise would break equivariance).
+    The noise of a replica depends on its own generator alone, so results do not depend on how many
+    run at once. The estimator is "local", "flipout", or "auto": local on scalar rows, flipout where
+    features have an irrep axis (where local noise would break equivariance).
     """
 
-    generators: Sequence[torch.Generator]
+    sources: Sequence[torch.Generator]
     estimator: str = "auto"
 
     def __post_init__(self) -> None:
@@ -92,21 +79,19 @@ class SampledNoise(Noise):
                 f"unknown estimator {self.estimator!r}; use one of {', '.join(ESTIMATORS)} "
                 "(frozen draws have a class of their own, FrozenNoise)"
             )
-        if not self.generators:
+        if not self.sources:
             raise InputError(
                 "sampling needs a torch.Generator for each replica; "
                 "make them with blips.bayes.noise.generators(seed, count)"
             )
 
-    @property
-    def replicas(self) -> int:
-        """K."""
-        return len(self.generators)
-
     def linear(
         self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
     ) -> Tensor:
-        """Apply one matrix by the estimator that its rows allow."""
+        """Apply one matrix with weights drawn from N(weight, coef weight^2), coef [rows].
+
+        [rows, *irrep, in] -> [rows, *irrep, out]; every matrix of a model has a name of its own.
+        """
         has_irrep_axis = h.ndim > 2
         if self.estimator == "local" and has_irrep_axis:
             raise InputError(
@@ -117,7 +102,7 @@ class SampledNoise(Noise):
             )
         flips = self.estimator == "flipout" or has_irrep_axis
         estimator = flipout_linear if flips else local_linear
-        return estimator(h, weight, bias, coef, self.generators)
+        return estimator(h, weight, bias, coef, self.sources)
 
 
 @dataclass(frozen=True)
@@ -143,24 +128,20 @@ class FrozenDraw:
 
 
 @dataclass(frozen=True)
-class FrozenNoise(Noise):
+class FrozenNoise(_Noise):
     """All rows and all calls share the draw: one smooth, conservative model per draw."""
 
-    draws: Sequence[FrozenDraw]
-
-    @property
-    def replicas(self) -> int:
-        """K."""
-        return len(self.draws)
+    sources: Sequence[FrozenDraw]
 
     def linear(
         self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
     ) -> Tensor:
-        """Apply one matrix with the draws' noise."""
-        eps = torch.stack([draw.normal_like(name, weight) for draw in self.draws])  # [K, out, in]
+        """Apply one matrix with the draws' noise; shapes as for `SampledNoise.linear`."""
+        eps = torch.stack([draw.normal_like(name, weight) for draw in self.sources])
         return frozen_linear(h, weight, bias, coef, eps)
 
 
+Noise = SampledNoise | FrozenNoise
 _active: ContextVar[Noise | None] = ContextVar("blips_active_noise", default=None)
 
 

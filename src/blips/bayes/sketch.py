@@ -10,8 +10,8 @@ The hash is integer arithmetic on (seed, i), the same on every machine and versi
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -19,19 +19,14 @@ from torch import Tensor
 
 from blips.errors import InputError
 
-Shape = tuple[int, ...]
-
 
 @dataclass(frozen=True)
 class Sketch:
     """P of some weight matrices."""
 
-    shapes: Mapping[str, Shape]  # of each matrix, by name, in the order of their coordinates
+    shapes: Mapping[str, tuple[int, ...]]  # of matrices by name, in the order of coordinates
     dimension: int  # largest d
     seed: int = 0  # of the hash
-    _buckets: dict[str, tuple[Tensor, Tensor]] = field(
-        default_factory=dict[str, tuple[Tensor, Tensor]], repr=False, compare=False
-    )
 
     def __post_init__(self) -> None:
         """Refuse an empty choice and a dimension that is not positive."""
@@ -62,26 +57,25 @@ class Sketch:
 
     def scatter(self, values: Mapping[str, Tensor]) -> Tensor:
         """Compute P^T of all matrices' gradients [S, *shape], -> [S, d]; differentiable."""
-        out: Tensor | None = None
+        if not values:
+            raise InputError("none of the chosen maps was applied to these structures")
+        first = next(iter(values.values()))
+        out = first.new_zeros(len(first), self.size)
         for name, value in values.items():
             bucket, sign = self._bucket_and_sign(name, value.device)
             flat = value.flatten(1) * sign.to(value)
-            out = value.new_zeros(len(value), self.size) if out is None else out
             out = out.index_add(1, bucket, flat)
-        if out is None:
-            raise InputError("none of the chosen maps was applied to these structures")
         return out
 
     def _bucket_and_sign(self, name: str, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Bucket [weights] and sign [weights] of every weight of a matrix."""
-        if name not in self._buckets:
-            self._buckets.update(self._all_buckets())
-        if name not in self._buckets:
+        """Return bucket [weights] and sign [weights] of every weight of a matrix."""
+        if name not in self.shapes:
             raise InputError(f"{name!r} is none of the conditioned maps: {', '.join(self.shapes)}")
         bucket, sign = self._buckets[name]
         return bucket.to(device), sign.to(device)
 
-    def _all_buckets(self) -> dict[str, tuple[Tensor, Tensor]]:
+    @cached_property
+    def _buckets(self) -> dict[str, tuple[Tensor, Tensor]]:
         index = torch.arange(self.num_weights)
         if self.num_weights <= self.dimension:
             bucket, sign = index, torch.ones_like(index)
@@ -90,14 +84,11 @@ class Sketch:
             bucket = (bits >> 1) % self.dimension
             sign = 1 - 2 * (bits & 1)
         sizes = [prod(shape) for shape in self.shapes.values()]
-        ends = list(accumulate(sizes))
-        return {
-            name: (bucket[end - size : end], sign[end - size : end])
-            for name, size, end in zip(self.shapes, sizes, ends, strict=True)
-        }
+        parts = zip(*(x.split_with_sizes(sizes) for x in (bucket, sign)), strict=True)
+        return dict(zip(self.shapes, parts, strict=True))
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_buckets": {}}
+        return {name: value for name, value in vars(self).items() if name != "_buckets"}
 
 
 def _folded(seed: int) -> int:
@@ -109,11 +100,7 @@ def _folded(seed: int) -> int:
 
 def _mixed(x: Tensor) -> Tensor:
     """Hash int64 x to 62-bit numbers (the finaliser of SplitMix64 with 62 bits kept)."""
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        x = (x ^ _shifted(x, shift)) * factor
-    return (x ^ _shifted(x, 31)) & (2**62 - 1)
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Shift to the right logically."""
-    return (x >> bits) & (2 ** (64 - bits) - 1)
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
+        shifted = (x >> shift) & (2 ** (64 - shift) - 1)  # logically
+        x = (x ^ shifted) * factor
+    return x & (2**62 - 1)

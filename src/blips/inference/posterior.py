@@ -145,11 +145,11 @@ class ConditionedPosterior:
         sketch = Sketch(shapes, _count(content, "dimension"), int(content["seed"]))
         structures, evidence = _count(content, "structures"), None
         if content["rows"] is not None:
-            evidence = Evidence.from_state(sketch.size, _count(content, "rows"), dict(tensors))
-            kept = len(evidence.rows()) if evidence.keeps_rows else evidence.count
-            if not structures <= evidence.count == kept:
+            rows = _count(content, "rows")
+            evidence = Evidence.from_state(sketch.size, rows, dict(tensors))
+            if not structures <= rows == evidence.count:
                 raise CheckpointError(
-                    f"{evidence.count} rows of {structures} structures do not fit its tensors"
+                    f"{rows} rows of {structures} structures do not fit its tensors"
                 )
         elif tensors["draws"].ndim != 2 or tensors["draws"].shape[1] != sketch.size:
             raise CheckpointError(f"the draws do not fit a posterior of {sketch.size} coordinates")

@@ -154,4 +154,4 @@ def _added_over_processes(evidence: Evidence, domain: Domain) -> tuple[Evidence,
     dist.all_reduce(least, dist.ReduceOp.MIN)
     dist.all_reduce(farthest, dist.ReduceOp.MAX)
     everywhere = Domain(frozenset(known.nonzero().flatten().tolist()), least, farthest)
-    return Evidence.of_gram(gram, int(count)), everywhere
+    return Evidence(evidence.dimension, gram, int(count)), everywhere
