@@ -30,6 +30,7 @@ from blips.errors import InputError
 from blips.inference.linearise import Linearised
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
+from blips.progress import track
 from blips.properties.result import Properties, Property, PropertyError, Values
 
 Array = np.ndarray
@@ -51,7 +52,6 @@ class Calculation:
     seed: int = 0  # of the draws
     fmax: float = 0.002  # largest force after a relaxation, eV/A
     steps: int = 300  # of each relaxation at most
-    progress: Callable[[str], object] = lambda _: None  # is told what is being done
 
     def __post_init__(self) -> None:
         """Refuse unknown ways, and committees without a spread."""
@@ -74,7 +74,6 @@ class Calculation:
         """Relax ions and cell with the plain model; only a crystal has this property."""
         if not atoms.pbc.all():
             raise InputError(f"{what} are those of a crystal: periodic in three directions")
-        self.progress("relaxing the mean")
         return self.relaxed(self.plain, [atoms], cell=True)[0]
 
     def relaxed(
@@ -82,43 +81,41 @@ class Calculation:
     ) -> list[Atoms]:
         """Relax structures side by side, each with a BFGS of its own; return copies."""
         found = [atoms.copy() for atoms in structures]
-        tasks: list[tuple[Any, Any, list[Atoms]]] = []
-        for atoms in found:
-            mover: Any = FrechetCellFilter(atoms) if cell else atoms
-            tasks.append((BFGS(mover, logfile=None, maxstep=0.1), mover, [atoms]))  # type: ignore[arg-type]
+        movers = [FrechetCellFilter(atoms) if cell else atoms for atoms in found]
+        tasks = [
+            (BFGS(mover, logfile=None, maxstep=0.1), [atoms])  # type: ignore[arg-type]
+            for mover, atoms in zip(movers, found, strict=True)
+        ]
         self.minimise(surface, tasks, "no minimum", stress=cell)
         return found
 
     def minimise(
         self,
         surface: Surface,
-        tasks: Sequence[tuple[Any, Any, list[Atoms]]],
+        tasks: Sequence[tuple[Any, list[Atoms]]],
         failed: str,
         *,
         stress: bool = False,
     ) -> None:
         """Step optimisers until no force is left; a step of all is one batch.
 
-        A task is an optimiser, what has its forces, and the structures that it moves, which are
-        left without calculators. Raises `PropertyError`, "`failed` after ...", else.
+        A task is an optimiser and the structures that it moves. Raises `PropertyError`, "`failed`
+        after ...", else.
         """
-        largest = np.zeros(len(tasks))
+        largest = [0.0]
         for _ in range(self.steps + 1):
-            give_results([atoms for *_, own in tasks for atoms in own], surface, stress=stress)
-            forces = [mover.get_forces() for _, mover, _ in tasks]
-            largest = np.array([np.sqrt(np.square(f).sum(axis=1).max()) for f in forces])
+            give_results([atoms for _, own in tasks for atoms in own], surface, stress=stress)
+            forces = [optimiser.atoms.get_forces() for optimiser, _ in tasks]
+            largest = [float(np.linalg.norm(force, axis=1).max()) for force in forces]
             if not np.isfinite(largest).all():
                 break
-            for (*_, own), force in zip(tasks, largest, strict=True):
-                for atoms in own if force < self.fmax else ():
-                    atoms.calc = None
-            tasks = [task for task, f in zip(tasks, largest, strict=True) if not f < self.fmax]
+            tasks = [task for task, force in zip(tasks, largest, strict=True) if force >= self.fmax]
             if not tasks:
                 return
-            for optimiser, *_ in tasks:
+            for optimiser, _ in tasks:
                 optimiser.step()
         raise PropertyError(
-            f"{failed} after {self.steps} steps: a force of {largest.max():.3g} eV/A is left, "
+            f"{failed} after {self.steps} steps: a force of {max(largest):.3g} eV/A is left, "
             f"expected less than {self.fmax:g}; start from a better structure, or allow more steps "
             "or force"
         )
@@ -152,23 +149,26 @@ class Calculation:
         """Add error bars to the plain model's values, by the way that was asked for.
 
         `first_order` computes the values of all members to first order, `of_member` those of one
-        by itself; where that raises `PropertyError` the others go on.
+        by itself; where that raises `PropertyError` the others go on. Errors of energies are scaled
+        by `energy_factor` here.
         """
         failures: dict[int, str] = {}
         found: list[Values] = []
         if self.method == "linear":
             found += first_order()
         else:
-            for number, member in enumerate(self.potential.draw(self.members, seed=self.seed)):
-                self.progress(f"member {number + 1} of {self.members}")
+            committee = self.potential.draw(self.members, seed=self.seed)
+            for number, member in enumerate(track(committee, "members", self.members)):
                 try:
                     found.append(of_member(member.predict))
                 except PropertyError as error:
                     failures[number] = str(error)
-        quantities = {
-            name: Property.of(name, value[name], np.array([one[name] for one in found]), unit)
-            for name, unit in units.items()
-        }
+        quantities: dict[str, Property] = {}
+        for name, unit in units.items():
+            members = np.array([one[name] for one in found])
+            if unit.startswith("eV"):
+                members = value[name] + self.energy_factor * (members - value[name])
+            quantities[name] = Property.of(name, value[name], members, unit)
         return Properties(kind, self.method, quantities, failures, details or {})
 
     def _linearised(self, structures: Sequence[Atoms], *, forces: bool) -> Iterator[Linearised]:

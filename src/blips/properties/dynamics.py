@@ -30,6 +30,7 @@ from ase.units import fs, kB
 from blips.data.neighbours import search
 from blips.errors import InputError
 from blips.potential import BayesianPotential
+from blips.progress import track
 from blips.properties.calculation import Calculation
 from blips.properties.result import Properties, Property, PropertyError
 from blips.sim.calculator import Calculator
@@ -69,13 +70,12 @@ def dynamics(
     if not (temperature > 0 and timestep > 0):
         raise InputError(f"{temperature} K and {timestep} fs; expected positive numbers")
 
-    given = None if isinstance(atoms, Atoms) else list(atoms)
-    if given is not None and run.method == "members":
+    given = [] if isinstance(atoms, Atoms) else list(atoms)
+    if given and run.method == "members":
         raise InputError('a trajectory is reweighted by method="linear"; members need a structure')
-    start = atoms if isinstance(atoms, Atoms) else atoms[-1]
+    start = atoms if isinstance(atoms, Atoms) else given[-1]
 
-    def trajectory(what: str, noise: int, **kind: Any) -> list[Atoms]:
-        run.progress(f"dynamics of {what}")
+    def trajectory(noise: int, **kind: Any) -> list[Atoms]:
         here, rng = start.copy(), np.random.default_rng([run.seed, noise])
         here.calc = Calculator(potential, seed=run.seed, **kind)
         thermalize_momenta(here, temperature, exact_temperature=False, rng=rng)
@@ -93,16 +93,15 @@ def dynamics(
             frames.append(here.copy())
         return frames[len(frames) // 5 :]
 
-    mean = given or trajectory("the mean", 0, method="map")
+    mean = given or trajectory(0, method="map")
     _check_length(mean)
     if run.method == "linear":
         return _reweighted_pairs(run, mean, temperature)
     own: list[list[Atoms]] = []
     failures: dict[int, str] = {}
-    for number in range(run.members):  # with noise of their own: errors of time are independent
-        what = f"member {number + 1} of {run.members}"
-        try:
-            own.append(trajectory(what, number + 1, method="frozen", member=number))
+    for number in track(range(run.members), "members", run.members):
+        try:  # with noise of their own: errors of time are independent
+            own.append(trajectory(number + 1, method="frozen", member=number))
         except PropertyError as error:
             failures[number] = str(error)
     if len(own) < 2:
@@ -123,8 +122,11 @@ def _reweighted_pairs(run: Calculation, frames: Sequence[Atoms], temperature: fl
         for k in np.flatnonzero(~usable)
     }
     one = Property.of(name, values.mean(axis=0), found[usable], "")
-    details = {"time_std": {name: time_std(values)}, "distances": DISTANCES}
-    details["effective_frames"] = effective
+    details = {
+        "time_std": {name: time_std(values)},
+        "distances": DISTANCES,
+        "effective_frames": effective,
+    }
     return Properties("dynamics", "reweighted", {name: one}, failures, details)
 
 
@@ -141,7 +143,7 @@ def reweighted(
 
     Args:
         potential: that made the trajectory with method "map".
-        frames: of its equilibrium, at constant temperature and volume.
+        frames: of its equilibrium, at constant temperature (K) and volume.
         observable: a number or an array of each frame, or its values [T, ...].
         temperature: K.
         members: M.
@@ -204,30 +206,28 @@ def averages(
     def displacement(path: Array) -> Array:
         return mean_squared_displacement(path, count)
 
-    def coefficient(path: Array) -> Array:
-        return np.array(slope(displacement(path)) / 6 / interval * CM2_PER_S)
+    def coefficient(path: Array) -> float:
+        return slope(displacement(path)) / 6 / interval * CM2_PER_S
 
-    kinds: list[tuple[str, str, Callable[[Array], Array], list[Array]]] = [
-        ("displacement", "A^2", displacement, paths),
-        ("diffusion", "cm^2/s", coefficient, paths),
-    ]
-    if mean[0].pbc.all():
-        pairs = [np.array([radial_distribution(f, LARGEST, BINS) for f in one]) for one in runs]
-        kinds.append(("radial_distribution", "", lambda g: g.mean(axis=0), pairs))
     quantities: dict[str, Property] = {}
-    time: dict[str, Any] = {}
-    for name, units, of, data in kinds:
+    details: dict[str, Any] = {"time_std": {}, "distances": DISTANCES}
+    details["lags"] = np.arange(1, count + 1) * interval
+
+    def add(name: str, units: str, of: Callable[[Array], Array | float], data: list[Array]) -> None:
         value, *values = (of(one) for one in data)
         parts = np.array([[of(part) for part in np.array_split(one, PARTS)] for one in data])
-        time[name] = np.sqrt(parts.var(axis=1, ddof=1).mean(axis=0) / PARTS)
-        var = np.var(values, axis=0, ddof=1) - time[name] ** 2
-        std = np.sqrt(np.clip(var, 0.0, None))
-        scalar = np.ndim(value) == 0
-        value, std = (float(value), float(std)) if scalar else (value, std)
+        time = np.sqrt(parts.var(axis=1, ddof=1).mean(axis=0) / PARTS)
+        std = np.sqrt(np.clip(np.var(values, axis=0, ddof=1) - time**2, 0.0, None))
         quantities[name] = Property(name, value, std, np.array(values), units)
-    details = {"time_std": time, "lags": np.arange(1, count + 1) * interval}
-    details["notes"] = [f"finite time, on top: diffusion ± {time['diffusion']:.2g} cm^2/s"]
-    details["distances"] = DISTANCES
+        details["time_std"][name] = time
+
+    add("displacement", "A^2", displacement, paths)
+    add("diffusion", "cm^2/s", coefficient, paths)
+    if mean[0].pbc.all():
+        pairs = [np.array([radial_distribution(f, LARGEST, BINS) for f in one]) for one in runs]
+        add("radial_distribution", "", lambda g: g.mean(axis=0), pairs)
+    error = details["time_std"]["diffusion"]
+    details["notes"] = [f"finite time, on top: diffusion ± {error:.2g} cm^2/s"]
     return Properties("dynamics", "members", quantities, {}, details)
 
 

@@ -45,25 +45,18 @@ def _number(axes: "Axes", one: Property) -> None:
     axes.set_title(f"{value:.4g} ± {std:.2g}", fontsize=10)
 
 
-def _equation_of_state(axes: "Axes", found: Properties) -> None:
-    _energies(axes, found, found.details["volumes"], np.min)
-    axes.set(xlabel="volume (Å³)", ylabel="energy above its minimum (eV)")
+def _energies(x: str, zero: Callable[[np.ndarray], float], xlabel: str, of_zero: str) -> Curve:
+    """Draw energies of the plain model and its members, above a zero of their own, over `x`."""
 
+    def draw(axes: "Axes", found: Properties) -> None:
+        energies = found.details["energies"]
+        at = found.details.get(x, range(len(energies)))
+        for curve in found.details.get("member_energies", ()):
+            axes.plot(at, curve - zero(curve), color=GREY, lw=0.7)
+        axes.plot(at, energies - zero(energies), "o-", color=BLUE, lw=2, ms=4)
+        axes.set(xlabel=xlabel, ylabel=f"energy above {of_zero} (eV)")
 
-def _profile(axes: "Axes", found: Properties) -> None:
-    images = np.arange(len(found.details["energies"]))
-    _energies(axes, found, images, lambda curve: curve[0])
-    axes.set(xlabel="image", ylabel="energy above the first (eV)")
-
-
-def _energies(
-    axes: "Axes", found: Properties, x: np.ndarray, zero: Callable[[np.ndarray], float]
-) -> None:
-    """Draw the energies of the plain model and of its members above a zero of their own."""
-    for curve in found.details.get("member_energies", ()):
-        axes.plot(x, curve - zero(curve), color=GREY, lw=0.7)
-    energies = found.details["energies"]
-    axes.plot(x, energies - zero(energies), "o-", color=BLUE, lw=2, ms=4)
+    return draw
 
 
 def _bands(axes: "Axes", found: Properties) -> None:
@@ -89,13 +82,13 @@ def _with_std(name: str, x: str, xlabel: str, ylabel: str) -> Curve:
 
 
 CURVES: dict[str, Curve] = {  # by kind or quantity
-    "equation_of_state": _equation_of_state,
+    "equation_of_state": _energies("volumes", np.min, "volume (Å³)", "its minimum"),
     "bands": _bands,
     "dos": _with_std("dos", "frequencies", "frequency (THz)", "states per THz"),
     "heat_capacity": _with_std(
         "heat_capacity", "temperatures", "temperature (K)", "heat capacity (J/K/mol)"
     ),
-    "barrier": _profile,
+    "barrier": _energies("image", lambda curve: curve[0], "image", "the first"),
     "radial_distribution": _with_std("radial_distribution", "distances", "distance (Å)", "g(r)"),
     "displacement": _with_std(
         "displacement", "lags", "time (fs)", "mean squared displacement (Å²)"

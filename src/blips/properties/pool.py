@@ -28,10 +28,9 @@ from blips.potential import BayesianPotential
 from blips.properties.barrier import barrier
 from blips.properties.dynamics import dynamics
 from blips.properties.elastic import elastic
+from blips.properties.energies import formation_energy, relax
 from blips.properties.eos import equation_of_state
-from blips.properties.formation import formation_energy
 from blips.properties.phonons import phonons
-from blips.properties.relax import relax
 from blips.properties.result import Properties, PropertyError
 from blips.train.released import load
 
