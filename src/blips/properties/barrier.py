@@ -41,13 +41,10 @@ def barrier(
 ) -> Properties:
     """Compute the barrier between the ends of a path, both ways, and the energy between them.
 
-    Args:
-        potential: with a posterior.
-        path: the two ends, or also images between them.
-        band: relax the ends and a climbing band between them; False takes the path as it is,
-            such as a scan of an angle.
-        images: of the band with its ends, where `path` has the ends alone.
-        options: of `Calculation`; fmax and steps are also those of the band.
+    A path is the two ends, or also images between them. The ends are relaxed, and a climbing band
+    between them (of `images` with its ends, where the path has the ends alone), unless `band` is
+    False: then the path is taken as it is, such as a scan of an angle. Options are those of
+    `Calculation`; fmax and steps are also those of the band.
 
     Returns:
         Quantities of `UNITS`; `details["energies"]` [images], `details["member_energies"]`

@@ -56,15 +56,11 @@ def dynamics(
 ) -> Properties:
     """Run Langevin dynamics at constant volume and average over it, without its first fifth.
 
-    Args:
-        potential: with a posterior.
-        atoms: where to start; velocities are drawn. Or a trajectory of the plain model in
-            equilibrium at constant volume, to reweight.
-        temperature: K.
-        timestep: fs.
-        options: of `Calculation`; `steps` are those of each trajectory. Method "linear" reweights
-            one of the plain model; members whose weights leave too few frames are failures: run
-            them. With "members" all run their own, see `averages`.
+    `atoms` is where to start (velocities are drawn), or a trajectory of the plain model in
+    equilibrium at constant volume, to reweight. Temperature in K, timestep in fs. Options are those
+    of `Calculation`; `steps` are those of each trajectory. Method "linear" reweights one of the
+    plain model; members whose weights leave too few frames are failures: run them. With "members"
+    all run their own, see `averages`.
     """
     run = Calculation(potential, **{"steps": STEPS, **options})
     if not (temperature > 0 and timestep > 0):
@@ -141,13 +137,8 @@ def reweighted(
 ) -> tuple[Array, Array]:
     """Average an observable under every member, from one trajectory of the posterior means.
 
-    Args:
-        potential: that made the trajectory with method "map".
-        frames: of its equilibrium, at constant temperature (K) and volume.
-        observable: a number or an array of each frame, or its values [T, ...].
-        temperature: K.
-        members: M.
-        seed: of the draws.
+    The potential made the frames with method "map", in equilibrium at constant temperature (K) and
+    volume. The observable is a number or an array of each frame, or its values [T, ...].
 
     Returns:
         The members' averages [M, ...], and the effective frames behind each, [M].
@@ -187,10 +178,7 @@ def averages(
 ) -> Properties:
     """Compute averages of trajectories that the plain model and members ran themselves.
 
-    Args:
-        mean: trajectory of the plain model, positions not wrapped.
-        members: trajectories of members, as long as it.
-        interval: between frames, fs.
+    Trajectories are of one length, positions not wrapped; `interval` is between frames, fs.
 
     Returns:
         Mean squared `displacement` [lags] of all atoms, `diffusion` and, where all is periodic,

@@ -44,11 +44,8 @@ def elastic(
 ) -> Properties:
     """Compute elastic constants of a crystal at zero temperature, ions relaxed, and moduli.
 
-    Args:
-        potential: with a posterior.
-        atoms: the crystal, whose cell is relaxed first.
-        strain: of the finite differences.
-        options: of `Calculation`.
+    Its cell is relaxed first; `strain` is that of the finite differences. Options are those of
+    `Calculation`.
 
     Returns:
         `elastic_constants` [6, 6], `bulk_modulus` and `shear_modulus` (Hill's averages), GPa.

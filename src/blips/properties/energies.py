@@ -37,17 +37,11 @@ References = Mapping[str, Atoms | float]
 def relax(
     potential: BayesianPotential, atoms: Atoms, *, cell: bool | None = None, **options: Any
 ) -> Properties:
-    """Relax a structure with the plain model; error bars of its energy and cell.
-
-    Args:
-        potential: with a posterior.
-        atoms: where to start.
-        cell: relax the cell too; by default that of crystals.
-        options: of `Calculation`.
+    """Relax a structure, by default with its cell where it is a crystal; options of `Calculation`.
 
     Returns:
-        Quantities of `RELAXED` (linear: the energy), and the relaxed structure as
-        `Atoms.fromdict(found.details["structure"])`.
+        Quantities of `RELAXED` (linear: the energy), and the structure that the plain model relaxed
+        as `Atoms.fromdict(found.details["structure"])`.
     """
     run = Calculation(potential, **options)
     cell = bool(atoms.pbc.all()) if cell is None else cell
@@ -82,12 +76,9 @@ def formation_energy(
 ) -> Properties:
     """Compute the formation energy of a relaxed structure from elements, eV/atom.
 
-    Args:
-        potential: with a posterior.
-        atoms: the compound; relaxed first, with its cell where it is a crystal.
-        references: element -> its structure, relaxed likewise, or its energy in eV/atom where it
-            is known from elsewhere, which has then no error.
-        options: of `Calculation`.
+    Of each element `references` has the structure, relaxed likewise (with its cell where it is a
+    crystal), or the energy in eV/atom where it is known from elsewhere, which has then no error.
+    Options are those of `Calculation`.
     """
     run = Calculation(potential, **options)
     counts = Counter(atoms.symbols)

@@ -34,13 +34,10 @@ def equation_of_state(
     scales: Sequence[float] = SCALES,
     **options: Any,
 ) -> Properties:
-    """Compute volume, bulk modulus and its pressure derivative at zero temperature.
+    """Compute volume, bulk modulus and its pressure derivative of a crystal at zero temperature.
 
-    Args:
-        potential: with a posterior.
-        atoms: the crystal, whose cell is relaxed first.
-        scales: volumes over that of the relaxed cell, at least 4.
-        options: of `Calculation`.
+    Its cell is relaxed first; `scales` are volumes over that of the relaxed cell, at least 4.
+    Options are those of `Calculation`.
 
     Returns:
         Quantities of `UNITS`; `details` has the volumes (A^3) and energies (eV) of the curve.

@@ -50,13 +50,8 @@ def phonons(
 ) -> Properties:
     """Compute harmonic phonons of a relaxed crystal, thermal properties per mole of cells.
 
-    Args:
-        potential: with a posterior.
-        atoms: the crystal, whose cell is relaxed first.
-        temperatures: K, [T].
-        length: least edge of the supercell, A.
-        displacement: of an atom, A.
-        options: of `Calculation`.
+    Temperatures are in K; `length` (A) is the least edge of the supercell, `displacement` (A) that
+    of an atom. Options are those of `Calculation`.
 
     Returns:
         Quantities of `UNITS`: bands [q, modes], density of states [f], the others [T]. `details`

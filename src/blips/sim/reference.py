@@ -22,7 +22,8 @@ from typing import Any
 
 from ase.calculators.calculator import BaseCalculator
 
-from blips.errors import BlipsError, ConfigError, MissingPackageError
+from blips.backbones.foreign import require
+from blips.errors import BlipsError, ConfigError
 
 ESPRESSO_SAFE = ("input_data", "kpts", "koffset", "kspacing", "pseudopotentials")
 ESPRESSO_PATHS = ("pseudo_dir", "outdir", "wfcdir", "prefix")  # in input_data
@@ -109,12 +110,7 @@ def _imported(path: str) -> Callable[..., Any]:
 
 def _tight_binding(method: str) -> Callable[..., Any]:
     def make(**options: Any) -> Any:
-        try:
-            from tblite.ase import TBLite
-        except ImportError as error:
-            raise MissingPackageError(
-                "this needs the package tblite; install it with: pip install 'blips-mlip[active]'"
-            ) from error
+        TBLite: Any = require("tblite.ase", "pip install 'blips-mlip[active]'").TBLite
 
         class FromGuess(TBLite):
             """TBLite whose results depend on the structure alone, not on the one before."""

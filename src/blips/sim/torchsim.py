@@ -34,7 +34,7 @@ from blips.prediction import Model, Prediction
 from blips.sim.calculator import UNCERTAINTIES, Evaluator, annotate
 from blips.sim.dynamics import check_run
 from blips.sim.frames import FrameSaver
-from blips.sim.guard import Finding, Guard, check_domain
+from blips.sim.guard import Finding, Guard
 
 PIP_LINE = "pip install torch-sim-atomistic==0.3.0"
 
@@ -101,9 +101,8 @@ class TorchSimModel(ModelInterface):
             graph = self._graph([structures[index] for index in sound])
             prediction = self.evaluator.sampled(graph, stress=False)
             for number, index in enumerate(sound):
-                atoms, results = structures[index], prediction[number].ase_results()
-                findings[index] = guard.check_std(atoms, results.__getitem__)
-                findings[index] += check_domain(atoms, results.get(keys.IN_DOMAIN))
+                results = prediction[number].ase_results()
+                findings[index] = guard.check_std(structures[index], results)
         return findings
 
     def _graph(self, structures: list[Atoms]) -> Graph:
@@ -180,7 +179,8 @@ def relax(
     if not force_tolerance > 0:
         raise InputError(f"force_tolerance is {force_tolerance} eV/A; expected a positive number")
     init, update = (optimizer or ts.optimizers.fire)(model, **options)
-    state = init(_state(structures, model))
+    structures = _batch_of(structures)
+    state = init(ts.initialize_state(structures, model.device, model.dtype))
     converged = ts.generate_force_convergence_fn(
         force_tolerance, include_cell_forces=hasattr(state, "cell_forces")
     )
@@ -210,7 +210,7 @@ def integrate(
     The integrator is one of TorchSim, `nvt_langevin` by default, with options in TorchSim's units.
     The other arguments are those of `relax`.
     """
-    structures = [structures] if isinstance(structures, Atoms) else list(structures)
+    structures = _batch_of(structures)
     temperatures = np.broadcast_to(np.asarray(temperature, dtype=float), (len(structures),))
     if not ((temperatures > 0).all() and timestep > 0):
         raise InputError(
@@ -224,7 +224,7 @@ def integrate(
     init, update = make(model, dt=dt, kT=kT, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        state = _state(structures, model)
+        state = ts.initialize_state(structures, model.device, model.dtype)
         if all(atoms.get_momenta().any() for atoms in structures):
             momenta = np.concatenate([atoms.get_momenta() for atoms in structures])
             state.momenta = torch.tensor(momenta, **here)  # [N, 3], TorchSim's unit is ASE's
@@ -245,14 +245,14 @@ def halting(
     """
 
     def ended(state: Any, last_energy: Tensor | None = None) -> Tensor:
-        halted = [_stops(found) for found in model.check(state, guard)]
-        halted = torch.tensor(halted, device=state.device)
+        stops = [_stops(found) for found in model.check(state, guard)]
+        halted = torch.tensor(stops, device=state.device)
         return halted if convergence_fn is None else halted | convergence_fn(state, last_energy)
 
     return ended
 
 
-def _state(structures: Sequence[Atoms], model: TorchSimModel) -> Any:
+def _batch_of(structures: Sequence[Atoms]) -> list[Atoms]:
     structures = [structures] if isinstance(structures, Atoms) else list(structures)
     if not structures:
         raise InputError("nothing to simulate: the list of structures is empty")
@@ -260,7 +260,7 @@ def _state(structures: Sequence[Atoms], model: TorchSimModel) -> Any:
         raise InputError(
             "TorchSim takes structures that are all periodic in three directions, or all not"
         )
-    return ts.initialize_state(structures, model.device, model.dtype)
+    return structures
 
 
 def _advance(
@@ -281,20 +281,19 @@ def _advance(
     while True:
         findings = model.check(state, guard)
         relaxed = converged(state).tolist() if converged else [False] * len(alive)
-        at_end = done >= steps
+        at_end = "" if done < steps else "unfinished" if converged else "done"
         leaving: list[int] = []
         for place, (found, is_relaxed) in enumerate(zip(findings, relaxed, strict=True)):
-            status = "halted" if _stops(found) else "converged" if is_relaxed else ""
-            if at_end and not status:
-                status = "unfinished" if converged else "done"
+            number, halted = alive[place], _stops(found)
+            status = "halted" if halted else "converged" if is_relaxed else at_end
             if not status and (saver is None or not found):
                 continue
-            frame, number = _frame(state[[place]], model), alive[place]
+            frame = _frame(state[[place]], model)
             if saver is not None and found:
-                saver.offer(frame, done, found, walker=number, last=status == "halted")
+                saver.offer(frame, done, found, walker=number, last=halted)
             if status:
                 leaving.append(place)
-                finished[number] = Finished(frame, status, done, found if _stops(found) else [])
+                finished[number] = Finished(frame, status, done, found if halted else [])
         if len(leaving) == len(alive):
             return [finished[number] for number in sorted(finished)]
         if leaving:
