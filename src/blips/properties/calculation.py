@@ -122,19 +122,17 @@ class Calculation:
 
     def energy_changes(self, structures: Sequence[Atoms]) -> Array:
         """Compute changes b . v_k of all members' energies, [K, S] eV, without backward passes."""
-        noise = self._noise(structures)
         parts = [
             linearised.energy_changes(noise)[keys.ENERGY].numpy(force=True)
-            for linearised in self._linearised(structures, forces=False)
+            for linearised, noise in self._linearised(structures, forces=False)
         ]
         return np.concatenate(parts, axis=1)
 
     def force_changes(self, structures: Sequence[Atoms]) -> list[Array]:
         """Compute changes of the forces of all members, [K, N, 3] eV/A for each structure."""
-        noise = self._noise(structures)
         return [
             linearised.members(noise)[keys.FORCES].double().numpy(force=True)
-            for linearised in self._linearised(structures, forces=True)
+            for linearised, noise in self._linearised(structures, forces=True)
         ]
 
     def finished(
@@ -171,14 +169,13 @@ class Calculation:
             quantities[name] = Property.of(name, value[name], members, unit)
         return Properties(kind, self.method, quantities, failures, details or {})
 
-    def _linearised(self, structures: Sequence[Atoms], *, forces: bool) -> Iterator[Linearised]:
-        """Linearise the potential on batches; structure by structure where forces are asked for."""
-        model, depth = self.potential.linear_model(), "members" if forces else "energies"
-        for graph in graph_batches(model.backbone, structures, 1 if forces else BATCH):
-            yield model(graph, forces=forces, depth=depth)
+    def _linearised(
+        self, structures: Sequence[Atoms], *, forces: bool
+    ) -> Iterator[tuple[Linearised, Tensor]]:
+        """Linearise the potential on batches, for forces on single structures, with noise [K, d].
 
-    def _noise(self, structures: Sequence[Atoms]) -> Tensor:
-        """Draw v_k [K, d] as `potential.draw` does; warn of elements without data."""
+        The noise v_k is that of `potential.draw`. Warns of elements without data.
+        """
         if self.potential.posterior is None:
             raise InputError(
                 "error bars to first order need a posterior that has seen data; condition the "
@@ -192,9 +189,12 @@ class Calculation:
                 f"the structures that the posterior was conditioned on have no {symbols}: error "
                 "bars of properties of such structures are too small. Condition on such "
                 "structures too",
-                stacklevel=4,
+                stacklevel=5,
             )
-        return posterior.draws(self.members, self.seed)
+        noise = posterior.draws(self.members, self.seed)
+        model, depth = self.potential.linear_model(), "members" if forces else "energies"
+        for graph in graph_batches(model.backbone, structures, 1 if forces else BATCH):
+            yield model(graph, forces=forces, depth=depth), noise
 
 
 def give_results(structures: Sequence[Atoms], surface: Surface, *, stress: bool = False) -> None:

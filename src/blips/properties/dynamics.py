@@ -26,6 +26,7 @@ from ase import Atoms
 from ase.md.langevin import Langevin
 from ase.md.velocitydistribution import thermalize_momenta
 from ase.units import fs, kB
+from scipy.special import softmax
 
 from blips.data.neighbours import search
 from blips.errors import InputError
@@ -150,17 +151,10 @@ def reweighted(
     averages, effective = [], []
     for member in potential.draw(members, seed=seed):
         energy = member.predict(frames, forces=False).array("energy")
-        weights = normalised_weights(energy - mean_energy, temperature)  # [T]
+        weights = softmax((mean_energy - energy) / (kB * temperature))  # [T]
         averages.append(np.tensordot(weights, np.asarray(values, dtype=float), axes=1))
         effective.append(1.0 / np.square(weights).sum())
     return np.array(averages), np.array(effective)
-
-
-def normalised_weights(energy_difference: Array, temperature: float) -> Array:
-    """Compute weights exp(-dE / kT) that sum to one, [T]; eV and K."""
-    exponents = -np.asarray(energy_difference) / (kB * temperature)
-    weights = np.exp(exponents - exponents.max())
-    return weights / weights.sum()
 
 
 def radial_distribution(atoms: Atoms, largest: float, bins: int) -> Array:

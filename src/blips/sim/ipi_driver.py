@@ -37,13 +37,10 @@ __DRIVER_CLASS__ = "Committee"
 
 
 class Committee(Dummy_driver):
-    """A committee of members of a posterior, as i-PI calls drivers.
+    """A committee of K members of a posterior, as i-PI calls drivers.
 
-    Args:
-        template: file with the elements and the periodicity, any that ASE reads.
-        model: a model written by blips, or a released one's name.
-        members: K, of the committee.
-        seed: of the draws.
+    The template is a file with the elements and the periodicity, any that ASE reads; the model one
+    written by blips, or a released one's name.
     """
 
     def __init__(
