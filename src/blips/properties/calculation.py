@@ -13,7 +13,7 @@ so neither relaxed energies nor their derivatives by strain need a member to be 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from ase import Atoms
@@ -35,6 +35,7 @@ from blips.properties.result import Properties, Property, PropertyError, Values
 
 Array = np.ndarray
 Surface = Callable[..., Prediction]  # (structures, stress=...) -> energy, forces, stress
+Result = TypeVar("Result")
 BATCH = 32
 
 
@@ -54,7 +55,6 @@ class Calculation:
     steps: int = 300  # of each relaxation at most
 
     def __post_init__(self) -> None:
-        """Refuse unknown ways, and committees without a spread."""
         if self.method not in ("linear", "members"):
             raise InputError(f'unknown method {self.method!r}; use "linear" or "members"')
         if self.members < 2:
@@ -135,6 +135,17 @@ class Calculation:
             for linearised, noise in self._linearised(structures, forces=True)
         ]
 
+    def of_each(self, of_member: Callable[[int], Result]) -> tuple[list[Result], dict[int, str]]:
+        """Compute something of each member, by its number; a `PropertyError` is told as text."""
+        found: list[Result] = []
+        failures: dict[int, str] = {}
+        for number in track(range(self.members), "members", self.members):
+            try:
+                found.append(of_member(number))
+            except PropertyError as error:
+                failures[number] = str(error)
+        return found, failures
+
     def finished(
         self,
         kind: str,
@@ -147,20 +158,14 @@ class Calculation:
         """Add error bars to the plain model's values, by the way that was asked for.
 
         `first_order` computes the values of all members to first order, `of_member` those of one
-        by itself; where that raises `PropertyError` the others go on. Errors of energies are scaled
-        by `energy_factor` here.
+        by itself. Errors of energies are scaled by `energy_factor` here.
         """
         failures: dict[int, str] = {}
-        found: list[Values] = []
         if self.method == "linear":
-            found += first_order()
+            found = first_order()
         else:
             committee = self.potential.draw(self.members, seed=self.seed)
-            for number, member in enumerate(track(committee, "members", self.members)):
-                try:
-                    found.append(of_member(member.predict))
-                except PropertyError as error:
-                    failures[number] = str(error)
+            found, failures = self.of_each(lambda number: of_member(committee[number].predict))
         quantities: dict[str, Property] = {}
         for name, unit in units.items():
             members = np.array([one[name] for one in found])

@@ -31,7 +31,6 @@ from scipy.special import softmax
 from blips.data.neighbours import search
 from blips.errors import InputError
 from blips.potential import BayesianPotential
-from blips.progress import track
 from blips.properties.calculation import Calculation
 from blips.properties.result import Properties, Property, PropertyError
 from blips.sim.calculator import Calculator
@@ -94,13 +93,9 @@ def dynamics(
     _check_length(mean)
     if run.method == "linear":
         return _reweighted_pairs(run, mean, temperature)
-    own: list[list[Atoms]] = []
-    failures: dict[int, str] = {}
-    for number in track(range(run.members), "members", run.members):
-        try:  # with noise of their own: errors of time are independent
-            own.append(trajectory(number + 1, method="frozen", member=number))
-        except PropertyError as error:
-            failures[number] = str(error)
+    own, failures = run.of_each(  # with noise of their own: errors of time are independent
+        lambda number: trajectory(number + 1, method="frozen", member=number)
+    )
     if len(own) < 2:
         raise PropertyError(
             f"{len(failures)} of {run.members} members have no trajectory: {failures}"

@@ -73,19 +73,15 @@ class Properties(Mapping[str, Property]):
     details: Mapping[str, Any] = field(default_factory=dict)  # what else is worth keeping
 
     def __getitem__(self, name: str) -> Property:
-        """Return one quantity."""
         return self.quantities[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the quantities."""
         return iter(self.quantities)
 
     def __len__(self) -> int:
-        """Return the number of quantities."""
         return len(self.quantities)
 
     def __str__(self) -> str:
-        """Return one line for each quantity, and one for what failed."""
         lines = [str(one) for one in self.values()]
         lines += self.details.get("notes", [])
         lines += [f"member {number} failed: {why}" for number, why in self.failures.items()]

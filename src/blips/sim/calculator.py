@@ -77,13 +77,42 @@ class Calculator(ASECalculator):
         skin: float = SKIN,
         **options: Any,
     ) -> None:
+        if not isinstance(potential, Model):
+            raise InputError(
+                f"simulations need a model with error bars, got {type(potential).__name__}; make "
+                "one with blips.bayesianize(model) or blips.load(file), or take one of "
+                "blips.baselines"
+            )
+        bayesian = isinstance(potential, BayesianPotential)
+        methods = METHODS if bayesian else BASELINE_METHODS
+        if method not in methods:
+            raise InputError(
+                f"unknown method {method!r} of {type(potential).__name__}; use one of "
+                f"{', '.join(methods)}"
+            )
         if every < 0:
             raise InputError(f"every is {every}; expected 0 (only when asked for) or more")
         super().__init__()
-        self.evaluator = Evaluator(potential, method, samples, seed, member, options)
         self.potential, self.every = potential, every
         self.structures_seen = 0
         self.neighbours = NeighbourCache(skin)
+        self.always_uncertain = method in ALWAYS_UNCERTAIN
+        self._options = {"samples": samples, "seed": seed, **options}
+        self._options["method"] = "auto" if method == "map" else method
+        self._member: Member | None = None
+        if bayesian and method == "frozen":
+            self._member = potential.member(member, seed) if isinstance(member, int) else member
+            self._options["method"] = "frozen" if potential.posterior is None else "conditioned"
+
+    def plain(self, graph: Graph, stress: bool) -> Prediction:
+        """Predict with the plain model, or the member, without error bars."""
+        if self._member is not None:
+            return self._member.predict(graph, stress=stress)
+        return self.potential.predict(graph, method="map", stress=stress)
+
+    def sampled(self, graph: Graph, stress: bool) -> Prediction:
+        """Predict with error bars; those of a member are its committee's."""
+        return self.potential.predict(graph, stress=stress, **self._options)
 
     def calculate(
         self,
@@ -109,62 +138,15 @@ class Calculator(ASECalculator):
             wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}
         )
         (graph,) = graph_batches(self.potential.backbone, structure, 1, [self.neighbours])
-        always = self.evaluator.always
+        always = self.always_uncertain
         if not always:
-            self.results |= _results(self.evaluator.plain(graph, stress))
+            self.results |= _results(self.plain(graph, stress))
         if always or due or wanted & set(UNCERTAINTIES):
-            found = _results(self.evaluator.sampled(graph, stress))
+            found = _results(self.sampled(graph, stress))
             own = found if always else (*UNCERTAINTIES, keys.IN_DOMAIN)
             self.results |= {name: found[name] for name in own if name in found}
         if atoms is not None:
             annotate(atoms, self.results)
-
-
-class Evaluator:
-    """Predictions of graphs by one method, see above; arguments as of `Calculator`.
-
-    `always` says whether a std comes with every energy.
-    """
-
-    def __init__(
-        self,
-        potential: Model,
-        method: str,
-        samples: Samples,
-        seed: int,
-        member: int | Member,
-        options: Mapping[str, Any],
-    ) -> None:
-        if not isinstance(potential, Model):
-            raise InputError(
-                f"simulations need a model with error bars, got {type(potential).__name__}; make "
-                "one with blips.bayesianize(model) or blips.load(file), or take one of "
-                "blips.baselines"
-            )
-        bayesian = isinstance(potential, BayesianPotential)
-        methods = METHODS if bayesian else BASELINE_METHODS
-        if method not in methods:
-            raise InputError(
-                f"unknown method {method!r} of {type(potential).__name__}; use one of "
-                f"{', '.join(methods)}"
-            )
-        self.potential, self.always = potential, method in ALWAYS_UNCERTAIN
-        self._method = "auto" if method == "map" else method
-        self._options = {"samples": samples, "seed": seed, **options}
-        self._member: Member | None = None
-        if bayesian and method == "frozen":
-            self._member = potential.member(member, seed) if isinstance(member, int) else member
-            self._method = "frozen" if potential.posterior is None else "conditioned"
-
-    def plain(self, graph: Graph, stress: bool) -> Prediction:
-        """Predict with the plain model, or the member, without error bars."""
-        if self._member is not None:
-            return self._member.predict(graph, stress=stress)
-        return self.potential.predict(graph, method="map", stress=stress)
-
-    def sampled(self, graph: Graph, stress: bool) -> Prediction:
-        """Predict with error bars; those of a member are its committee's."""
-        return self.potential.predict(graph, method=self._method, stress=stress, **self._options)
 
 
 def _results(prediction: Prediction) -> dict[str, Any]:

@@ -156,7 +156,6 @@ class MDSettings:
     seed: int = 0  # of velocities, thermostat and samples
 
     def __post_init__(self) -> None:
-        """Refuse what no run can be made of."""
         check_run(self.every, self.steps)
         if self.ensemble not in ENSEMBLES:
             expected = ", ".join(ENSEMBLES)

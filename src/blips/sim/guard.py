@@ -60,7 +60,6 @@ class Guard:
     farthest: float | None = None  # distance of an atom to its nearest neighbour, A, below 6
 
     def __post_init__(self) -> None:
-        """Refuse limits that nothing can keep."""
         for name, value in vars(self).items():
             if value is not None and not value > 0:
                 raise InputError(f"the guard's limit {name} is {value}; expected a positive number")
@@ -76,13 +75,10 @@ class Guard:
     def by_error_rate(
         cls, error: float, low: float | None = None, high: float | None = None, **others: Any
     ) -> Self:
-        """Set both thresholds as the expected share of atomic force errors above `error`.
+        """Set both thresholds as the expected share of atomic force errors above `error`, eV/A.
 
-        Args:
-            error: |F_predicted - F_true| of an atom, eV/A.
-            low: share of errors above it from which frames are saved, such as 0.01.
-            high: share from which the simulation stops, such as 0.1.
-            others: limits of other kinds.
+        From a share of `low`, such as 0.01, frames are saved; from `high`, such as 0.1, the
+        simulation stops. Others are limits of other kinds.
         """
         stds = [None if rate is None else std_for(error, rate) for rate in (low, high)]
         return cls(*stds, **others)

@@ -27,11 +27,10 @@ from blips import keys
 from blips.backbones.base import first_parameter, graph_batches
 from blips.backbones.foreign import require
 from blips.data.graph import Graph
-from blips.data.neighbours import SKIN, NeighbourCache
-from blips.defaults import SAMPLES
+from blips.data.neighbours import NeighbourCache
 from blips.errors import InputError
 from blips.prediction import Model, Prediction
-from blips.sim.calculator import UNCERTAINTIES, Evaluator, annotate
+from blips.sim.calculator import UNCERTAINTIES, Calculator, annotate
 from blips.sim.dynamics import check_run
 from blips.sim.frames import FrameSaver
 from blips.sim.guard import Finding, Guard
@@ -58,8 +57,8 @@ class TorchSimModel(ModelInterface):
     but "map" and "frozen" also give their `*_uncertainty`. A structure whose positions are no
     finite numbers gets NaN and leaves the others alone.
 
-    Arguments are those of `blips.Calculator`; `compute_stress` also gives the stress, for cells
-    that change.
+    Options are those of `blips.Calculator`; `compute_stress` also gives the stress, for cells that
+    change.
     """
 
     def __init__(
@@ -67,29 +66,25 @@ class TorchSimModel(ModelInterface):
         potential: Model,
         method: str = "map",
         *,
-        samples: int = SAMPLES,
-        member: int = 0,
-        seed: int = 0,
         compute_stress: bool = False,
-        skin: float = SKIN,
         **options: Any,
     ) -> None:
         super().__init__()
-        self.evaluator = Evaluator(potential, method, samples, seed, member, options)
         self.potential = potential
-        self._skin, self._caches = skin, list[NeighbourCache]()
+        self.calculator = Calculator(potential, method, **options)
+        self._caches: list[NeighbourCache] = []
         self._dtype, self._device = STATE_DTYPE, first_parameter(potential.backbone).device
         self._compute_forces, self._compute_stress = True, compute_stress
 
     def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:
         """Compute energy, forces, stress of a `SimState` (or its dictionary)."""
         state = state if isinstance(state, ts.SimState) else ts.SimState(**state)
-        evaluator = self.evaluator
-        return self._tensors(state, evaluator.sampled if evaluator.always else evaluator.plain)
+        by = self.calculator
+        return self._tensors(state, by.sampled if by.always_uncertain else by.plain)
 
     def uncertainties(self, state: Any) -> dict[str, Tensor]:
         """Compute the std of energy [S], forces [N, 3] and stress [S, 3, 3] by samples."""
-        outputs = self._tensors(state, self.evaluator.sampled)
+        outputs = self._tensors(state, self.calculator.sampled)
         return {name: value for name, value in outputs.items() if name in UNCERTAINTIES}
 
     def check(self, state: Any, guard: Guard) -> list[list[Finding]]:
@@ -99,7 +94,7 @@ class TorchSimModel(ModelInterface):
         sound = [index for index, found in enumerate(findings) if not found]
         if sound and guard.needs_std:
             graph = self._graph([structures[index] for index in sound])
-            prediction = self.evaluator.sampled(graph, stress=False)
+            prediction = self.calculator.sampled(graph, stress=False)
             for number, index in enumerate(sound):
                 results = prediction[number].ase_results()
                 findings[index] = guard.check_std(structures[index], results)
@@ -111,7 +106,7 @@ class TorchSimModel(ModelInterface):
         Where a structure has left the batch, those behind it move up and are searched once more.
         """
         while len(self._caches) < len(structures):
-            self._caches.append(NeighbourCache(self._skin))
+            self._caches.append(NeighbourCache(self.calculator.neighbours.skin))
         caches = self._caches[: len(structures)]
         (graph,) = graph_batches(self.potential.backbone, structures, caches=caches)
         return graph
@@ -165,16 +160,11 @@ def relax(
 ) -> list[Finished]:
     """Relax structures in one batch; those that the guard objects to are halted.
 
-    Args:
-        structures: all periodic, or none.
-        model: of method "map" or "frozen": samples are no smooth function to minimise.
-        guard: limits.
-        force_tolerance: largest force of a relaxed structure, eV/A (with a cell, of that too).
-        steps: at most.
-        every: steps between two looks at convergence and guard.
-        saver: of frames for labelling, above the guard's `low`.
-        optimizer: of TorchSim, `optimizers.fire` by default; `frechet_cell_fire` relaxes cells.
-        options: of the optimizer.
+    Structures are all periodic, or none. The model is of method "map" or "frozen": samples are no
+    smooth function to minimise. Relaxed is what has no force above `force_tolerance`, eV/A (with a
+    cell, of that too); `every` is the number of steps between two looks at convergence and guard.
+    Frames above the guard's `low` go to the saver. The optimizer is one of TorchSim with its
+    options, `optimizers.fire` by default; `frechet_cell_fire` relaxes cells.
     """
     if not force_tolerance > 0:
         raise InputError(f"force_tolerance is {force_tolerance} eV/A; expected a positive number")
