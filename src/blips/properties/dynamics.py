@@ -191,10 +191,10 @@ def averages(
     details["lags"] = np.arange(1, count + 1) * interval
 
     def add(name: str, units: str, of: Callable[[Array], Array | float], data: list[Array]) -> None:
-        value, *values = (of(one) for one in data)
+        value, *values = np.array([of(one) for one in data])
         parts = np.array([[of(part) for part in np.array_split(one, PARTS)] for one in data])
         time = np.sqrt(parts.var(axis=1, ddof=1).mean(axis=0) / PARTS)
-        std = np.sqrt(np.clip(np.var(values, axis=0, ddof=1) - time**2, 0.0, None))
+        std = np.sqrt(np.clip(np.array(values).var(axis=0, ddof=1) - time**2, 0.0, None))
         quantities[name] = Property(name, value, std, np.array(values), units)
         details["time_std"][name] = time
 

@@ -169,5 +169,5 @@ def moduli(constants: Array) -> Values:
     voigt = (total / 9, (3 * diagonal - total + 6 * shear) / 30)
     total, diagonal, shear = sums(s)
     reuss = (1 / total, 15 / (6 * diagonal - 2 * total + 3 * shear))
-    bulk_modulus, shear_modulus = np.mean([voigt, reuss], axis=0)
+    bulk_modulus, shear_modulus = np.array([voigt, reuss]).mean(axis=0)
     return {"elastic_constants": c, "bulk_modulus": bulk_modulus, "shear_modulus": shear_modulus}

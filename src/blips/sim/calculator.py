@@ -171,8 +171,9 @@ def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:
 def snapshot(atoms: Atoms) -> Atoms:
     """Copy a structure with the results of its calculator, as far as they belong to it."""
     frame, calculator = atoms.copy(), atoms.calc
-    belong = calculator is not None and not calculator.check_state(atoms)
-    results: dict[str, Any] = calculator.results if belong else {}
+    results: dict[str, Any] = {}
+    if calculator is not None and not calculator.check_state(atoms):
+        results = calculator.results
     known = {name: value for name, value in results.items() if name in all_properties}
     frame.calc = SinglePointCalculator(frame, **known)
     if not isinstance(calculator, SinglePointCalculator):  # a snapshot itself, and annotated

@@ -86,9 +86,11 @@ class Guard:
     @property
     def needs_std(self) -> list[str]:
         """Result keys of the std that limits are set on."""
-        of_forces = self.low is not None or self.high is not None
-        of_energy = self.energy_std_per_atom is not None
-        return [keys.FORCES_UNCERTAINTY] * of_forces + [keys.ENERGY_UNCERTAINTY] * of_energy
+        limits = {
+            keys.FORCES_UNCERTAINTY: (self.low, self.high),
+            keys.ENERGY_UNCERTAINTY: (self.energy_std_per_atom,),
+        }
+        return [name for name, given in limits.items() if any(one is not None for one in given)]
 
     def check(self, atoms: Atoms) -> list[Finding]:
         """List what is wrong with a structure that has a `blips.Calculator`."""
@@ -100,7 +102,7 @@ class Guard:
     def check_std(self, atoms: Atoms, results: Mapping[str, Any]) -> list[Finding]:
         """Compare std of forces [N, 3] (eV/A) and energy (eV) with their limits; see the domain."""
         found: list[Finding] = []
-        if self.low is not None or self.high is not None:
+        if keys.FORCES_UNCERTAINTY in self.needs_std:
             std = np.linalg.norm(results[keys.FORCES_UNCERTAINTY], axis=1)  # [N]
             worst = int(std.argmax())  # NaN counts as the largest
             value, where = float(std[worst]), f"eV/A on atom {worst} ({atoms.symbols[worst]})"
@@ -179,11 +181,12 @@ def std_for(error: float, rate: float) -> float:
 
 def results_with(atoms: Atoms, names: Sequence[str]) -> Mapping[str, Any]:
     """Return results of a structure's `blips.Calculator`, these uncertainties among them."""
+    calculator: Any = atoms.calc
     for name in names:
-        if name not in getattr(atoms.calc, "implemented_properties", ()):
+        if name not in getattr(calculator, "implemented_properties", ()):
             raise InputError(
                 f"a guard needs {name}, which the structure's calculator does not give; "
                 "set atoms.calc = blips.Calculator(potential)"
             )
-        atoms.calc.get_property(name, atoms)
-    return atoms.calc.results
+        calculator.get_property(name, atoms)
+    return calculator.results

@@ -214,7 +214,7 @@ def integrate(
     init, update = make(model, dt=dt, kT=kT, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        state = ts.initialize_state(structures, model.device, model.dtype)
+        state: Any = ts.initialize_state(structures, model.device, model.dtype)
         if all(atoms.get_momenta().any() for atoms in structures):
             momenta = np.concatenate([atoms.get_momenta() for atoms in structures])
             state.momenta = torch.tensor(momenta, **here)  # [N, 3], TorchSim's unit is ASE's
@@ -243,14 +243,15 @@ def halting(
 
 
 def _batch_of(structures: Sequence[Atoms]) -> list[Atoms]:
-    structures = [structures] if isinstance(structures, Atoms) else list(structures)
-    if not structures:
+    """List the structures; refuse what TorchSim does not take."""
+    batch: list[Atoms] = [structures] if isinstance(structures, Atoms) else list(structures)
+    if not batch:
         raise InputError("nothing to simulate: the list of structures is empty")
-    if len({flag for atoms in structures for flag in atoms.pbc.tolist()}) > 1:
+    if len({flag for atoms in batch for flag in atoms.pbc.tolist()}) > 1:
         raise InputError(
             "TorchSim takes structures that are all periodic in three directions, or all not"
         )
-    return structures
+    return batch
 
 
 def _advance(
