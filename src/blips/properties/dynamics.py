@@ -191,11 +191,12 @@ def averages(
     details["lags"] = np.arange(1, count + 1) * interval
 
     def add(name: str, units: str, of: Callable[[Array], Array | float], data: list[Array]) -> None:
-        value, *values = np.array([of(one) for one in data])
+        values = np.array([of(one) for one in data])
+        value, of_members = values[0], values[1:]
         parts = np.array([[of(part) for part in np.array_split(one, PARTS)] for one in data])
         time = np.sqrt(parts.var(axis=1, ddof=1).mean(axis=0) / PARTS)
-        std = np.sqrt(np.clip(np.array(values).var(axis=0, ddof=1) - time**2, 0.0, None))
-        quantities[name] = Property(name, value, std, np.array(values), units)
+        std = np.sqrt(np.clip(of_members.var(axis=0, ddof=1) - time**2, 0.0, None))
+        quantities[name] = Property(name, value, std, of_members, units)
         details["time_std"][name] = time
 
     add("displacement", "A^2", displacement, paths)

@@ -93,14 +93,14 @@ class TorchSimModel(ModelInterface):
         findings = [guard.check_geometry(atoms) for atoms in structures]
         sound = [index for index, found in enumerate(findings) if not found]
         if sound and guard.needs_std:
-            graph = self._graph([structures[index] for index in sound])
+            graph = self.graph([structures[index] for index in sound])
             prediction = self.calculator.sampled(graph, stress=False)
             for number, index in enumerate(sound):
                 results = prediction[number].ase_results()
                 findings[index] = guard.check_std(structures[index], results)
         return findings
 
-    def _graph(self, structures: list[Atoms]) -> Graph:
+    def graph(self, structures: list[Atoms]) -> Graph:
         """Build the graph of the batch with the neighbours kept for each place in it.
 
         Where a structure has left the batch, those behind it move up and are searched once more.
@@ -119,7 +119,7 @@ class TorchSimModel(ModelInterface):
         whole = [bool(np.isfinite(atoms.positions).all()) for atoms in structures]
         if not any(whole):
             raise InputError("no structure of the batch has finite positions: all have exploded")
-        graph = self._graph([a for a, good in zip(structures, whole, strict=True) if good])
+        graph = self.graph([a for a, good in zip(structures, whole, strict=True) if good])
         arrays = predict(graph, self._compute_stress).results()
         rows = np.repeat(whole, [len(atoms) for atoms in structures])  # [N]
         found: dict[str, Tensor] = {}
@@ -310,6 +310,6 @@ def _frame(state: Any, model: TorchSimModel) -> Atoms:
         results[keys.STRESS] = full_3x3_to_voigt_6_stress(state.stress[0].cpu().numpy())
     atoms.calc = SinglePointCalculator(atoms, **results)
     if np.isfinite(atoms.positions).all():
-        stds = {name: value.cpu().numpy() for name, value in model.uncertainties(state).items()}
-        annotate(atoms, {name: v[0] if name not in PER_ATOM else v for name, v in stds.items()})
+        prediction = model.calculator.sampled(model.graph([atoms]), model.compute_stress)
+        annotate(atoms, prediction.ase_results())
     return atoms
