@@ -23,10 +23,8 @@ import numpy as np
 from ase import Atoms, units
 from ase.calculators.calculator import Calculator, all_changes
 
-from blips.backbones.foreign import require
-from blips.errors import InputError
+from blips.errors import InputError, MissingPackageError
 
-PIP_LINE = "pip install 'blips-mlip[dft]'"
 FUNCTIONAL = "b88,p86-pz+pw"
 EnergyAndForces = tuple[float, np.ndarray]  # eV, [N, 3] eV/A
 
@@ -69,14 +67,21 @@ class PySCF(Calculator):
             raise InputError("the pyscf calculator treats molecules; set atoms.pbc = False")
         if not np.isfinite(structure.positions).all():
             raise InputError("positions hold NaN or infinity; give finite coordinates in Angstrom")
-        energy, forces = self._kohn_sham(structure)
-        if self.dispersion is not None:
-            more_energy, more_forces = self._dispersion(structure, self.dispersion)
-            energy, forces = energy + more_energy, forces + more_forces
+        try:
+            energy, forces = self._kohn_sham(structure)
+            if self.dispersion is not None:
+                more_energy, more_forces = self._dispersion(structure, self.dispersion)
+                energy, forces = energy + more_energy, forces + more_forces
+        except ImportError as error:
+            raise MissingPackageError(
+                f"labelling by PySCF needs the package {error.name!r}, which cannot be imported; "
+                "install it with: pip install 'blips-mlip[dft]'"
+            ) from error
         self.results = {"energy": energy, "forces": forces}
 
     def _kohn_sham(self, atoms: Atoms) -> EnergyAndForces:
-        dft, gto = (require(f"pyscf.{part}", PIP_LINE) for part in ("dft", "gto"))
+        from pyscf import dft, gto
+
         molecule: Any = gto.M(
             atom=list(zip(atoms.get_chemical_symbols(), atoms.positions.tolist(), strict=True)),
             basis=self.basis,
@@ -100,8 +105,9 @@ class PySCF(Calculator):
         return energy, -np.asarray(gradient.kernel()) * units.Hartree / units.Bohr
 
     def _dispersion(self, atoms: Atoms, method: str) -> EnergyAndForces:
-        dftd3 = require("dftd3.interface", PIP_LINE)
-        model = dftd3.DispersionModel(atoms.numbers, atoms.positions / units.Bohr)
-        found = model.get_dispersion(dftd3.RationalDampingParam(method=method), grad=True)
+        from dftd3.interface import DispersionModel, RationalDampingParam
+
+        model = DispersionModel(atoms.numbers, atoms.positions / units.Bohr)
+        found = model.get_dispersion(RationalDampingParam(method=method), grad=True)
         forces = -np.asarray(found["gradient"]) * units.Hartree / units.Bohr
         return float(found["energy"]) * units.Hartree, forces

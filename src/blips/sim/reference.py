@@ -22,8 +22,7 @@ from typing import Any
 
 from ase.calculators.calculator import BaseCalculator
 
-from blips.backbones.foreign import require
-from blips.errors import BlipsError, ConfigError
+from blips.errors import BlipsError, ConfigError, MissingPackageError
 
 ESPRESSO_SAFE = ("input_data", "kpts", "koffset", "kspacing", "pseudopotentials")
 ESPRESSO_PATHS = ("pseudo_dir", "outdir", "wfcdir", "prefix")  # in input_data
@@ -107,7 +106,12 @@ def _imported(path: str) -> Callable[..., Any]:
 
 def _tight_binding(method: str) -> Callable[..., Any]:
     def make(**options: Any) -> Any:
-        TBLite: Any = require("tblite.ase", "pip install 'blips-mlip[active]'").TBLite
+        try:
+            from tblite.ase import TBLite
+        except ImportError as error:
+            raise MissingPackageError(
+                "this needs the package tblite; install it with: pip install 'blips-mlip[active]'"
+            ) from error
 
         class FromGuess(TBLite):
             """TBLite whose results depend on the structure alone, not on the one before."""
