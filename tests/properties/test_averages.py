@@ -9,24 +9,37 @@ from ase.units import kB
 import blips
 from blips.backbones import PaiNN
 from blips.errors import InputError
-from blips.properties.dynamics import (
-    normalised_weights,
-    radial_distribution,
-    reweighted,
-)
+from blips.prediction import Prediction
+from blips.properties.dynamics import radial_distribution, reweighted
+
+
+class Well:
+    """A potential of frames that are positions, k x^2 / 2, with one member."""
+
+    def __init__(self, stiffness, member=None):
+        self.stiffness, self.member = stiffness, member
+
+    def predict(self, frames, **_):
+        return Prediction(np.ones(len(frames)), "map", 0, energy=0.5 * self.stiffness * frames**2)
+
+    def draw(self, count, seed):
+        return [self.member]
 
 
 def test_weights_turn_one_gaussian_into_another():
     """Positions in a well k x^2 / 2 reweighted to a stiffer well have its variance kT / k'."""
     temperature, stiff, stiffer = 300.0, 1.0, 1.5
     x = np.random.default_rng(0).normal(scale=np.sqrt(kB * temperature / stiff), size=200_000)
-    weights = normalised_weights(0.5 * (stiffer - stiff) * x**2, temperature)
-    assert weights.sum() == pytest.approx(1.0)
-    assert (weights * x**2).sum() == pytest.approx(kB * temperature / stiffer, rel=0.02)
+    found, effective = reweighted(Well(stiff, Well(stiffer)), x, x**2, temperature)
+    assert found == pytest.approx([kB * temperature / stiffer], rel=0.02)
+    # (sum w)^2 / sum w^2 = T <w>^2 / <w^2> with w = exp(-a x^2), <w^2> = (1 + 2 a)^(-1/2)
+    assert effective == pytest.approx([200_000 * np.sqrt(2.0) / 1.5], rel=0.02)
 
 
 def test_weights_survive_large_energies():
-    assert normalised_weights(np.array([0.0, 1e6]), 10.0) == pytest.approx([1.0, 0.0])
+    x = np.array([0.0, 1e3])
+    found, effective = reweighted(Well(1.0, Well(3.0)), x, np.array([5.0, 7.0]), 10.0)
+    assert (found, effective) == (pytest.approx([5.0]), pytest.approx([1.0]))
 
 
 def test_reweighting_of_frames():

@@ -7,13 +7,14 @@ import pytest
 from ase import Atoms
 from ase.build import bulk
 from ase.constraints import FixAtoms
+from ase.stress import voigt_6_to_full_3x3_strain
 from ase.units import GPa
 
 from blips import properties
 from blips.errors import InputError
 from blips.properties import Property, PropertyError
 from blips.properties.calculation import Calculation
-from blips.properties.elastic import energy_gradient, moduli, tensor
+from blips.properties.elastic import energy_gradient, moduli
 from blips.properties.eos import birch_murnaghan
 from properties.models import DISTANCE, EPSILON, crystal, lennard_jones, relative_changes
 
@@ -105,6 +106,15 @@ def test_a_relaxed_energy_errs_as_the_energy_at_the_relaxed_geometry(potential):
     )
 
 
+def test_a_formation_energy_leaves_the_cell_of_a_slab_alone(potential):
+    slab = crystal()
+    slab.center(vacuum=5.0, axis=2)
+    slab.pbc = (True, True, False)
+    found = properties.formation_energy(potential, slab, {"Cu": -1.0}, members=2)
+    fixed = properties.relax(potential, slab, cell=False, members=2)["energy"].value
+    assert found["formation_energy"].value == pytest.approx(fixed / len(slab) + 1.0)
+
+
 def test_the_energy_gradient_is_that_of_the_energy(potential):
     """By central differences of energies, at a strain that is not small."""
     surface, atoms = Calculation(potential).plain, crystal()
@@ -112,7 +122,7 @@ def test_the_energy_gradient_is_that_of_the_energy(potential):
 
     def at(strain):
         moved = atoms.copy()
-        moved.set_cell(atoms.cell.array @ (np.eye(3) + tensor(strain)), scale_atoms=True)
+        moved.set_cell(atoms.cell.array @ voigt_6_to_full_3x3_strain(strain), scale_atoms=True)
         return moved
 
     here = at(voigt)

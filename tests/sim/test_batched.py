@@ -88,6 +88,18 @@ def test_uncertainties_and_stress_have_the_calculators_values(potential):
     assert both["forces_uncertainty"].shape == (12, 3)
 
 
+def test_what_is_left_of_a_structure_has_the_uncertainties_of_the_calculator(potential):
+    copper = bulk("Cu", cubic=True)
+    copper.rattle(0.05, seed=1)
+    model = TorchSimModel(potential, samples=4, seed=3, compute_stress=True)
+    (one,) = integrate([copper], model, NO_LIMIT, temperature=100.0, steps=0)
+    copper.calc = blips.Calculator(potential, "map", samples=4, seed=3)
+    found = {**one.atoms.info, **one.atoms.arrays}
+    for name in ("energy_uncertainty", "forces_uncertainty", "stress_uncertainty"):
+        expected = copper.calc.get_property(name, copper)
+        np.testing.assert_allclose(found[name], expected, atol=1e-12)
+
+
 def test_torchsim_accepts_the_model():
     torch.manual_seed(0)
     potential = blips.bayesianize(PaiNN(cutoff=3.0, features=8, blocks=1, num_basis=4))

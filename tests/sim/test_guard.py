@@ -89,14 +89,14 @@ def test_two_thresholds(value, found):
     forces_std = np.zeros((4, 3))
     forces_std[2, 1] = value
     results = {"forces_uncertainty": forces_std, "energy_uncertainty": 0.0}
-    findings = Guard(low=0.2, high=0.6).check_std(atoms, results.__getitem__)
+    findings = Guard(low=0.2, high=0.6).check_std(atoms, results)
     assert [(finding.allowed, finding.stops) for finding in findings] == found
 
 
 @pytest.mark.parametrize("guard", [Guard(low=0.2), Guard(high=0.2), Guard(energy_std_per_atom=1.0)])
 def test_a_std_that_is_no_number_stops_whatever_limit_is_set(guard):
     results = {"forces_uncertainty": np.full((4, 3), np.nan), "energy_uncertainty": np.nan}
-    (finding,) = guard.check_std(molecule("NH3"), results.__getitem__)
+    (finding,) = guard.check_std(molecule("NH3"), results)
     assert finding.stops
 
 

@@ -41,13 +41,10 @@ def barrier(
 ) -> Properties:
     """Compute the barrier between the ends of a path, both ways, and the energy between them.
 
-    Args:
-        potential: with a posterior.
-        path: the two ends, or also images between them.
-        band: relax the ends and a climbing band between them; False takes the path as it is,
-            such as a scan of an angle.
-        images: of the band with its ends, where `path` has the ends alone.
-        options: of `Calculation`; fmax and steps are also those of the band.
+    A path is the two ends, or also images between them. The ends are relaxed, and a climbing band
+    between them (of `images` with its ends, where the path has the ends alone), unless `band` is
+    False: then the path is taken as it is, such as a scan of an angle. Options are those of
+    `Calculation`; fmax and steps are also those of the band.
 
     Returns:
         Quantities of `UNITS`; `details["energies"]` [images], `details["member_energies"]`
@@ -59,27 +56,26 @@ def barrier(
         raise InputError("a path needs at least two structures with the same atoms in one order")
     mean = [atoms.copy() for atoms in path]
     if band:
-        run.progress("the band of the mean")
         mean = climbing_band(run, run.plain, _images(mean, images))
-    energies, factor = run.plain(mean).array("energy"), run.energy_factor
-    value: Values = heights(energies)
+    energies = run.plain(mean).array("energy")
     details: dict[str, Any] = {"energies": energies}
+    changes = np.empty(0)
     if potential.posterior is not None or run.method == "linear":
-        details["member_energies"] = energies + factor * run.energy_changes(mean)  # [K, images]
+        changes = run.energy_changes(mean)  # [K, images]
+        details["member_energies"] = energies + run.energy_factor * changes
         prediction = potential.predict(mean, samples=2, seed=run.seed)
         details["misfit_std"] = misfit_along(mean, prediction.forces_aleatoric_std)
         details["notes"] = _notes(details["misfit_std"][energies.argmax()], prediction.in_domain)
 
     def first_order() -> list[Values]:
         top = int(energies.argmax())
-        return [heights(profile, top) for profile in details["member_energies"]]
+        return [heights(energies + change, top) for change in changes]
 
     def of_member(surface: Surface) -> Values:
         own_path = climbing_band(run, surface, mean) if band else mean
-        own = heights(surface(own_path).array("energy"))
-        return {name: value[name] + factor * (own[name] - value[name]) for name in UNITS}
+        return heights(surface(own_path).array("energy"))
 
-    return run.finished("barrier", UNITS, value, first_order, of_member, details)
+    return run.finished("barrier", UNITS, heights(energies), first_order, of_member, details)
 
 
 def heights(energies: Array, top: int | None = None) -> Values:
@@ -122,7 +118,7 @@ def climbing_band(run: Calculation, surface: Surface, path: Sequence[Atoms]) -> 
     images = [ends[0], *(atoms.copy() for atoms in path[1:-1]), ends[1]]
     band = NEB(images, climb=True, method="improvedtangent", allow_shared_calculator=False)
     optimiser = FIRE(band, logfile=None)  # type: ignore[arg-type]
-    run.minimise(surface, [(optimiser, band, images)], "the band did not converge")
+    run.minimise(surface, [(optimiser, images)], "the band did not converge")
     return images
 
 

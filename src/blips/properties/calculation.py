@@ -13,7 +13,7 @@ so neither relaxed energies nor their derivatives by strain need a member to be 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from ase import Atoms
@@ -30,10 +30,12 @@ from blips.errors import InputError
 from blips.inference.linearise import Linearised
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
+from blips.progress import track
 from blips.properties.result import Properties, Property, PropertyError, Values
 
 Array = np.ndarray
 Surface = Callable[..., Prediction]  # (structures, stress=...) -> energy, forces, stress
+Result = TypeVar("Result")
 BATCH = 32
 
 
@@ -51,10 +53,8 @@ class Calculation:
     seed: int = 0  # of the draws
     fmax: float = 0.002  # largest force after a relaxation, eV/A
     steps: int = 300  # of each relaxation at most
-    progress: Callable[[str], object] = lambda _: None  # is told what is being done
 
     def __post_init__(self) -> None:
-        """Refuse unknown ways, and committees without a spread."""
         if self.method not in ("linear", "members"):
             raise InputError(f'unknown method {self.method!r}; use "linear" or "members"')
         if self.members < 2:
@@ -74,7 +74,6 @@ class Calculation:
         """Relax ions and cell with the plain model; only a crystal has this property."""
         if not atoms.pbc.all():
             raise InputError(f"{what} are those of a crystal: periodic in three directions")
-        self.progress("relaxing the mean")
         return self.relaxed(self.plain, [atoms], cell=True)[0]
 
     def relaxed(
@@ -82,63 +81,70 @@ class Calculation:
     ) -> list[Atoms]:
         """Relax structures side by side, each with a BFGS of its own; return copies."""
         found = [atoms.copy() for atoms in structures]
-        tasks: list[tuple[Any, Any, list[Atoms]]] = []
-        for atoms in found:
-            mover: Any = FrechetCellFilter(atoms) if cell else atoms
-            tasks.append((BFGS(mover, logfile=None, maxstep=0.1), mover, [atoms]))  # type: ignore[arg-type]
+        movers = [FrechetCellFilter(atoms) if cell else atoms for atoms in found]
+        tasks = [
+            (BFGS(mover, logfile=None, maxstep=0.1), [atoms])  # type: ignore[arg-type]
+            for mover, atoms in zip(movers, found, strict=True)
+        ]
         self.minimise(surface, tasks, "no minimum", stress=cell)
         return found
 
     def minimise(
         self,
         surface: Surface,
-        tasks: Sequence[tuple[Any, Any, list[Atoms]]],
+        tasks: Sequence[tuple[Any, list[Atoms]]],
         failed: str,
         *,
         stress: bool = False,
     ) -> None:
         """Step optimisers until no force is left; a step of all is one batch.
 
-        A task is an optimiser, what has its forces, and the structures that it moves, which are
-        left without calculators. Raises `PropertyError`, "`failed` after ...", else.
+        A task is an optimiser and the structures that it moves. Raises `PropertyError`, "`failed`
+        after ...", else.
         """
-        largest = np.zeros(len(tasks))
+        largest = [0.0]
         for _ in range(self.steps + 1):
-            give_results([atoms for *_, own in tasks for atoms in own], surface, stress=stress)
-            forces = [mover.get_forces() for _, mover, _ in tasks]
-            largest = np.array([np.sqrt(np.square(f).sum(axis=1).max()) for f in forces])
+            give_results([atoms for _, own in tasks for atoms in own], surface, stress=stress)
+            forces = [optimiser.atoms.get_forces() for optimiser, _ in tasks]
+            largest = [float(np.linalg.norm(force, axis=1).max()) for force in forces]
             if not np.isfinite(largest).all():
                 break
-            for (*_, own), force in zip(tasks, largest, strict=True):
-                for atoms in own if force < self.fmax else ():
-                    atoms.calc = None
-            tasks = [task for task, f in zip(tasks, largest, strict=True) if not f < self.fmax]
+            tasks = [task for task, force in zip(tasks, largest, strict=True) if force >= self.fmax]
             if not tasks:
                 return
-            for optimiser, *_ in tasks:
+            for optimiser, _ in tasks:
                 optimiser.step()
         raise PropertyError(
-            f"{failed} after {self.steps} steps: a force of {largest.max():.3g} eV/A is left, "
+            f"{failed} after {self.steps} steps: a force of {max(largest):.3g} eV/A is left, "
             f"expected less than {self.fmax:g}; start from a better structure, or allow more steps "
             "or force"
         )
 
     def energy_changes(self, structures: Sequence[Atoms]) -> Array:
         """Compute changes b . v_k of all members' energies, [K, S] eV, without backward passes."""
-        noise = self._noise(structures)
         parts = [
             linearised.energy_changes(noise)[keys.ENERGY].numpy(force=True)
-            for linearised in self._linearised(structures, forces=False)
+            for linearised, noise in self._linearised(structures, forces=False)
         ]
         return np.concatenate(parts, axis=1)
 
     def force_changes(self, structures: Sequence[Atoms]) -> list[Array]:
         """Compute changes of the forces of all members, [K, N, 3] eV/A for each structure."""
-        noise = self._noise(structures)
         return [
             linearised.members(noise)[keys.FORCES].double().numpy(force=True)
-            for linearised in self._linearised(structures, forces=True)
+            for linearised, noise in self._linearised(structures, forces=True)
         ]
+
+    def of_each(self, of_member: Callable[[int], Result]) -> tuple[list[Result], dict[int, str]]:
+        """Compute something of each member, by its number; a `PropertyError` is told as text."""
+        found: list[Result] = []
+        failures: dict[int, str] = {}
+        for number in track(range(self.members), "members", self.members):
+            try:
+                found.append(of_member(number))
+            except PropertyError as error:
+                failures[number] = str(error)
+        return found, failures
 
     def finished(
         self,
@@ -152,33 +158,29 @@ class Calculation:
         """Add error bars to the plain model's values, by the way that was asked for.
 
         `first_order` computes the values of all members to first order, `of_member` those of one
-        by itself; where that raises `PropertyError` the others go on.
+        by itself. Errors of energies are scaled by `energy_factor` here.
         """
         failures: dict[int, str] = {}
-        found: list[Values] = []
         if self.method == "linear":
-            found += first_order()
+            found = first_order()
         else:
-            for number, member in enumerate(self.potential.draw(self.members, seed=self.seed)):
-                self.progress(f"member {number + 1} of {self.members}")
-                try:
-                    found.append(of_member(member.predict))
-                except PropertyError as error:
-                    failures[number] = str(error)
-        quantities = {
-            name: Property.of(name, value[name], np.array([one[name] for one in found]), unit)
-            for name, unit in units.items()
-        }
+            committee = self.potential.draw(self.members, seed=self.seed)
+            found, failures = self.of_each(lambda number: of_member(committee[number].predict))
+        quantities: dict[str, Property] = {}
+        for name, unit in units.items():
+            members = np.array([one[name] for one in found])
+            if unit.startswith("eV"):
+                members = value[name] + self.energy_factor * (members - value[name])
+            quantities[name] = Property.of(name, value[name], members, unit)
         return Properties(kind, self.method, quantities, failures, details or {})
 
-    def _linearised(self, structures: Sequence[Atoms], *, forces: bool) -> Iterator[Linearised]:
-        """Linearise the potential on batches; structure by structure where forces are asked for."""
-        model, depth = self.potential.linear_model(), "members" if forces else "energies"
-        for graph in graph_batches(model.backbone, structures, 1 if forces else BATCH):
-            yield model(graph, forces=forces, depth=depth)
+    def _linearised(
+        self, structures: Sequence[Atoms], *, forces: bool
+    ) -> Iterator[tuple[Linearised, Tensor]]:
+        """Linearise the potential on batches, for forces on single structures, with noise [K, d].
 
-    def _noise(self, structures: Sequence[Atoms]) -> Tensor:
-        """Draw v_k [K, d] as `potential.draw` does; warn of elements without data."""
+        The noise v_k is that of `potential.draw`. Warns of elements without data.
+        """
         if self.potential.posterior is None:
             raise InputError(
                 "error bars to first order need a posterior that has seen data; condition the "
@@ -192,9 +194,12 @@ class Calculation:
                 f"the structures that the posterior was conditioned on have no {symbols}: error "
                 "bars of properties of such structures are too small. Condition on such "
                 "structures too",
-                stacklevel=4,
+                stacklevel=5,
             )
-        return posterior.draws(self.members, self.seed)
+        noise = posterior.draws(self.members, self.seed)
+        model, depth = self.potential.linear_model(), "members" if forces else "energies"
+        for graph in graph_batches(model.backbone, structures, 1 if forces else BATCH):
+            yield model(graph, forces=forces, depth=depth), noise
 
 
 def give_results(structures: Sequence[Atoms], surface: Surface, *, stress: bool = False) -> None:

@@ -26,6 +26,7 @@ from ase import Atoms
 from ase.md.langevin import Langevin
 from ase.md.velocitydistribution import thermalize_momenta
 from ase.units import fs, kB
+from scipy.special import softmax
 
 from blips.data.neighbours import search
 from blips.errors import InputError
@@ -55,27 +56,22 @@ def dynamics(
 ) -> Properties:
     """Run Langevin dynamics at constant volume and average over it, without its first fifth.
 
-    Args:
-        potential: with a posterior.
-        atoms: where to start; velocities are drawn. Or a trajectory of the plain model in
-            equilibrium at constant volume, to reweight.
-        temperature: K.
-        timestep: fs.
-        options: of `Calculation`; `steps` are those of each trajectory. Method "linear" reweights
-            one of the plain model; members whose weights leave too few frames are failures: run
-            them. With "members" all run their own, see `averages`.
+    `atoms` is where to start (velocities are drawn), or a trajectory of the plain model in
+    equilibrium at constant volume, to reweight. Temperature in K, timestep in fs. Options are those
+    of `Calculation`; `steps` are those of each trajectory. Method "linear" reweights one of the
+    plain model; members whose weights leave too few frames are failures: run them. With "members"
+    all run their own, see `averages`.
     """
     run = Calculation(potential, **{"steps": STEPS, **options})
     if not (temperature > 0 and timestep > 0):
         raise InputError(f"{temperature} K and {timestep} fs; expected positive numbers")
 
-    given = None if isinstance(atoms, Atoms) else list(atoms)
-    if given is not None and run.method == "members":
+    given = [] if isinstance(atoms, Atoms) else list(atoms)
+    if given and run.method == "members":
         raise InputError('a trajectory is reweighted by method="linear"; members need a structure')
-    start = atoms if isinstance(atoms, Atoms) else atoms[-1]
+    start = atoms if isinstance(atoms, Atoms) else given[-1]
 
-    def trajectory(what: str, noise: int, **kind: Any) -> list[Atoms]:
-        run.progress(f"dynamics of {what}")
+    def trajectory(noise: int, **kind: Any) -> list[Atoms]:
         here, rng = start.copy(), np.random.default_rng([run.seed, noise])
         here.calc = Calculator(potential, seed=run.seed, **kind)
         thermalize_momenta(here, temperature, exact_temperature=False, rng=rng)
@@ -93,18 +89,13 @@ def dynamics(
             frames.append(here.copy())
         return frames[len(frames) // 5 :]
 
-    mean = given or trajectory("the mean", 0, method="map")
+    mean = given or trajectory(0, method="map")
     _check_length(mean)
     if run.method == "linear":
         return _reweighted_pairs(run, mean, temperature)
-    own: list[list[Atoms]] = []
-    failures: dict[int, str] = {}
-    for number in range(run.members):  # with noise of their own: errors of time are independent
-        what = f"member {number + 1} of {run.members}"
-        try:
-            own.append(trajectory(what, number + 1, method="frozen", member=number))
-        except PropertyError as error:
-            failures[number] = str(error)
+    own, failures = run.of_each(  # with noise of their own: errors of time are independent
+        lambda number: trajectory(number + 1, method="frozen", member=number)
+    )
     if len(own) < 2:
         raise PropertyError(
             f"{len(failures)} of {run.members} members have no trajectory: {failures}"
@@ -123,8 +114,11 @@ def _reweighted_pairs(run: Calculation, frames: Sequence[Atoms], temperature: fl
         for k in np.flatnonzero(~usable)
     }
     one = Property.of(name, values.mean(axis=0), found[usable], "")
-    details = {"time_std": {name: time_std(values)}, "distances": DISTANCES}
-    details["effective_frames"] = effective
+    details = {
+        "time_std": {name: time_std(values)},
+        "distances": DISTANCES,
+        "effective_frames": effective,
+    }
     return Properties("dynamics", "reweighted", {name: one}, failures, details)
 
 
@@ -139,13 +133,8 @@ def reweighted(
 ) -> tuple[Array, Array]:
     """Average an observable under every member, from one trajectory of the posterior means.
 
-    Args:
-        potential: that made the trajectory with method "map".
-        frames: of its equilibrium, at constant temperature and volume.
-        observable: a number or an array of each frame, or its values [T, ...].
-        temperature: K.
-        members: M.
-        seed: of the draws.
+    The potential made the frames with method "map", in equilibrium at constant temperature (K) and
+    volume. The observable is a number or an array of each frame, or its values [T, ...].
 
     Returns:
         The members' averages [M, ...], and the effective frames behind each, [M].
@@ -157,17 +146,10 @@ def reweighted(
     averages, effective = [], []
     for member in potential.draw(members, seed=seed):
         energy = member.predict(frames, forces=False).array("energy")
-        weights = normalised_weights(energy - mean_energy, temperature)  # [T]
+        weights = softmax((mean_energy - energy) / (kB * temperature))  # [T]
         averages.append(np.tensordot(weights, np.asarray(values, dtype=float), axes=1))
         effective.append(1.0 / np.square(weights).sum())
     return np.array(averages), np.array(effective)
-
-
-def normalised_weights(energy_difference: Array, temperature: float) -> Array:
-    """Compute weights exp(-dE / kT) that sum to one, [T]; eV and K."""
-    exponents = -np.asarray(energy_difference) / (kB * temperature)
-    weights = np.exp(exponents - exponents.max())
-    return weights / weights.sum()
 
 
 def radial_distribution(atoms: Atoms, largest: float, bins: int) -> Array:
@@ -185,10 +167,7 @@ def averages(
 ) -> Properties:
     """Compute averages of trajectories that the plain model and members ran themselves.
 
-    Args:
-        mean: trajectory of the plain model, positions not wrapped.
-        members: trajectories of members, as long as it.
-        interval: between frames, fs.
+    Trajectories are of one length, positions not wrapped; `interval` is between frames, fs.
 
     Returns:
         Mean squared `displacement` [lags] of all atoms, `diffusion` and, where all is periodic,
@@ -204,30 +183,29 @@ def averages(
     def displacement(path: Array) -> Array:
         return mean_squared_displacement(path, count)
 
-    def coefficient(path: Array) -> Array:
-        return np.array(slope(displacement(path)) / 6 / interval * CM2_PER_S)
+    def coefficient(path: Array) -> float:
+        return slope(displacement(path)) / 6 / interval * CM2_PER_S
 
-    kinds: list[tuple[str, str, Callable[[Array], Array], list[Array]]] = [
-        ("displacement", "A^2", displacement, paths),
-        ("diffusion", "cm^2/s", coefficient, paths),
-    ]
+    quantities: dict[str, Property] = {}
+    details: dict[str, Any] = {"time_std": {}, "distances": DISTANCES}
+    details["lags"] = np.arange(1, count + 1) * interval
+
+    def add(name: str, units: str, of: Callable[[Array], Array | float], data: list[Array]) -> None:
+        values = np.array([of(one) for one in data])
+        value, of_members = values[0], values[1:]
+        parts = np.array([[of(part) for part in np.array_split(one, PARTS)] for one in data])
+        time = np.sqrt(parts.var(axis=1, ddof=1).mean(axis=0) / PARTS)
+        std = np.sqrt(np.clip(of_members.var(axis=0, ddof=1) - time**2, 0.0, None))
+        quantities[name] = Property(name, value, std, of_members, units)
+        details["time_std"][name] = time
+
+    add("displacement", "A^2", displacement, paths)
+    add("diffusion", "cm^2/s", coefficient, paths)
     if mean[0].pbc.all():
         pairs = [np.array([radial_distribution(f, LARGEST, BINS) for f in one]) for one in runs]
-        kinds.append(("radial_distribution", "", lambda g: g.mean(axis=0), pairs))
-    quantities: dict[str, Property] = {}
-    time: dict[str, Any] = {}
-    for name, units, of, data in kinds:
-        value, *values = (of(one) for one in data)
-        parts = np.array([[of(part) for part in np.array_split(one, PARTS)] for one in data])
-        time[name] = np.sqrt(parts.var(axis=1, ddof=1).mean(axis=0) / PARTS)
-        var = np.var(values, axis=0, ddof=1) - time[name] ** 2
-        std = np.sqrt(np.clip(var, 0.0, None))
-        scalar = np.ndim(value) == 0
-        value, std = (float(value), float(std)) if scalar else (value, std)
-        quantities[name] = Property(name, value, std, np.array(values), units)
-    details = {"time_std": time, "lags": np.arange(1, count + 1) * interval}
-    details["notes"] = [f"finite time, on top: diffusion ± {time['diffusion']:.2g} cm^2/s"]
-    details["distances"] = DISTANCES
+        add("radial_distribution", "", lambda g: g.mean(axis=0), pairs)
+    error = details["time_std"]["diffusion"]
+    details["notes"] = [f"finite time, on top: diffusion ± {error:.2g} cm^2/s"]
     return Properties("dynamics", "members", quantities, {}, details)
 
 

@@ -22,7 +22,11 @@ from typing import Any
 
 import numpy as np
 from ase import Atoms
-from ase.stress import full_3x3_to_voigt_6_stress
+from ase.stress import (
+    full_3x3_to_voigt_6_strain,
+    full_3x3_to_voigt_6_stress,
+    voigt_6_to_full_3x3_strain,
+)
 from ase.units import GPa
 
 from blips.potential import BayesianPotential
@@ -40,18 +44,14 @@ def elastic(
 ) -> Properties:
     """Compute elastic constants of a crystal at zero temperature, ions relaxed, and moduli.
 
-    Args:
-        potential: with a posterior.
-        atoms: the crystal, whose cell is relaxed first.
-        strain: of the finite differences.
-        options: of `Calculation`.
+    Its cell is relaxed first; `strain` is that of the finite differences. Options are those of
+    `Calculation`.
 
     Returns:
         `elastic_constants` [6, 6], `bulk_modulus` and `shear_modulus` (Hill's averages), GPa.
     """
     run = Calculation(potential, **options)
     mean = run.relaxed_crystal(atoms, "elastic constants")
-    run.progress("straining the mean")
     crystal = Strained(run, mean, strain)
     hessian, ions = crystal.hessian(run.plain)
     constants = hessian / mean.cell.volume
@@ -83,37 +83,30 @@ class Strained:
     def at(self, voigt: Array, ions: Array | None = None) -> Atoms:
         """Copy of the crystal under a strain, ions displaced by fractions of the cell."""
         found = self.atoms.copy()
-        found.set_cell(self.atoms.cell.array @ (np.eye(3) + tensor(voigt)), scale_atoms=True)
+        found.set_cell(self.atoms.cell.array @ voigt_6_to_full_3x3_strain(voigt), scale_atoms=True)
         if ions is not None:
             found.positions += ions @ found.cell.array
         return found
 
     def hessian(
-        self, surface: Surface, base: Array | None = None, start: Array | None = None
+        self, surface: Surface, base: Array | float = 0.0, start: Array | None = None
     ) -> tuple[Array, Array]:
         """Compute second derivatives of the energy by strain at `base`, ions relaxed, [6, 6] eV.
 
         Also returns the displacements of ions at +h and -h, [12, N, 3] in fractions; others may
         be given to `start` the relaxations from.
         """
-        strains = np.concatenate([self.axes, -self.axes]) + (0.0 if base is None else base)
+        strains = np.concatenate([self.axes, -self.axes]) + base
         begin = [None] * 12 if start is None else start
         frames = [self.at(voigt, ions) for voigt, ions in zip(strains, begin, strict=True)]
         frames = self.run.relaxed(surface, frames)
         stress = surface(frames, stress=True).array("stress")  # [12, 3, 3]
-        gradient = np.array(
-            [
-                energy_gradient(sigma, voigt, frame.cell.volume)
-                for sigma, voigt, frame in zip(stress, strains, frames, strict=True)
-            ]
-        )
+        gradient, ions = np.empty((12, 6)), np.empty((12, len(self.atoms), 3))
+        for k, (frame, voigt) in enumerate(zip(frames, strains, strict=True)):
+            gradient[k] = energy_gradient(stress[k], voigt, frame.cell.volume)
+            moved = frame.positions - self.at(voigt).positions
+            ions[k] = moved @ np.linalg.inv(frame.cell.array)
         hessian = (gradient[:6] - gradient[6:]) / (2 * self.strain)
-        ions = np.array(
-            [
-                (frame.positions - self.at(voigt).positions) @ np.linalg.inv(frame.cell.array)
-                for frame, voigt in zip(frames, strains, strict=True)
-            ]
-        )
         return (hessian + hessian.T) / 2, ions
 
     def first_order_changes(self, hessian: Array, ions: Array) -> Array:
@@ -151,40 +144,30 @@ class Strained:
         return (up - down) / (2 * self.strain), hessian / self.strain**2
 
 
-def tensor(voigt: Array) -> Array:
-    """Return the symmetric tensor of a strain with engineering shears, [6] -> [3, 3]."""
-    xx, yy, zz, yz, xz, xy = voigt
-    return np.array([[xx, xy / 2, xz / 2], [xy / 2, yy, yz / 2], [xz / 2, yz / 2, zz]])
-
-
 def energy_gradient(stress: Array, voigt: Array, volume: float) -> Array:
     """Compute dE/de of the deformation I + e from the Cauchy stress (eV/A^3) there, [6] eV."""
-    first = volume * stress @ np.linalg.inv(np.eye(3) + tensor(voigt))
-    return full_3x3_to_voigt_6_stress((first + first.T) / 2)
+    first = volume * stress @ np.linalg.inv(voigt_6_to_full_3x3_strain(voigt))
+    return full_3x3_to_voigt_6_stress(first)  # its symmetric part
 
 
 def _coordinates(strain: Array) -> Array:
     """Compute the matrix of e' -> sym(e' e): a strain e' on top of a small one e, [6, 6]."""
-    columns = [tensor(axis) @ tensor(strain) for axis in np.eye(6)]
-    doubled = np.array([1, 1, 1, 2, 2, 2])  # engineering shears
-    return np.array([full_3x3_to_voigt_6_stress((m + m.T) / 2) * doubled for m in columns]).T
+    one = np.eye(3)
+    along = voigt_6_to_full_3x3_strain(np.eye(6)) - one  # [6, 3, 3], of each component
+    on_top = along @ (voigt_6_to_full_3x3_strain(strain) - one)
+    return full_3x3_to_voigt_6_strain(one + on_top).T
 
 
 def moduli(constants: Array) -> Values:
     """Compute elastic constants and Voigt, Reuss and Hill moduli, eV/A^3 -> GPa."""
     c, s = constants / GPa, np.linalg.inv(constants) * GPa
 
-    def parts(m: Array) -> tuple[float, float, float]:
-        return m[:3, :3].trace(), m[0, 1] + m[0, 2] + m[1, 2], m[3:, 3:].trace()
+    def sums(m: Array) -> tuple[float, float, float]:
+        return m[:3, :3].sum(), m[:3, :3].trace(), m[3:, 3:].trace()
 
-    diagonal, mixed, shear = parts(c)
-    bulk_voigt = (diagonal + 2 * mixed) / 9
-    shear_voigt = (diagonal - mixed + 3 * shear) / 15
-    diagonal, mixed, shear = parts(s)
-    bulk_reuss = 1 / (diagonal + 2 * mixed)
-    shear_reuss = 15 / (4 * diagonal - 4 * mixed + 3 * shear)
-    return {
-        "elastic_constants": c,
-        "bulk_modulus": (bulk_voigt + bulk_reuss) / 2,
-        "shear_modulus": (shear_voigt + shear_reuss) / 2,
-    }
+    total, diagonal, shear = sums(c)
+    voigt = (total / 9, (3 * diagonal - total + 6 * shear) / 30)
+    total, diagonal, shear = sums(s)
+    reuss = (1 / total, 15 / (6 * diagonal - 2 * total + 3 * shear))
+    bulk_modulus, shear_modulus = np.array([voigt, reuss]).mean(axis=0)
+    return {"elastic_constants": c, "bulk_modulus": bulk_modulus, "shear_modulus": shear_modulus}

@@ -34,13 +34,10 @@ def equation_of_state(
     scales: Sequence[float] = SCALES,
     **options: Any,
 ) -> Properties:
-    """Compute volume, bulk modulus and its pressure derivative at zero temperature.
+    """Compute volume, bulk modulus and its pressure derivative of a crystal at zero temperature.
 
-    Args:
-        potential: with a posterior.
-        atoms: the crystal, whose cell is relaxed first.
-        scales: volumes over that of the relaxed cell, at least 4.
-        options: of `Calculation`.
+    Its cell is relaxed first; `scales` are volumes over that of the relaxed cell, at least 4.
+    Options are those of `Calculation`.
 
     Returns:
         Quantities of `UNITS`; `details` has the volumes (A^3) and energies (eV) of the curve.
@@ -53,10 +50,8 @@ def equation_of_state(
     volumes = np.array([one.cell.volume for one in path])
     energies = run.plain(path).array("energy")
     details: dict[str, Any] = {"volumes": volumes, "energies": energies}
-    changes = np.empty(0)
     if potential.posterior is not None or run.method == "linear":
-        changes = run.energy_changes(path)
-        details["member_energies"] = energies + changes
+        details["member_energies"] = energies + run.energy_changes(path)
 
     def fitted(curve: Array) -> Values:
         return birch_murnaghan(volumes, curve)
@@ -65,10 +60,11 @@ def equation_of_state(
         return fitted(surface(run.relaxed(surface, path)).array("energy"))
 
     def first_order() -> list[Values]:
-        return propagated(fitted, energies, changes)
+        return propagated(fitted, energies, details["member_energies"] - energies)
 
-    value = fitted(energies)
-    return run.finished("equation_of_state", UNITS, value, first_order, of_member, details)
+    return run.finished(
+        "equation_of_state", UNITS, fitted(energies), first_order, of_member, details
+    )
 
 
 def isotropic(atoms: Atoms, scale: float) -> Atoms:
@@ -84,16 +80,14 @@ def birch_murnaghan(volumes: Array, energies: Array) -> Values:
     x = (volumes / middle) ** (-2 / 3)
     curve = np.polynomial.Polynomial.fit(x, energies - energies.mean(), 3).convert()
     slope, curvature, third = (curve.deriv(n) for n in (1, 2, 3))
-    minima = [
-        root.real for root in slope.roots() if abs(root.imag) < 1e-9 and curvature(root.real) > 0
-    ]
-    inside = [root for root in minima if x.min() <= root <= x.max()]
-    if not inside:
+    roots = [root.real for root in slope.roots() if abs(root.imag) < 1e-9]
+    minima = [root for root in roots if curvature(root) > 0 and x.min() <= root <= x.max()]
+    if not minima:
         raise PropertyError(
             f"the energy has no minimum between {volumes.min():.4g} and {volumes.max():.4g} A^3; "
             "give volumes around it"
         )
-    best = inside[0]
+    best = minima[0]
     return {
         "volume": middle * best**-1.5,
         "bulk_modulus": 4 / 9 * curvature(best) * best**3.5 / middle / GPa,

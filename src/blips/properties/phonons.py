@@ -50,13 +50,8 @@ def phonons(
 ) -> Properties:
     """Compute harmonic phonons of a relaxed crystal, thermal properties per mole of cells.
 
-    Args:
-        potential: with a posterior.
-        atoms: the crystal, whose cell is relaxed first.
-        temperatures: K, [T].
-        length: least edge of the supercell, A.
-        displacement: of an atom, A.
-        options: of `Calculation`.
+    Temperatures are in K; `length` (A) is the least edge of the supercell, `displacement` (A) that
+    of an atom. Options are those of `Calculation`.
 
     Returns:
         Quantities of `UNITS`: bands [q, modes], density of states [f], the others [T]. `details`
@@ -65,42 +60,60 @@ def phonons(
     """
     run = Calculation(potential, **options)
     mean = run.relaxed_crystal(atoms, "phonons")
-    run.progress("displacing the mean")
-    lattice = _Lattice(mean, length, displacement, temperatures)
+    heights = 1.0 / np.linalg.norm(mean.cell.reciprocal().array, axis=1)  # between faces, A
+    multiples = np.ceil(length / heights - 1e-6).astype(int).clip(1)
+
+    def displaced(crystal: Atoms) -> _Lattice:
+        return _Lattice(crystal, multiples, displacement)
+
+    lattice = displaced(mean)
     constants = lattice.constants_of(run.plain)
     lowest, highest = lattice.extremes(constants)
-    lattice.choose_frequencies(highest)
-    details = lattice.details | {"lowest_frequency": lowest}
+    frequencies = np.linspace(0.0, 1.1 * highest, DOS_POINTS)
+    path = mean.cell.bandpath(npoints=60)
+    axis, marks, labels = path.get_linear_kpoint_axis()
+
+    def smooth(lattice: _Lattice, constants: Array) -> Values:
+        thermal = lattice.thermal(constants, list(temperatures))
+        return {"bands": lattice.bands(constants, path.kpts), **thermal}
+
+    def values(lattice: _Lattice, constants: Array) -> Values:
+        return {**smooth(lattice, constants), "dos": lattice.dos(constants, frequencies)}
+
+    def first_order() -> list[Values]:
+        forces = run.force_changes(lattice.supercells)
+        shifts = np.stack(forces[1:], axis=1) - forces[0][:, None]  # [K, displacements, N, 3]
+        changes = np.array([lattice.force_constants(shift) for shift in shifts])
+        expansion, frames = _expansion(run, mean)
+        up, down = (displaced(frame).constants_of(run.plain) for frame in frames)
+        changes += expansion[:, None, None, None, None] * ((up - down) / (2 * STRAIN))
+        found = propagated(lambda moved: smooth(lattice, moved), constants, changes)
+        for one, change in zip(found, changes, strict=True):  # peaks move: they have no first order
+            one["dos"] = lattice.dos(constants + change, frequencies)
+        return found
+
+    def of_member(surface: Surface) -> Values:
+        own = displaced(run.relaxed(surface, [mean], cell=True)[0])
+        own_constants = own.constants_of(surface)
+        if (own_lowest := own.extremes(own_constants)[0]) < IMAGINARY <= lowest:
+            raise PropertyError(f"imaginary modes, the lowest at {own_lowest:.2f} THz")
+        return values(own, own_constants)
+
+    details = {
+        "wave_vectors": path.kpts,
+        "band_axis": axis,
+        "band_marks": marks,
+        "band_labels": list(labels),
+        "temperatures": np.array(temperatures),
+        "frequencies": frequencies,
+        "lowest_frequency": lowest,
+    }
     if lowest < IMAGINARY:
         details["notes"] = [
             f"imaginary modes, the lowest at {lowest:.2f} THz: the crystal is not stable in this "
             "structure, and thermal properties leave them out"
         ]
-
-    def at(crystal: Atoms) -> _Lattice:
-        return _Lattice(crystal, length, displacement, temperatures, like=lattice)
-
-    def first_order() -> list[Values]:
-        run.progress("linearising")
-        forces = run.force_changes(lattice.supercells)
-        shifts = np.stack(forces[1:], axis=1) - forces[0][:, None]  # [K, displacements, N, 3]
-        changes = np.array([lattice.force_constants(shift) for shift in shifts])
-        expansion, frames = _expansion(run, mean)
-        up, down = (at(frame).constants_of(run.plain) for frame in frames)
-        changes += expansion[:, None, None, None, None] * ((up - down) / (2 * STRAIN))
-        found = propagated(lattice.values, constants, changes)
-        for one, change in zip(found, changes, strict=True):
-            one["dos"] = lattice.dos(constants + change)  # peaks that move have no first order
-        return found
-
-    def of_member(surface: Surface) -> Values:
-        moved = at(run.relaxed(surface, [mean], cell=True)[0])
-        found = moved.constants_of(surface)
-        if (own_lowest := moved.extremes(found)[0]) < IMAGINARY <= lowest:
-            raise PropertyError(f"imaginary modes, the lowest at {own_lowest:.2f} THz")
-        return moved.values(found)
-
-    value = lattice.values(constants)
+    value = values(lattice, constants)
     return run.finished("phonons", UNITS, value, first_order, of_member, details)
 
 
@@ -120,19 +133,9 @@ def _expansion(run: Calculation, mean: Atoms) -> tuple[Array, list[Atoms]]:
 
 
 class _Lattice:
-    """phonopy on one crystal: from forces on displaced supercells to phonons.
+    """phonopy on one crystal: from forces on displaced supercells to phonons."""
 
-    What is compared between crystals (supercell, wave vectors, frequencies) is that of `like`.
-    """
-
-    def __init__(
-        self,
-        atoms: Atoms,
-        length: float,
-        displacement: float,
-        temperatures: Sequence[float],
-        like: "_Lattice | None" = None,
-    ) -> None:
+    def __init__(self, atoms: Atoms, multiples: Array, displacement: float) -> None:
         phonopy: Any = require("phonopy", "pip install 'blips-mlip[properties]'")
         cell = phonopy.structure.atoms.PhonopyAtoms(
             symbols=list(atoms.symbols),
@@ -140,28 +143,13 @@ class _Lattice:
             scaled_positions=atoms.get_scaled_positions(),
             masses=atoms.get_masses() if atoms.has("masses") else None,  # isotopes
         )
-        self._temperatures = list(temperatures)
-        self._frequencies: Array = np.empty(0)
-        self.details: dict[str, Any] = {}
-        if like is None:
-            heights = 1.0 / np.linalg.norm(atoms.cell.reciprocal().array, axis=1)
-            self._multiples = np.ceil(length / heights - 1e-6).astype(int).clip(1)
-            path = atoms.cell.bandpath(npoints=60)
-            self._vectors: Array = path.kpts
-            x, marks, labels = path.get_linear_kpoint_axis()
-            self.details |= {"wave_vectors": self._vectors, "band_axis": x, "band_marks": marks}
-            self.details |= {"band_labels": list(labels), "temperatures": np.array(temperatures)}
-        else:
-            self._multiples, self._vectors = like._multiples, like._vectors
-            self._frequencies = like._frequencies
         self._phonopy = phonopy.Phonopy(
-            cell, np.diag(self._multiples), primitive_matrix=np.eye(3), symprec=1e-3
+            cell, np.diag(multiples), primitive_matrix=np.eye(3), symprec=1e-3
         )
         self._phonopy.generate_displacements(distance=displacement)
-        whole = (self._phonopy.supercell, *self._phonopy.supercells_with_displacements)
         self.supercells = [
             Atoms(one.symbols, scaled_positions=one.scaled_positions, cell=one.cell, pbc=True)
-            for one in whole
+            for one in (self._phonopy.supercell, *self._phonopy.supercells_with_displacements)
         ]
 
     def constants_of(self, surface: Surface) -> Array:
@@ -178,32 +166,25 @@ class _Lattice:
 
     def extremes(self, constants: Array) -> tuple[float, float]:
         """Return the lowest and highest frequency of the mesh, THz; imaginary ones are negative."""
-        self._phonopy.force_constants = constants
-        found = self._phonopy.run_mesh(MESH).frequencies
+        found = self._with(constants).run_mesh(MESH).frequencies
         return float(found.min()), float(found.max())
 
-    def choose_frequencies(self, highest: float) -> None:
-        """Choose the frequencies of the density of states, THz."""
-        self._frequencies = np.linspace(0.0, 1.1 * highest, DOS_POINTS)
-        self.details["frequencies"] = self._frequencies
+    def bands(self, constants: Array, wave_vectors: Array) -> Array:
+        """Compute frequencies at wave vectors, [q, modes] THz."""
+        return np.array(self._with(constants).run_qpoints(wave_vectors).frequencies)
 
-    def values(self, constants: Array) -> Values:
-        """Compute bands, density of states and thermal properties."""
-        phonopy = self._phonopy
-        phonopy.force_constants = constants
-        found: Values = {"bands": np.array(phonopy.run_qpoints(self._vectors).frequencies)}
-        found["dos"] = self.dos(constants)
-        thermal = phonopy.run_thermal_properties(
-            temperatures=self._temperatures, cutoff_frequency=NO_MODE
-        )
-        return found | {name: np.array(getattr(thermal, name)) for name in THERMAL}
+    def thermal(self, constants: Array, temperatures: list[float]) -> Values:
+        """Compute thermal properties by the mesh, [T] each."""
+        phonopy = self._with(constants)
+        phonopy.run_mesh(MESH)
+        found = phonopy.run_thermal_properties(temperatures=temperatures, cutoff_frequency=NO_MODE)
+        return {name: np.array(getattr(found, name)) for name in THERMAL}
 
-    def dos(self, constants: Array) -> Array:
-        """Compute the density of states of the mesh at the chosen frequencies, [f]."""
-        grid = self._frequencies
-        self._phonopy.force_constants = constants
-        self._phonopy.run_mesh(MESH)
-        found = self._phonopy.run_total_dos(
+    def dos(self, constants: Array, grid: Array) -> Array:
+        """Compute the density of states of the mesh at frequencies in THz, [f]."""
+        phonopy = self._with(constants)
+        phonopy.run_mesh(MESH)
+        found = phonopy.run_total_dos(
             freq_min=0.0,
             freq_max=grid[-1],
             freq_pitch=grid[1],
@@ -211,3 +192,7 @@ class _Lattice:
             use_tetrahedron_method=False,
         )
         return np.interp(grid, found.frequency_points, np.asarray(found.dos))
+
+    def _with(self, constants: Array) -> Any:
+        self._phonopy.force_constants = constants
+        return self._phonopy

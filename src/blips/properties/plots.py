@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Curve = Callable[["Axes", Properties], None]
+Curve = Callable[["Axes", Properties, str], None]  # of the kind or quantity of that name
 BLUE, GREY = "#1f4e79", "#9aa5b1"
 WIDTH, HEIGHT = 3.2, 2.8  # inches of one panel
 
@@ -21,12 +21,12 @@ def plot(found: Properties) -> "Figure":
     from matplotlib.figure import Figure
 
     numbers = [one for one in found.values() if np.ndim(one.value) == 0]
-    curves = [curve for name, curve in CURVES.items() if name == found.kind or name in found]
+    curves = [name for name in CURVES if name == found.kind or name in found]
     panels = len(numbers) + len(curves)
     figure = Figure(figsize=(WIDTH * panels, HEIGHT), layout="constrained")
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    for place, curve in zip(axes, curves, strict=False):
-        curve(place, found)
+    for place, name in zip(axes, curves, strict=False):
+        CURVES[name](place, found, name)
     for place, one in zip(axes[len(curves) :], numbers, strict=True):
         _number(place, one)
     for place in axes:
@@ -45,29 +45,22 @@ def _number(axes: "Axes", one: Property) -> None:
     axes.set_title(f"{value:.4g} ± {std:.2g}", fontsize=10)
 
 
-def _equation_of_state(axes: "Axes", found: Properties) -> None:
-    _energies(axes, found, found.details["volumes"], np.min)
-    axes.set(xlabel="volume (Å³)", ylabel="energy above its minimum (eV)")
+def _energies(x: str, zero: Callable[[np.ndarray], float], xlabel: str, of_zero: str) -> Curve:
+    """Draw energies of the plain model and its members, above a zero of their own, over `x`."""
+
+    def draw(axes: "Axes", found: Properties, _: str) -> None:
+        energies = found.details["energies"]
+        at = found.details.get(x, range(len(energies)))
+        for curve in found.details.get("member_energies", ()):
+            axes.plot(at, curve - zero(curve), color=GREY, lw=0.7)
+        axes.plot(at, energies - zero(energies), "o-", color=BLUE, lw=2, ms=4)
+        axes.set(xlabel=xlabel, ylabel=f"energy above {of_zero} (eV)")
+
+    return draw
 
 
-def _profile(axes: "Axes", found: Properties) -> None:
-    images = np.arange(len(found.details["energies"]))
-    _energies(axes, found, images, lambda curve: curve[0])
-    axes.set(xlabel="image", ylabel="energy above the first (eV)")
-
-
-def _energies(
-    axes: "Axes", found: Properties, x: np.ndarray, zero: Callable[[np.ndarray], float]
-) -> None:
-    """Draw the energies of the plain model and of its members above a zero of their own."""
-    for curve in found.details.get("member_energies", ()):
-        axes.plot(x, curve - zero(curve), color=GREY, lw=0.7)
-    energies = found.details["energies"]
-    axes.plot(x, energies - zero(energies), "o-", color=BLUE, lw=2, ms=4)
-
-
-def _bands(axes: "Axes", found: Properties) -> None:
-    x, one = found.details["band_axis"], found["bands"]
+def _bands(axes: "Axes", found: Properties, name: str) -> None:
+    x, one = found.details["band_axis"], found[name]
     for mode, std in zip(np.transpose(one.value), np.transpose(one.std), strict=True):
         axes.fill_between(x, mode - std, mode + std, color=BLUE, alpha=0.15, lw=0)
         axes.plot(x, mode, color=BLUE, lw=1)
@@ -76,10 +69,10 @@ def _bands(axes: "Axes", found: Properties) -> None:
     axes.grid(axis="x", lw=0.5)
 
 
-def _with_std(name: str, x: str, xlabel: str, ylabel: str) -> Curve:
+def _with_std(x: str, xlabel: str, ylabel: str) -> Curve:
     """Draw a quantity over the entry `x` of the details, with its std."""
 
-    def draw(axes: "Axes", found: Properties) -> None:
+    def draw(axes: "Axes", found: Properties, name: str) -> None:
         one, at = found[name], found.details[x]
         axes.fill_between(at, one.value - one.std, one.value + one.std, color=BLUE, alpha=0.2, lw=0)
         axes.plot(at, one.value, color=BLUE, lw=1.5)
@@ -89,15 +82,11 @@ def _with_std(name: str, x: str, xlabel: str, ylabel: str) -> Curve:
 
 
 CURVES: dict[str, Curve] = {  # by kind or quantity
-    "equation_of_state": _equation_of_state,
+    "equation_of_state": _energies("volumes", np.min, "volume (Å³)", "its minimum"),
     "bands": _bands,
-    "dos": _with_std("dos", "frequencies", "frequency (THz)", "states per THz"),
-    "heat_capacity": _with_std(
-        "heat_capacity", "temperatures", "temperature (K)", "heat capacity (J/K/mol)"
-    ),
-    "barrier": _profile,
-    "radial_distribution": _with_std("radial_distribution", "distances", "distance (Å)", "g(r)"),
-    "displacement": _with_std(
-        "displacement", "lags", "time (fs)", "mean squared displacement (Å²)"
-    ),
+    "dos": _with_std("frequencies", "frequency (THz)", "states per THz"),
+    "heat_capacity": _with_std("temperatures", "temperature (K)", "heat capacity (J/K/mol)"),
+    "barrier": _energies("image", lambda curve: curve[0], "image", "the first"),
+    "radial_distribution": _with_std("distances", "distance (Å)", "g(r)"),
+    "displacement": _with_std("lags", "time (fs)", "mean squared displacement (Å²)"),
 }

@@ -28,10 +28,9 @@ from blips.potential import BayesianPotential
 from blips.properties.barrier import barrier
 from blips.properties.dynamics import dynamics
 from blips.properties.elastic import elastic
+from blips.properties.energies import formation_energy, relax
 from blips.properties.eos import equation_of_state
-from blips.properties.formation import formation_energy
 from blips.properties.phonons import phonons
-from blips.properties.relax import relax
 from blips.properties.result import Properties, PropertyError
 from blips.train.released import load
 
@@ -90,15 +89,11 @@ def run_pool(
     executor: Any = None,
     **options: Any,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Compute one kind of property of every structure, as they finish.
+    """Compute one of `KINDS` of every structure (of paths for barriers), as they finish.
 
-    Args:
-        kind: one of `KINDS`.
-        model: what `blips.load` takes; every worker loads it once.
-        structures: numbered from 0; paths for barriers.
-        folder: for `<kind>-<number>.json`.
-        executor: of `blips.active.executor`; by default one structure after the other, here.
-        options: of the kind's function.
+    The model is what `blips.load` takes; every worker loads it once. Structures are numbered from
+    0, for `<kind>-<number>.json` in the folder. The executor is one of `blips.active.executor`; by
+    default one structure after the other, here. Options are those of the kind's function.
 
     A job whose workers were lost again and again, or that needs more memory than there is, is a
     `PropertyError` without a file: the next call tries it again.

@@ -45,25 +45,21 @@ class Property:
     @classmethod
     def of(cls, name: str, value: Array | float, members: Array, units: str) -> "Property":
         """Make a property whose std is that of its members; NaN where there is none."""
-        if len(members) == 0:
-            std = np.full_like(np.asarray(value, dtype=float), np.nan)
-        else:
+        value = np.asarray(value, dtype=float)
+        std = np.full_like(value, np.nan)
+        if len(members):
             std = np.sqrt(np.square(members - value).mean(axis=0))
-        if np.ndim(value) == 0:
-            return cls(name, float(value), float(std), members, units)
-        return cls(name, np.asarray(value), std, members, units)
+        return cls(name, value[()], std[()], members, units)  # numbers where there are no axes
 
     def scaled(self, factor: float, factor_std: float = 0.0) -> "Property":
         """Multiply with a factor that has an error of its own, such as one for softening."""
-        std = np.hypot(factor * np.asarray(self.std), factor_std * np.asarray(self.value))
-        std = float(std) if np.ndim(self.value) == 0 else std
+        std = np.hypot(factor * self.std, factor_std * self.value)
         return Property(self.name, factor * self.value, std, factor * self.members, self.units)
 
     def __str__(self) -> str:
-        """Return name, value, std and units."""
-        if np.ndim(self.value) == 0:
-            return f"{self.name} = {self.value:.5g} ± {self.std:.2g} {self.units}".rstrip()
-        return f"{self.name} {np.shape(self.value)} ± {np.max(self.std):.2g} {self.units}".rstrip()
+        """Return name, value, std and units; of an array its shape and largest std."""
+        what = f"= {self.value:.5g}" if np.ndim(self.value) == 0 else str(np.shape(self.value))
+        return f"{self.name} {what} ± {np.max(self.std):.2g} {self.units}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -77,19 +73,15 @@ class Properties(Mapping[str, Property]):
     details: Mapping[str, Any] = field(default_factory=dict)  # what else is worth keeping
 
     def __getitem__(self, name: str) -> Property:
-        """Return one quantity."""
         return self.quantities[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the quantities."""
         return iter(self.quantities)
 
     def __len__(self) -> int:
-        """Return the number of quantities."""
         return len(self.quantities)
 
     def __str__(self) -> str:
-        """Return one line for each quantity, and one for what failed."""
         lines = [str(one) for one in self.values()]
         lines += self.details.get("notes", [])
         lines += [f"member {number} failed: {why}" for number, why in self.failures.items()]
@@ -97,24 +89,16 @@ class Properties(Mapping[str, Property]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, JSON-able."""
-        return _plain(
-            {
-                "kind": self.kind,
-                "method": self.method,
-                "quantities": {name: vars(one) for name, one in self.items()},
-                "failures": dict(self.failures),
-                "details": dict(self.details),
-            }
-        )
+        quantities = {name: vars(one) for name, one in self.items()}
+        return _plain(vars(self) | {"quantities": quantities})
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Properties":
         """Restore what `to_dict` returned, also through JSON; lists of `details` become arrays."""
-        quantities: dict[str, Property] = {}
-        for name, one in content["quantities"].items():
-            members = np.array(one["members"], dtype=float)
-            value, std = _array(one["value"]), _array(one["std"])
-            quantities[name] = Property(name, value, std, members, one["units"])
+        quantities = {
+            name: Property(**{key: _array(value) for key, value in one.items()})
+            for name, one in content["quantities"].items()
+        }
         failures = {int(number): why for number, why in content["failures"].items()}
         details = {name: _array(value) for name, value in content["details"].items()}
         return cls(content["kind"], content["method"], quantities, failures, details)
@@ -133,17 +117,11 @@ class Properties(Mapping[str, Property]):
 def propagated(function: Callable[[Array], Values], base: Array, changes: Array) -> list[Values]:
     """Compute `function` of base + change for each member, to first order in the change.
 
-    Args:
-        function: of an array in the shape of `base`; it has to be smooth.
-        base: [...].
-        changes: [K, ...].
+    `base` [...] is what the (smooth) function takes, `changes` are [K, ...].
     """
     value = function(base)
-    found: list[Values] = []
-    for change in changes:
-        moved = function(base + STEP * change)
-        found.append({name: at + (moved[name] - at) / STEP for name, at in value.items()})
-    return found
+    moved = (function(base + STEP * change) for change in changes)
+    return [{name: at + (one[name] - at) / STEP for name, at in value.items()} for one in moved]
 
 
 def _array(content: Any) -> Any:
@@ -160,12 +138,12 @@ def _array(content: Any) -> Any:
 
 def _plain(content: Any) -> Any:
     """Convert to JSON-able values; numbers that are not finite become null."""
+    if isinstance(content, np.ndarray | np.generic):
+        content = content.tolist()
     if isinstance(content, Mapping):
         return {str(key): _plain(value) for key, value in content.items()}
-    if isinstance(content, list | tuple | np.ndarray):
+    if isinstance(content, list | tuple):
         return [_plain(value) for value in content]
-    if isinstance(content, np.generic):
-        return _plain(content.item())
     if isinstance(content, float) and not np.isfinite(content):
         return None
     return content

@@ -45,7 +45,7 @@ class Calculator(ASECalculator):
     """A Bayesian potential for ASE; eV, eV/A and eV/A^3, uncertainties calibrated if it is.
 
     Args:
-        potential: made by `blips.bayesianize` or `blips.load`, or a baseline.
+        potential: Bayesian, or a baseline.
         method: see above; a baseline has auto and map.
         samples: posterior samples (or "auto") behind uncertainties (and the means of "mc").
         seed: of all noise; the same seed gives the same numbers.
@@ -77,13 +77,42 @@ class Calculator(ASECalculator):
         skin: float = SKIN,
         **options: Any,
     ) -> None:
+        if not isinstance(potential, Model):
+            raise InputError(
+                f"simulations need a model with error bars, got {type(potential).__name__}; make "
+                "one with blips.bayesianize(model) or blips.load(file), or take one of "
+                "blips.baselines"
+            )
+        bayesian = isinstance(potential, BayesianPotential)
+        methods = METHODS if bayesian else BASELINE_METHODS
+        if method not in methods:
+            raise InputError(
+                f"unknown method {method!r} of {type(potential).__name__}; use one of "
+                f"{', '.join(methods)}"
+            )
         if every < 0:
             raise InputError(f"every is {every}; expected 0 (only when asked for) or more")
         super().__init__()
-        self.evaluator = Evaluator(potential, method, samples, seed, member, options)
         self.potential, self.every = potential, every
         self.structures_seen = 0
         self.neighbours = NeighbourCache(skin)
+        self.always_uncertain = method in ALWAYS_UNCERTAIN
+        self._options = {"samples": samples, "seed": seed, **options}
+        self._options["method"] = "auto" if method == "map" else method
+        self._member: Member | None = None
+        if bayesian and method == "frozen":
+            self._member = potential.member(member, seed) if isinstance(member, int) else member
+            self._options["method"] = "frozen" if potential.posterior is None else "conditioned"
+
+    def plain(self, graph: Graph, stress: bool) -> Prediction:
+        """Predict with the plain model, or the member, without error bars."""
+        if self._member is not None:
+            return self._member.predict(graph, stress=stress)
+        return self.potential.predict(graph, method="map", stress=stress)
+
+    def sampled(self, graph: Graph, stress: bool) -> Prediction:
+        """Predict with error bars; those of a member are its committee's."""
+        return self.potential.predict(graph, stress=stress, **self._options)
 
     def calculate(
         self,
@@ -103,69 +132,21 @@ class Calculator(ASECalculator):
             raise InputError("the calculator has no structure; pass atoms, or set atoms.calc")
         wanted = set(properties or [keys.ENERGY])
         is_new = not self.results
+        due = is_new and self.every > 0 and self.structures_seen % self.every == 0
         self.structures_seen += int(is_new)
-        stress = (
-            bool(wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}) or keys.STRESS in self.results
+        stress = keys.STRESS in self.results or bool(
+            wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}
         )
-        due = is_new and self.every > 0 and (self.structures_seen - 1) % self.every == 0
         (graph,) = graph_batches(self.potential.backbone, structure, 1, [self.neighbours])
-        always = self.evaluator.always
+        always = self.always_uncertain
         if not always:
-            self.results |= _results(self.evaluator.plain(graph, stress))
+            self.results |= _results(self.plain(graph, stress))
         if always or due or wanted & set(UNCERTAINTIES):
-            sampled = _results(self.evaluator.sampled(graph, stress))
-            names = (*UNCERTAINTIES, keys.IN_DOMAIN)
-            uncertain = {name: sampled[name] for name in names if name in sampled}
-            self.results |= sampled if always else uncertain
+            found = _results(self.sampled(graph, stress))
+            own = found if always else (*UNCERTAINTIES, keys.IN_DOMAIN)
+            self.results |= {name: found[name] for name in own if name in found}
         if atoms is not None:
             annotate(atoms, self.results)
-
-
-class Evaluator:
-    """Predictions of graphs by one method, see above; arguments as of `Calculator`.
-
-    `always` says whether a std comes with every energy.
-    """
-
-    def __init__(
-        self,
-        potential: Model,
-        method: str,
-        samples: Samples,
-        seed: int,
-        member: int | Member,
-        options: Mapping[str, Any],
-    ) -> None:
-        if not isinstance(potential, Model):
-            raise InputError(
-                f"simulations need a model with error bars, got {type(potential).__name__}; make "
-                "one with blips.bayesianize(model) or blips.load(file), or take one of "
-                "blips.baselines"
-            )
-        bayesian = isinstance(potential, BayesianPotential)
-        methods = METHODS if bayesian else BASELINE_METHODS
-        if method not in methods:
-            raise InputError(
-                f"unknown method {method!r} of {type(potential).__name__}; use one of "
-                f"{', '.join(methods)}"
-            )
-        self.potential, self.always = potential, method in ALWAYS_UNCERTAIN
-        self._method = "auto" if method == "map" else method
-        self._options = {"samples": samples, "seed": seed, **options}
-        self._member: Member | None = None
-        if bayesian and method == "frozen":
-            self._member = potential.member(member, seed) if isinstance(member, int) else member
-            self._method = "frozen" if potential.posterior is None else "conditioned"
-
-    def plain(self, graph: Graph, stress: bool) -> Prediction:
-        """Predict with the plain model, or the member, without error bars."""
-        if self._member is not None:
-            return self._member.predict(graph, stress=stress)
-        return self.potential.predict(graph, method="map", stress=stress)
-
-    def sampled(self, graph: Graph, stress: bool) -> Prediction:
-        """Predict with error bars; those of a member are its committee's."""
-        return self.potential.predict(graph, method=self._method, stress=stress, **self._options)
 
 
 def _results(prediction: Prediction) -> dict[str, Any]:
@@ -177,9 +158,8 @@ def _results(prediction: Prediction) -> dict[str, Any]:
 def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:
     """Keep these uncertainties on the structure, and no older ones.
 
-    ASE writes those calculator results that it knows by name. Uncertainties are therefore also
-    kept in `atoms.info` and `atoms.arrays`, where every format of ASE that has room for them
-    (extxyz, traj, db) finds them: the same keys as in the files that `blips predict` writes.
+    ASE writes those results that it knows by name; others it finds in `atoms.info` and
+    `atoms.arrays` (extxyz, traj, db). The keys are those of the files of `blips predict`.
     """
     for store, names in ((atoms.info, PER_STRUCTURE), (atoms.arrays, PER_ATOM)):
         for name in names:
@@ -190,8 +170,7 @@ def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:
 
 def snapshot(atoms: Atoms) -> Atoms:
     """Copy a structure with the results of its calculator, as far as they belong to it."""
-    frame = atoms.copy()
-    calculator = atoms.calc
+    frame, calculator = atoms.copy(), atoms.calc
     results: dict[str, Any] = {}
     if calculator is not None and not calculator.check_state(atoms):
         results = calculator.results

@@ -33,7 +33,7 @@ from ase.units import GPa, fs
 
 from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.files import replacing
+from blips.files import write_atomically
 from blips.prediction import Model
 from blips.sim.calculator import Calculator, snapshot
 from blips.sim.frames import FrameSaver, append_frame
@@ -41,6 +41,7 @@ from blips.sim.guard import Finding, Guard
 
 FILES = ("trajectory.extxyz", "uncertain.extxyz", "outcome.json")
 ENSEMBLES = ("langevin", "nve", "npt")
+STD_LIMITS = ("force_std", "energy_std_per_atom")  # beyond which a reference calculator decides
 
 
 @dataclass(frozen=True)
@@ -99,46 +100,33 @@ def run_guarded(
     saver = saver or FrameSaver()
     atoms, outcome = dynamics.atoms, Outcome(frames=saver.frames)
 
-    def look() -> bool:
-        """Check the structure; return whether to go on."""
-        findings = guard.check(atoms)
-        if not findings:
-            return True
+    def look() -> None:
+        findings, error = guard.check(atoms), None
         stops = any(finding.stops for finding in findings)
-        exploded = any(finding.limit not in STD_LIMITS for finding in findings)
-        error = None
-        if stops and not exploded and reference is not None:
-            error = _reference_error(atoms, reference)
+        of_std = all(finding.limit in STD_LIMITS for finding in findings)
+        if stops and of_std and reference is not None:
+            forces = atoms.get_forces(apply_constraint=False)
+            errors = np.linalg.norm(forces - reference.get_forces(atoms.copy()), axis=1)
+            error = float(errors.max())
             stops = not error <= reference_limit
-        saved = saver.offer(atoms, outcome.steps, findings, last=stops)
+        saved = findings and saver.offer(atoms, outcome.steps, findings, last=stops)
         if saved or error is not None:
             outcome.events += [Event(outcome.steps, finding, error) for finding in findings]
-        return not stops
+        outcome.stopped = stops
+        progress(outcome.steps)
 
-    going = look()
-    progress(0)
-    while going and outcome.steps < steps and not outcome.interrupted:
+    look()
+    while outcome.steps < steps and not (outcome.stopped or outcome.interrupted):
         before = outcome.steps
-        while outcome.steps < min(before + every, steps) and not outcome.interrupted:
+        for _ in range(min(every, steps - before)):
             outcome.interrupted = not before_step(outcome.steps)
-            if not outcome.interrupted:
-                dynamics.run(1)
-                outcome.steps += 1
+            if outcome.interrupted:
+                break
+            dynamics.run(1)
+            outcome.steps += 1
         if outcome.steps > before:
-            going = look()
-            progress(outcome.steps)
-    outcome.stopped = not going
+            look()
     return outcome
-
-
-STD_LIMITS = ("force_std", "energy_std_per_atom")
-
-
-def _reference_error(atoms: Atoms, reference: Any) -> float:
-    true_forces = reference.get_forces(atoms.copy())
-    return float(
-        np.linalg.norm(atoms.get_forces(apply_constraint=False) - true_forces, axis=1).max()
-    )
 
 
 def check_run(every: int, steps: int) -> None:
@@ -168,7 +156,7 @@ class MDSettings:
     seed: int = 0  # of velocities, thermostat and samples
 
     def __post_init__(self) -> None:
-        """Refuse what no run can be made of."""
+        check_run(self.every, self.steps)
         if self.ensemble not in ENSEMBLES:
             expected = ", ".join(ENSEMBLES)
             raise InputError(f"unknown ensemble {self.ensemble!r}; use one of {expected}")
@@ -209,7 +197,6 @@ def run_md(
     with the steps done and the structure. An earlier run in the folder is refused unless
     `overwrite`.
     """
-    check_run(settings.every, settings.steps)
     folder = Path(folder)
     atoms = atoms.copy()
     samples, seed, member = settings.samples, settings.seed, settings.member
@@ -253,8 +240,8 @@ def run_md(
         progress=after,
         before_step=before,
     )
-    with replacing(paths["outcome.json"]) as temporary:
-        temporary.write_text(json.dumps(outcome_dict(outcome, settings, guard, folder), indent=1))
+    content = json.dumps(outcome_dict(outcome, settings, guard, folder), indent=1)
+    write_atomically(paths["outcome.json"], content.encode())
     return outcome
 
 

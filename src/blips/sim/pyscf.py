@@ -32,14 +32,9 @@ EnergyAndForces = tuple[float, np.ndarray]  # eV, [N, 3] eV/A
 class PySCF(Calculator):
     """Restricted (or, with unpaired electrons, unrestricted) Kohn-Sham by density fitting.
 
-    Args:
-        functional: of libxc, as PySCF names it.
-        basis: of the orbitals.
-        dispersion: method of D3(BJ), such as "bp", "pbe", "b3lyp"; None for none.
-        charge: of the molecule, e.
-        spin: number of unpaired electrons.
-        grid_level: of the integration grid.
-        fitting: auxiliary basis of the Coulomb part; None for PySCF's own choice.
+    The functional is one of libxc, as PySCF names it; `dispersion` a method of D3(BJ), such as
+    "bp", "pbe", "b3lyp", or None; `spin` the number of unpaired electrons; `fitting` the auxiliary
+    basis of the Coulomb part, None for PySCF's own choice.
     """
 
     implemented_properties = ["energy", "forces"]  # noqa: RUF012 (ASE declares it so)

@@ -31,12 +31,9 @@ ESPRESSO_PATHS = ("pseudo_dir", "outdir", "wfcdir", "prefix")  # in input_data
 def make_calculator(
     name: str, options: Mapping[str, Any] | None = None, *, trust: bool = False
 ) -> BaseCalculator:
-    """Make an ASE calculator.
+    """Make one of `CALCULATORS`, or "package.module:Name" (a dot will do in place of the colon).
 
-    Args:
-        name: one of `CALCULATORS`, or "package.module:Name" (a dot will do in place of the colon).
-        options: of its constructor.
-        trust: whether name and options may choose what runs: True for what a person typed.
+    `trust` is whether name and options may choose what runs: True for what a person typed.
     """
     options = options or {}
     check_trust(name, options, trust)

@@ -27,14 +27,13 @@ from blips import keys
 from blips.backbones.base import first_parameter, graph_batches
 from blips.backbones.foreign import require
 from blips.data.graph import Graph
-from blips.data.neighbours import SKIN, NeighbourCache
-from blips.defaults import SAMPLES
+from blips.data.neighbours import NeighbourCache
 from blips.errors import InputError
 from blips.prediction import Model, Prediction
-from blips.sim.calculator import UNCERTAINTIES, Evaluator, annotate
+from blips.sim.calculator import UNCERTAINTIES, Calculator, annotate
 from blips.sim.dynamics import check_run
 from blips.sim.frames import FrameSaver
-from blips.sim.guard import Finding, Guard, check_domain
+from blips.sim.guard import Finding, Guard
 
 PIP_LINE = "pip install torch-sim-atomistic==0.3.0"
 
@@ -58,8 +57,8 @@ class TorchSimModel(ModelInterface):
     but "map" and "frozen" also give their `*_uncertainty`. A structure whose positions are no
     finite numbers gets NaN and leaves the others alone.
 
-    Arguments are those of `blips.Calculator`; `compute_stress` also gives the stress, for cells
-    that change.
+    Options are those of `blips.Calculator`; `compute_stress` also gives the stress, for cells that
+    change.
     """
 
     def __init__(
@@ -67,29 +66,25 @@ class TorchSimModel(ModelInterface):
         potential: Model,
         method: str = "map",
         *,
-        samples: int = SAMPLES,
-        member: int = 0,
-        seed: int = 0,
         compute_stress: bool = False,
-        skin: float = SKIN,
         **options: Any,
     ) -> None:
         super().__init__()
-        self.evaluator = Evaluator(potential, method, samples, seed, member, options)
         self.potential = potential
-        self._skin, self._caches = skin, list[NeighbourCache]()
+        self.calculator = Calculator(potential, method, **options)
+        self._caches: list[NeighbourCache] = []
         self._dtype, self._device = STATE_DTYPE, first_parameter(potential.backbone).device
         self._compute_forces, self._compute_stress = True, compute_stress
 
     def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:
         """Compute energy, forces, stress of a `SimState` (or its dictionary)."""
         state = state if isinstance(state, ts.SimState) else ts.SimState(**state)
-        evaluator = self.evaluator
-        return self._tensors(state, evaluator.sampled if evaluator.always else evaluator.plain)
+        by = self.calculator
+        return self._tensors(state, by.sampled if by.always_uncertain else by.plain)
 
     def uncertainties(self, state: Any) -> dict[str, Tensor]:
         """Compute the std of energy [S], forces [N, 3] and stress [S, 3, 3] by samples."""
-        outputs = self._tensors(state, self.evaluator.sampled)
+        outputs = self._tensors(state, self.calculator.sampled)
         return {name: value for name, value in outputs.items() if name in UNCERTAINTIES}
 
     def check(self, state: Any, guard: Guard) -> list[list[Finding]]:
@@ -98,21 +93,20 @@ class TorchSimModel(ModelInterface):
         findings = [guard.check_geometry(atoms) for atoms in structures]
         sound = [index for index, found in enumerate(findings) if not found]
         if sound and guard.needs_std:
-            graph = self._graph([structures[index] for index in sound])
-            prediction = self.evaluator.sampled(graph, stress=False)
+            graph = self.graph([structures[index] for index in sound])
+            prediction = self.calculator.sampled(graph, stress=False)
             for number, index in enumerate(sound):
-                atoms, results = structures[index], prediction[number].ase_results()
-                findings[index] = guard.check_std(atoms, results.__getitem__)
-                findings[index] += check_domain(atoms, results.get(keys.IN_DOMAIN))
+                results = prediction[number].ase_results()
+                findings[index] = guard.check_std(structures[index], results)
         return findings
 
-    def _graph(self, structures: list[Atoms]) -> Graph:
+    def graph(self, structures: list[Atoms]) -> Graph:
         """Build the graph of the batch with the neighbours kept for each place in it.
 
         Where a structure has left the batch, those behind it move up and are searched once more.
         """
         while len(self._caches) < len(structures):
-            self._caches.append(NeighbourCache(self._skin))
+            self._caches.append(NeighbourCache(self.calculator.neighbours.skin))
         caches = self._caches[: len(structures)]
         (graph,) = graph_batches(self.potential.backbone, structures, caches=caches)
         return graph
@@ -125,7 +119,7 @@ class TorchSimModel(ModelInterface):
         whole = [bool(np.isfinite(atoms.positions).all()) for atoms in structures]
         if not any(whole):
             raise InputError("no structure of the batch has finite positions: all have exploded")
-        graph = self._graph([a for a, good in zip(structures, whole, strict=True) if good])
+        graph = self.graph([a for a, good in zip(structures, whole, strict=True) if good])
         arrays = predict(graph, self._compute_stress).results()
         rows = np.repeat(whole, [len(atoms) for atoms in structures])  # [N]
         found: dict[str, Tensor] = {}
@@ -166,21 +160,17 @@ def relax(
 ) -> list[Finished]:
     """Relax structures in one batch; those that the guard objects to are halted.
 
-    Args:
-        structures: all periodic, or none.
-        model: of method "map" or "frozen": samples are no smooth function to minimise.
-        guard: limits.
-        force_tolerance: largest force of a relaxed structure, eV/A (with a cell, of that too).
-        steps: at most.
-        every: steps between two looks at convergence and guard.
-        saver: of frames for labelling, above the guard's `low`.
-        optimizer: of TorchSim, `optimizers.fire` by default; `frechet_cell_fire` relaxes cells.
-        options: of the optimizer.
+    Structures are all periodic, or none. The model is of method "map" or "frozen": samples are no
+    smooth function to minimise. Relaxed is what has no force above `force_tolerance`, eV/A (with a
+    cell, of that too); `every` is the number of steps between two looks at convergence and guard.
+    Frames above the guard's `low` go to the saver. The optimizer is one of TorchSim with its
+    options, `optimizers.fire` by default; `frechet_cell_fire` relaxes cells.
     """
     if not force_tolerance > 0:
         raise InputError(f"force_tolerance is {force_tolerance} eV/A; expected a positive number")
     init, update = (optimizer or ts.optimizers.fire)(model, **options)
-    state = init(_state(structures, model))
+    structures = _batch_of(structures)
+    state = init(ts.initialize_state(structures, model.device, model.dtype))
     converged = ts.generate_force_convergence_fn(
         force_tolerance, include_cell_forces=hasattr(state, "cell_forces")
     )
@@ -210,7 +200,7 @@ def integrate(
     The integrator is one of TorchSim, `nvt_langevin` by default, with options in TorchSim's units.
     The other arguments are those of `relax`.
     """
-    structures = [structures] if isinstance(structures, Atoms) else list(structures)
+    structures = _batch_of(structures)
     temperatures = np.broadcast_to(np.asarray(temperature, dtype=float), (len(structures),))
     if not ((temperatures > 0).all() and timestep > 0):
         raise InputError(
@@ -224,7 +214,7 @@ def integrate(
     init, update = make(model, dt=dt, kT=kT, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        state = _state(structures, model)
+        state: Any = ts.initialize_state(structures, model.device, model.dtype)
         if all(atoms.get_momenta().any() for atoms in structures):
             momenta = np.concatenate([atoms.get_momenta() for atoms in structures])
             state.momenta = torch.tensor(momenta, **here)  # [N, 3], TorchSim's unit is ASE's
@@ -245,22 +235,23 @@ def halting(
     """
 
     def ended(state: Any, last_energy: Tensor | None = None) -> Tensor:
-        halted = [_stops(found) for found in model.check(state, guard)]
-        halted = torch.tensor(halted, device=state.device)
+        stops = [_stops(found) for found in model.check(state, guard)]
+        halted = torch.tensor(stops, device=state.device)
         return halted if convergence_fn is None else halted | convergence_fn(state, last_energy)
 
     return ended
 
 
-def _state(structures: Sequence[Atoms], model: TorchSimModel) -> Any:
-    structures = [structures] if isinstance(structures, Atoms) else list(structures)
-    if not structures:
+def _batch_of(structures: Sequence[Atoms]) -> list[Atoms]:
+    """List the structures; refuse what TorchSim does not take."""
+    batch: list[Atoms] = [structures] if isinstance(structures, Atoms) else list(structures)
+    if not batch:
         raise InputError("nothing to simulate: the list of structures is empty")
-    if len({flag for atoms in structures for flag in atoms.pbc.tolist()}) > 1:
+    if len({flag for atoms in batch for flag in atoms.pbc.tolist()}) > 1:
         raise InputError(
             "TorchSim takes structures that are all periodic in three directions, or all not"
         )
-    return ts.initialize_state(structures, model.device, model.dtype)
+    return batch
 
 
 def _advance(
@@ -281,20 +272,19 @@ def _advance(
     while True:
         findings = model.check(state, guard)
         relaxed = converged(state).tolist() if converged else [False] * len(alive)
-        at_end = done >= steps
+        at_end = "" if done < steps else "unfinished" if converged else "done"
         leaving: list[int] = []
         for place, (found, is_relaxed) in enumerate(zip(findings, relaxed, strict=True)):
-            status = "halted" if _stops(found) else "converged" if is_relaxed else ""
-            if at_end and not status:
-                status = "unfinished" if converged else "done"
+            number, halted = alive[place], _stops(found)
+            status = "halted" if halted else "converged" if is_relaxed else at_end
             if not status and (saver is None or not found):
                 continue
-            frame, number = _frame(state[[place]], model), alive[place]
+            frame = _frame(state[[place]], model)
             if saver is not None and found:
-                saver.offer(frame, done, found, walker=number, last=status == "halted")
+                saver.offer(frame, done, found, walker=number, last=halted)
             if status:
                 leaving.append(place)
-                finished[number] = Finished(frame, status, done, found if _stops(found) else [])
+                finished[number] = Finished(frame, status, done, found if halted else [])
         if len(leaving) == len(alive):
             return [finished[number] for number in sorted(finished)]
         if leaving:
@@ -320,6 +310,6 @@ def _frame(state: Any, model: TorchSimModel) -> Atoms:
         results[keys.STRESS] = full_3x3_to_voigt_6_stress(state.stress[0].cpu().numpy())
     atoms.calc = SinglePointCalculator(atoms, **results)
     if np.isfinite(atoms.positions).all():
-        stds = {name: value.cpu().numpy() for name, value in model.uncertainties(state).items()}
-        annotate(atoms, {name: v[0] if name not in PER_ATOM else v for name, v in stds.items()})
+        prediction = model.calculator.sampled(model.graph([atoms]), model.compute_stress)
+        annotate(atoms, prediction.ase_results())
     return atoms
