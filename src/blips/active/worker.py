@@ -30,7 +30,7 @@ from blips.inference.sampling import Member
 from blips.potential import BayesianPotential
 from blips.sim.calculator import Calculator
 from blips.sim.dynamics import run_guarded
-from blips.sim.guard import Guard, property_of
+from blips.sim.guard import Guard, results_with
 from blips.train.checkpoint import load
 
 WATER_COMPRESSIBILITY = 4.6e-5  # 1/bar; how quickly a barostat answers, not where it ends
@@ -112,7 +112,8 @@ def _guard(job: Mapping[str, Any], start: Atoms) -> Guard:
     limits = job["limits"].model_dump(exclude={"force"})
     high = limits.pop("force_std")
     if job["soft"] and high is not None:
-        std = np.linalg.norm(property_of(start, keys.FORCES_UNCERTAINTY), axis=1)
+        name = keys.FORCES_UNCERTAINTY
+        std = np.linalg.norm(results_with(start, [name])[name], axis=1)
         high = max(high, AT_FIRST * float(std.max()))
     return Guard(high=high, **limits)
 
