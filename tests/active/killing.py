@@ -26,6 +26,7 @@ from campaigns import importable, tiny_campaign
 
 from blips.active.campaign import run_campaign
 from blips.active.config import load_campaign
+from blips.active.database import CampaignError
 from blips.active.frames import digest
 from blips.active.labeller import journal_file, read_journal
 from blips.active.store import DATABASE, CampaignStore
@@ -34,7 +35,7 @@ STAGES = ("select", "train", "evaluate")
 LIGHT = ({"kind": "inline"}, {"kind": "local", "processes": False, "workers": 2})
 PROCESSES = ({"kind": "local", "processes": True, "workers": 2},)
 EXECUTORS = {"light": LIGHT, "processes": PROCESSES, "auto": LIGHT}
-LABEL_SECONDS = {"light": 0.02, "processes": 0.5, "auto": 0.02}  # so that labelling is hit, too
+LABEL_SECONDS = {"light": 0.06, "processes": 0.5, "auto": 0.06}  # so that labelling is hit, too
 LONGEST = {
     "light": 0.25,
     "processes": 1.0,
@@ -104,8 +105,15 @@ def labels(config: dict) -> list:
 
 def state(config: dict) -> tuple[str, set[str]]:
     """The stage that is under way, and the positions of all finished labels."""
-    if not (Path(config["folder"]) / DATABASE).exists():
+    database = Path(config["folder"]) / DATABASE
+    if not database.exists():
         return "0 start", set()
+    try:
+        CampaignStore(database.parent, writable=False).__exit__()
+    except CampaignError as error:
+        if "is empty" in str(error):  # killed before its tables were there
+            return "0 start", set()
+        raise
     with CampaignStore(config["folder"], writable=False) as store:
         journal = Path(config["folder"]) / "journal"
         finished = {atoms.positions.tobytes().hex() for atoms in store.labelled()}

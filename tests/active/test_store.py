@@ -3,9 +3,11 @@
 import json
 import os
 import resource
+import signal
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import ase.db
 import numpy as np
@@ -265,3 +267,22 @@ def test_damaged_json_in_a_sound_file_is_one_line(tmp_path, statement, read):
     message = str(raised.value)
     assert "\n" not in message
     assert "damaged" in message or "no structure of a campaign" in message
+
+
+def test_a_reader_undoes_what_a_killed_writer_had_begun(tmp_path):
+    with CampaignStore(tmp_path) as store:
+        store.add_picks(picks(), 0, {})
+    script = (
+        "import os, signal, sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None);"
+        "c.execute('PRAGMA cache_size = 1'); c.execute('BEGIN IMMEDIATE');"
+        "c.execute('CREATE TABLE half (x)');"
+        "c.executemany('INSERT INTO half VALUES (?)', [('x' * 1000,)] * 1000);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    path = tmp_path / DATABASE
+    done = subprocess.run([sys.executable, "-c", script, str(path)])
+    assert done.returncode == -signal.SIGKILL
+    assert Path(f"{path}-journal").stat().st_size > 0
+    with CampaignStore(tmp_path, writable=False) as store:
+        assert len(store.picks(0)) == 3
+        assert not store.rows("SELECT * FROM sqlite_master WHERE name = 'half'")

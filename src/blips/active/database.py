@@ -54,6 +54,8 @@ class CampaignDatabase:
                 opened.enter_context(_locked(self.folder / LOCK))
             elif not self.path.is_file():
                 raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is missing)")
+            elif Path(f"{self.path}-journal").exists():
+                self._roll_back()
             uri = f"{self.path.absolute().as_uri()}?mode={'rwc' if writable else 'ro'}"
             connection = sqlite3.connect(uri, uri=True, timeout=20, isolation_level=None)
             self.connection = opened.enter_context(closing(connection))
@@ -152,6 +154,11 @@ class CampaignDatabase:
                 f"{self.path}: {error.strerror or error}. Everything that was finished before is "
                 "safe; make room or the folder writable, and start the campaign again"
             ) from error
+
+    def _roll_back(self) -> None:
+        """Undo what a process was writing as it was killed, which a reader cannot."""
+        with suppress(sqlite3.Error), closing(sqlite3.connect(self.path)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_master")
 
     def _prepare(self) -> None:
         """Check the file before anything in it is changed; create the tables of a new one."""

@@ -132,19 +132,19 @@ def _finish(
     run: RunFolder,
 ) -> None:
     """Take the best weights, settle their energies per element, condition them on their data."""
-    header: dict[str, Any] = {}
     if run.best.exists():
         tensors, header = read_tensors(run.best)
-        restore(potential, tensors, run.best)
+        restore(potential, tensors, run.best, header)
+        if header.get("finished"):  # a run that had ended before, and found nothing better
+            return
     if isinstance(train, AtomData) and isinstance(valid, AtomData):
         generator = np.random.default_rng(settings.seed)
         few, fewer = (
             [data.atoms(k) for k in np.sort(generator.permutation(len(data))[:most]).tolist()]
             for data, most in ((train, MOST_CONDITIONED), (valid, MOST_VALID))
         )
-        if not header.get("settled"):  # else a resumed run that had ended would do it again
-            backbone = atomistic(backbone_of(potential))
-            settle_reference_energies(backbone, [*few, *fewer], settings)
+        backbone = atomistic(backbone_of(potential))
+        settle_reference_energies(backbone, [*few, *fewer], settings)
         if isinstance(potential, BayesianPotential) and settings.training.condition:
             try:
                 seed, labels = settings.seed, valid.labels
@@ -153,7 +153,7 @@ def _finish(
                 text = f"the potential was not conditioned on its data: {error}"
                 warnings.warn(text, stacklevel=3)
     if run.best.exists():
-        write_model(run.best, potential, settled=True)
+        write_model(run.best, potential, finished=True)
 
 
 def resolve_config(config: Source | Sequence[Source]) -> RunConfig:
