@@ -98,9 +98,9 @@ def execute(run: Run) -> Findings:
     judge = {"elastic": _elastic, "formation": _formation, "heat": _heat}[table]
     rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
-    for material, found in judge(run, chosen, options):
+    for number, (material, found) in enumerate(judge(run, chosen, options)):
         if isinstance(found, str):
-            failed[material.formula] = found
+            failed[f"{number} {material.formula}"] = found  # formulas may stand for two crystals
         else:
             atoms = len(material.atoms)
             rows.append({"formula": material.formula, "atoms": atoms, "quantities": found})
