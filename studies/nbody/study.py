@@ -112,26 +112,8 @@ PROFILES: dict[str, Profile] = {
     ),
     "default": Profile(
         seeds={
-            "egnn": {
-                "base": 4,
-                "blip_local": 1,
-                "blip_flipout": 1,
-                "blip_local_crps": 2,
-                "blip_flipout_crps": 1,
-                "mc_dropout_0.2": 1,
-                "mc_dropout_0.5": 1,
-                "deep_ensemble_4": 1,
-            },
-            "gnn": {
-                "base": 4,
-                "blip_local": 1,
-                "blip_flipout": 1,
-                "blip_local_crps": 1,
-                "blip_flipout_crps": 1,
-                "mc_dropout_0.2": 1,
-                "mc_dropout_0.5": 1,
-                "deep_ensemble_4": 1,
-            },
+            backbone: {method: PAPER_SEEDS.get(method, 4) for method in METHODS}
+            for backbone in ("egnn", "gnn")
         },
         # 2e-3: the least validation loss of 5e-4, 1e-3, 2e-3 after 40 epochs, base and BLIP alike.
         training={"epochs": 200, "lr": 2e-3, "schedule": {"kind": "cosine"}},
