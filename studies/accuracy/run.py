@@ -14,6 +14,7 @@ from blips.train.fit import fit
 from blips.train.objective import Model
 from studies.errorbars.data import NearFar, load_set
 from studies.errorbars.run import measure
+from studies.silica.data import load_data
 from studies.spec import Findings, Run
 
 
@@ -21,7 +22,7 @@ def execute(run: Run) -> Findings:
     """Train (or continue), and measure errors of validation, near and far structures."""
     torch.set_num_threads(1)
     settings = run.spec.settings
-    data = load_set(settings["data"])
+    data = _load(settings["data"])
     model = _build(run, None) if "noise" not in settings else _after_noise(run, data)
     progress = _train(run, model, data, settings["training"], "plain")
     if not isinstance(model, Backbone):
@@ -31,6 +32,15 @@ def execute(run: Run) -> Findings:
         tested = structures[: settings["tested"]]
         metrics |= measure(predict_plain(model, tested), tested, 0, where)
     return Findings(metrics, {"best_epoch": progress.best_epoch, "best_loss": progress.best_loss})
+
+
+def _load(name: str) -> NearFar:
+    """Load a set of the study errorbars, or silica: topologies that are known, and new ones."""
+    kind, _, count = name.partition("-")
+    if kind != "silica":
+        return load_set(name)
+    data = load_data({"train": int(count), "valid": 16, "calibration": 0, "known": 50, "new": 50})
+    return NearFar(data.train, data.valid, data.tests["known"], data.tests["new"])
 
 
 def _after_noise(run: Run, data: NearFar) -> Backbone:
@@ -44,10 +54,9 @@ def _after_noise(run: Run, data: NearFar) -> Backbone:
 
 
 def _build(run: Run, bayes: dict[str, Any] | None) -> Model:
-    """Build an untrained model; all recipes of a seed and width start from the same weights."""
+    """Build the model to train; all recipes of a seed and width start from the same weights."""
     config = {
-        "backbone": "painn",
-        "hyperparameters": run.spec.settings["hyperparameters"],
+        **run.spec.settings["model"],
         "bayes": {"enabled": bayes is not None, **(bayes or {})},
     }
     return build_model(ModelConfig.model_validate(config), run.spec.seed)

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from blips.backbones.base import Backbone
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import load
@@ -19,7 +21,7 @@ def test_noise_first_then_a_plain_model_that_has_its_means(tmp_path: Path):
     noisy, plain = (load(tmp_path / stage / "best.safetensors") for stage in ("noise", "plain"))
     assert isinstance(noisy, BayesianPotential)
     assert isinstance(plain, Backbone)
-    epochs = accuracy.PROFILES["quick"].sets["nh3"][1]
+    epochs = accuracy.PROFILES["quick"].sets["nh3"].training["epochs"]
     halves = [run.spec.settings["training"]["epochs"]]
     halves.append(run.spec.settings["noise"]["training"]["epochs"])
     assert sum(halves) == 4 * epochs
@@ -28,8 +30,18 @@ def test_noise_first_then_a_plain_model_that_has_its_means(tmp_path: Path):
 
 
 def test_recipes_cost_about_what_four_plain_trainings_cost():
-    """Steps of a batch of 8 and 64 features count 1; larger batches and widths in proportion."""
+    """Steps count, however small the batch; larger batches and widths in proportion."""
     for recipe in accuracy.RECIPES.values():
         if recipe is not accuracy.RECIPES["plain"]:
-            per_structure = 8 / min(8, recipe.training.get("batch_size", 8))
-            assert recipe.epochs * recipe.width * per_structure == 4
+            assert recipe.epochs * recipe.width / min(1.0, recipe.batch) == 4
+
+
+def test_released_models_keep_their_width(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("BLIPS_DATA", str(tmp_path))
+    names = {spec.name for spec in accuracy.specs("default")}
+    assert {"silica-32-noise", "silica-32-half_batch", "nh3-wide"} <= names
+    assert "silica-32-wide" not in names
+    found = {spec.name: spec.settings for spec in accuracy.specs("default")}
+    assert found["silica-32-long"]["training"]["epochs"] == 120
+    assert found["silica-32-half_batch"]["training"]["batch_size"] == 1
+    assert found["silica-32-noise"]["noise"]["training"]["kl_weight"] == 3e-5
