@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import PositiveFloat, model_validator
 
 from blips.config import (
     ModelConfig,
@@ -12,6 +12,7 @@ from blips.config import (
     TrainingConfig,
     load_as,
     merge_sources,
+    setting,
 )
 from blips.sim.reference import check_trust, needs_trust
 
@@ -22,10 +23,10 @@ CLOSED_FORM = ("information", "expected_reduction", "auto")  # need the conditio
 class InitialConfig(Section):
     """The first structures to label: frames of a file, or displaced copies of them."""
 
-    structures: str | None = Field(default=None, description="any file that ASE reads")
-    count: int = Field(default=20, ge=2, description="structures to begin with")
-    displacement: float = Field(
-        default=0.1, ge=0, description="A, normal, of every coordinate; 0 takes frames as they are"
+    structures: str | None = setting(None, "any file that ASE reads")
+    count: int = setting(20, "structures to begin with", ge=2)
+    displacement: float = setting(
+        0.1, "A, normal, of every coordinate; 0 takes frames as they are", ge=0
     )
 
 
@@ -33,22 +34,20 @@ class ExploreConfig(Section):
     """Where candidates come from."""
 
     kind: Literal["md", "pool"] = "md"
-    pool: str | None = Field(default=None, description="pool: file of structures, streamed")
-    structures: str | None = Field(
-        default=None, description="md: starting points; default: what is labelled"
+    pool: str | None = setting(None, "pool: file of structures, streamed")
+    structures: str | None = setting(None, "md: starting points; default: what is labelled")
+    potential: Literal["mean", "member"] = setting(
+        "mean", "md: the plain model, or a member for each trajectory"
     )
-    potential: Literal["mean", "member"] = Field(
-        default="mean", description="md: the plain model, or a member for each trajectory"
+    temperatures: list[float] = setting([300.0, 600.0], "K", min_length=1)
+    pressure: float | list[float] | None = setting(
+        None, "GPa, one or several, for periodic structures; else NVT"
     )
-    temperatures: list[float] = Field(default=[300.0, 600.0], min_length=1, description="K")
-    pressure: float | list[float] | None = Field(
-        default=None, description="GPa, one or several, for periodic structures; else NVT"
-    )
-    walkers: int = Field(default=4, ge=1, description="trajectories in a round")
-    steps: int = Field(default=500, ge=1, description="of a trajectory")
-    timestep: float = Field(default=0.5, gt=0, description="fs")
-    friction: float = Field(default=0.02, gt=0, description="1/fs")
-    every: int = Field(default=10, ge=1, description="steps between frames, and guards' looks")
+    walkers: int = setting(4, "trajectories in a round", ge=1)
+    steps: int = setting(500, "of a trajectory", ge=1)
+    timestep: float = setting(0.5, "fs", gt=0)
+    friction: float = setting(0.02, "1/fs", gt=0)
+    every: int = setting(10, "steps between frames, and guards' looks", ge=1)
 
     def conditions(self, walker: int) -> tuple[float, float | None]:
         """Return temperature (K) and pressure (GPa) of a trajectory, cycling through all pairs."""
@@ -61,98 +60,81 @@ class ExploreConfig(Section):
 class LimitsConfig(Section):
     """What the model may be asked about: beyond it trajectories end and candidates are left out."""
 
-    force_std: float | Literal["auto"] | None = Field(
-        default="auto", description="of an atom, eV/A; auto: the largest force of a label"
+    force_std: PositiveFloat | Literal["auto"] | None = setting(
+        "auto", "of an atom, eV/A; auto: the largest force of a label"
     )
-    energy_std_per_atom: float | None = Field(default=None, gt=0, description="eV")
-    force: float | None = Field(default=100.0, gt=0, description="largest predicted force, eV/A")
-    closest: float | None = Field(default=0.5, gt=0, description="in sums of covalent radii")
-    farthest: float | None = Field(default=None, gt=0, lt=6, description="A")
-
-    @model_validator(mode="after")
-    def _is_positive(self) -> "LimitsConfig":
-        if isinstance(self.force_std, float) and not self.force_std > 0:
-            raise ValueError(f"limits.force_std is {self.force_std}; expected more than 0, or auto")
-        return self
+    energy_std_per_atom: float | None = setting(None, "eV", gt=0)
+    force: float | None = setting(100.0, "largest predicted force, eV/A", gt=0)
+    closest: float | None = setting(0.5, "in sums of covalent radii", gt=0)
+    farthest: float | None = setting(None, "A", gt=0, lt=6)
 
 
 class SelectConfig(Section):
     """Which candidates are labelled."""
 
     rule: Rule = "expected_reduction"
-    batch: int = Field(default=10, ge=1, description="labels in a round")
-    samples: int = Field(default=16, ge=2, description="posterior samples for a candidate")
+    batch: int = setting(10, "labels in a round", ge=1)
+    samples: int = setting(16, "posterior samples for a candidate", ge=2)
     method: Literal["auto", "conditioned", "mc", "frozen"] = "auto"
-    rows: int = Field(default=4, ge=1, description="random sums of a candidate's forces")
-    target: str | None = Field(
-        default=None, description="expected_reduction: structures that matter; else the candidates"
+    rows: int = setting(4, "random sums of a candidate's forces", ge=1)
+    target: str | None = setting(
+        None, "expected_reduction: structures that matter; else the candidates"
     )
-    cost: float = Field(
-        default=0.0, ge=0, description="power of the number of atoms that a label costs"
-    )
-    keep: int = Field(default=50, ge=1, description="best candidates kept, in batches")
-    chunk: int = Field(default=64, ge=1, description="candidates screened in one job")
+    cost: float = setting(0.0, "power of the number of atoms that a label costs", ge=0)
+    keep: int = setting(50, "best candidates kept, in batches", ge=1)
+    chunk: int = setting(64, "candidates screened in one job", ge=1)
 
 
 class LabelConfig(Section):
     """Who answers: an ASE calculator, in a process of its own."""
 
-    calculator: str = Field(
-        default="gfn2-xtb",
-        description="gfn2-xtb, gfn1-xtb, pyscf, espresso, emt, or package.module:Name",
+    calculator: str = setting(
+        "gfn2-xtb", "gfn2-xtb, gfn1-xtb, pyscf, espresso, emt, or package.module:Name"
     )
-    options: dict[str, Any] = Field(default={}, description="of its constructor")
-    trust: bool = Field(
-        default=False, description="let classes, commands and paths that this file names run"
-    )
-    stress: bool = Field(default=False, description="also ask for the stress")
-    timeout: float = Field(default=3600.0, gt=0, description="s, then the process is killed")
-    retries: int = Field(default=1, ge=0, description="of a label that failed")
-    max_force: float | None = Field(
-        default=None, gt=0, description="eV/A; a label with a larger one is set aside"
-    )
+    options: dict[str, Any] = setting({}, "of its constructor")
+    trust: bool = setting(False, "let classes, commands and paths that this file names run")
+    stress: bool = setting(False, "also ask for the stress")
+    timeout: float = setting(3600.0, "s, then the process is killed", gt=0)
+    retries: int = setting(1, "of a label that failed", ge=0)
+    max_force: float | None = setting(None, "eV/A; a label with a larger one is set aside", gt=0)
 
 
 class ExecutorConfig(Section):
     """Where jobs run: in this process, on a local Dask cluster, or on a batch system's."""
 
     kind: Literal["inline", "local", "slurm", "pbs"] = "local"
-    workers: int = Field(default=2, ge=1, description="processes; batch system: jobs")
-    threads: int = Field(default=1, ge=1, description="of a worker, for its labels")
-    processes: bool = Field(default=True, description="local: False for threads of this process")
-    memory: str = Field(default="4GB", description="batch system: of a job")
-    walltime: str = Field(default="01:00:00", description="batch system: of a job")
-    queue: str | None = Field(default=None, description="batch system: its name")
-    account: str | None = Field(default=None, description="batch system: who pays")
-    trust: bool = Field(default=False, description="let lines that this file names run")
-    prologue: list[str] = Field(default=[], description="batch system: lines before the worker")
-    extra: list[str] = Field(default=[], description="batch system: further directives")
-    shared_folder: str = Field(
-        default="~", description="batch system: where workers find the keys of this run"
-    )
-    interface: str | None = Field(default=None, description="network interface, such as ib0")
+    workers: int = setting(2, "processes; batch system: jobs", ge=1)
+    threads: int = setting(1, "of a worker, for its labels", ge=1)
+    processes: bool = setting(True, "local: False for threads of this process")
+    memory: str = setting("4GB", "batch system: of a job")
+    walltime: str = setting("01:00:00", "batch system: of a job")
+    queue: str | None = setting(None, "batch system: its name")
+    account: str | None = setting(None, "batch system: who pays")
+    trust: bool = setting(False, "let lines that this file names run")
+    prologue: list[str] = setting([], "batch system: lines before the worker")
+    extra: list[str] = setting([], "batch system: further directives")
+    shared_folder: str = setting("~", "batch system: where workers find the keys of this run")
+    interface: str | None = setting(None, "network interface, such as ib0")
 
 
 class EvaluateConfig(Section):
     """How a round's model is judged."""
 
-    structures: str | None = Field(
-        default=None, description="labelled file; else only the labels of each round judge"
+    structures: str | None = setting(
+        None, "labelled file; else only the labels of each round judge"
     )
 
 
 class StopConfig(Section):
     """When the campaign ends; whatever comes first."""
 
-    rounds: int = Field(default=10, ge=0, description="rounds of selection")
-    labels: int | None = Field(default=None, ge=1, description="budget, the initial ones included")
-    force_mae: float | None = Field(
-        default=None, gt=0, description="eV/A, of the evaluation; without one a bound on candidates"
+    rounds: int = setting(10, "rounds of selection", ge=0)
+    labels: int | None = setting(None, "budget, the initial ones included", ge=1)
+    force_mae: float | None = setting(
+        None, "eV/A, of the evaluation; without one a bound on candidates", gt=0
     )
-    confidence: float = Field(default=0.9, gt=0, lt=1, description="of that bound")
-    force_std: float | None = Field(
-        default=None, gt=0, description="eV/A: no candidate is less certain"
-    )
+    confidence: float = setting(0.9, "of that bound", gt=0, lt=1)
+    force_std: float | None = setting(None, "eV/A: no candidate is less certain", gt=0)
 
 
 class CampaignConfig(Section):
@@ -160,12 +142,12 @@ class CampaignConfig(Section):
 
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
-    valid: float = Field(default=0.15, gt=0, lt=1, description="fraction of labels held out")
-    retrain: Literal["scratch", "continue"] = Field(
-        default="scratch", description="continue: from the weights of the round before"
+    valid: float = setting(0.15, "fraction of labels held out", gt=0, lt=1)
+    retrain: Literal["scratch", "continue"] = setting(
+        "scratch", "continue: from the weights of the round before"
     )
-    reference_energies: Literal["fit", "none"] | dict[str, float] = Field(
-        default="fit", description="as data.reference_energies of training"
+    reference_energies: Literal["fit", "none"] | dict[str, float] = setting(
+        "fit", "as data.reference_energies of training"
     )
     initial: InitialConfig = InitialConfig()
     explore: ExploreConfig = ExploreConfig()
@@ -175,8 +157,8 @@ class CampaignConfig(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     stop: StopConfig = StopConfig()
     executor: ExecutorConfig = ExecutorConfig()
-    seed: int = Field(default=0, ge=0, description="the same seed, the same campaign")
-    folder: str = Field(default="runs/campaign", description="where everything goes")
+    seed: int = setting(0, "the same seed, the same campaign", ge=0)
+    folder: str = setting("runs/campaign", "where everything goes")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "CampaignConfig":
