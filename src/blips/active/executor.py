@@ -15,9 +15,10 @@ from typing import Any
 from blips.active.config import ExecutorConfig
 from blips.active.database import CampaignError
 from blips.active.labeller import THREADS
-from blips.errors import MissingPackageError
+from blips.backbones.foreign import require
 
 Work = Callable[[Any], Any]
+PIP_LINE = "pip install 'blips-mlip[active]'"
 DASHBOARD = "127.0.0.1:0"  # Dask's own page: a free port, seen from this machine alone
 LOOK_SECONDS = 5.0  # between looks for workers that were lost for good
 
@@ -96,14 +97,8 @@ def make_executor(config: ExecutorConfig) -> Iterator[Executor]:
     if config.kind == "inline":
         yield InlineExecutor()
         return
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise MissingPackageError(
-            "this executor needs dask.distributed; pip install 'blips-mlip[active]', or set "
-            "executor.kind to inline"
-        ) from error
-    with make_cluster(config) as cluster, Client(cluster) as client:
+    distributed = require("distributed", f"{PIP_LINE}, or set executor.kind to inline")
+    with make_cluster(config) as cluster, distributed.Client(cluster) as client:
         yield DaskExecutor(cluster, client, config.workers)
 
 
@@ -125,15 +120,10 @@ def make_cluster(config: ExecutorConfig) -> Any:
             )
         except (OSError, RuntimeError) as error:
             raise CampaignError(f"no local Dask cluster could be started: {error}") from error
-    try:
-        from dask_jobqueue.pbs import PBSCluster
-        from dask_jobqueue.slurm import SLURMCluster
-    except ImportError as error:
-        raise MissingPackageError(
-            f"executor.kind {config.kind} needs dask-jobqueue; pip install 'blips-mlip[active]'"
-        ) from error
+    jobqueue = require("dask_jobqueue", PIP_LINE)
     threads = [f"export {name}={config.threads}" for name in THREADS]
-    cluster = {"slurm": SLURMCluster, "pbs": PBSCluster}[config.kind](
+    make = {"slurm": jobqueue.SLURMCluster, "pbs": jobqueue.PBSCluster}[config.kind]
+    cluster = make(
         cores=config.threads,
         processes=1,
         memory=config.memory,
