@@ -18,7 +18,7 @@ import torch
 from ase.build import molecule
 
 import blips
-from blips.active.candidates import Candidates
+from blips.active.candidates import Pool
 from blips.active.config import load_campaign
 from blips.active.executor import InlineExecutor
 from blips.active.select import screen_candidates
@@ -62,9 +62,7 @@ def screen(folder: Path, pool: Path, count: int) -> dict[str, float]:
         time.perf_counter(),
     )
     with CampaignStore(folder / "campaign") as store:
-        found = screen_candidates(
-            Candidates.of_file(pool), model, config, store, InlineExecutor(), round=1
-        )
+        found = screen_candidates(Pool(pool), model, config, store, InlineExecutor(), round=1)
     if found.seen != count:
         raise SystemExit(f"{found.seen} of {count} structures were seen")
     return {

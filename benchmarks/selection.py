@@ -22,7 +22,7 @@ import torch
 
 import blips
 from benchmarks.pool import write_pool
-from blips.active.candidates import Candidates
+from blips.active.candidates import Pool
 from blips.active.config import Rule, load_campaign
 from blips.active.executor import make_executor
 from blips.active.select import choose, screen_candidates
@@ -30,6 +30,7 @@ from blips.active.store import CampaignStore
 from blips.active.worker import Model, file_digest
 from blips.backbones import PaiNN
 from blips.data.ammonia import load_ammonia
+from blips.data.structures import read_structures
 
 WORKERS = 2
 RULES = [rule for rule in get_args(Rule) if rule != "auto"]
@@ -59,12 +60,12 @@ def select(folder: Path, pool: Path, model: Model, rule: str) -> None:
             "executor": {"kind": "local", "workers": WORKERS},
         }
     )
-    candidates = Candidates.of_file(pool)
+    candidates = Pool(pool)
     with CampaignStore(folder / rule) as store:
         with make_executor(config.executor) as executor:
             found = screen_candidates(candidates, model, config, store, executor, round=1)
         picks = choose(candidates, found, model, config, 1, config.select.batch)
-    if len(picks) != config.select.batch or found.seen != candidates.total:
+    if len(picks) != config.select.batch or found.seen != len(candidates):
         raise SystemExit(f"{len(picks)} of {found.seen} structures were chosen")
 
 
@@ -85,12 +86,7 @@ def main() -> None:
         path = blips.save(potential, folder / "model.safetensors")
         model = Model(str(path), file_digest(path))
         write_pool(folder / "pool.extxyz", options.structures)
-        frames = [
-            atoms
-            for _, atoms, _ in Candidates.of_file(folder / "pool.extxyz").fetch(
-                range(options.structures)
-            )
-        ]
+        frames = read_structures(folder / "pool.extxyz")
         rows["map"] = timed(lambda: potential.predict(frames, method="map"))
         for rule in options.rules:
             rows[rule] = timed(

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from blips.active import auto, campaign_summary, load_campaign, run_campaign
 from blips.active.campaign import Campaign, initial_picks
-from blips.active.candidates import Candidates
+from blips.active.candidates import Pool
 from blips.active.config import ExecutorConfig
 from blips.active.database import CampaignError
 from blips.active.display import CampaignDisplay
@@ -334,7 +334,7 @@ def test_two_workers_screen_as_one(finished, tmp_path):
             CampaignStore(tmp_path / str(number)) as store,
             make_executor(executor) as running,
         ):
-            pool = Candidates.of_file(tmp_path / "pool.extxyz")
+            pool = Pool(tmp_path / "pool.extxyz")
             found.append(screen_candidates(pool, model, settings, store, running, 1))
     assert found[0].seen == 40
     for other in found[1:]:
@@ -360,7 +360,7 @@ def test_initial_structures_depend_on_the_seed(tmp_path):
         ("label.calculator=my.package.Class", "set label.trust"),
         ("model.bayes.enabled=false", "needs error bars"),
         ("limits.forces=1", "did you mean"),
-        ("limits.force_std=-1", "expected more than 0"),
+        ("limits.force_std=-1", "should be greater than 0"),
         ("select.rule=information training.condition=false", "needs the conditioned posterior"),
     ],
 )

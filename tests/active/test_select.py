@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 
 import blips
 from blips.active import load_campaign
-from blips.active.candidates import Candidates
+from blips.active.candidates import Pool
 from blips.active.evidence import candidate_rows
 from blips.active.executor import InlineExecutor
 from blips.active.rules import Greedy, best, random_score, target_rows
@@ -50,7 +50,7 @@ def displaced(count, seed=3):
 def batch_of(structures, model, folder, *settings):
     """Picks of a pool and what was kept of its screening."""
     ase.io.write(folder / "pool.extxyz", structures)
-    pool = Candidates.of_file(folder / "pool.extxyz")
+    pool = Pool(folder / "pool.extxyz")
     config = load_campaign(tiny_campaign(folder), "limits.force_std=null", *settings)
     with CampaignStore(folder / "campaign") as store:
         found = screen_candidates(pool, model, config, store, InlineExecutor(), 1)
@@ -185,7 +185,7 @@ def test_candidates_beyond_the_limit_fill_the_batch_where_others_do_not(
     model, tmp_path, count, expected
 ):
     ase.io.write(tmp_path / "pool.extxyz", displaced(4))
-    pool = Candidates.of_file(tmp_path / "pool.extxyz")
+    pool = Pool(tmp_path / "pool.extxyz")
     config = load_campaign(tiny_campaign(tmp_path, select={"rule": "energy_std"}))
     found, scores = Screening(config, 1), (9.0, 1.0, 2.0, 7.0)
     rows = [{"energy_std": s, "force_std": s, "mean_std": s, "atoms": 4.0} for s in scores]

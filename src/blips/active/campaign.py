@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from blips.active.auto import chosen_rule, trial
-from blips.active.candidates import Candidates
+from blips.active.candidates import Candidates, Pool
 from blips.active.config import CampaignConfig, LimitsConfig
 from blips.active.database import CampaignError
 from blips.active.display import CampaignDisplay
@@ -46,7 +46,9 @@ def run_campaign(config: CampaignConfig, *, display: bool = True) -> dict[str, A
     with CampaignStore(config.folder) as store:
         store.begin(config)
         write_atomically(store.folder / "config.yaml", dump_config(config).encode())
-        console = Console() if display else Console(quiet=True, force_terminal=False)
+        console = Console(force_jupyter=False)
+        if not display:
+            console = Console(quiet=True, force_terminal=False)
         with (
             make_executor(config.executor) as executor,
             CampaignDisplay(f"campaign in {store.folder}", console) as shown,
@@ -225,7 +227,7 @@ class Campaign:
     ) -> Candidates:
         explore, seed = self.config.explore, self.config.seed
         if explore.kind == "pool":
-            return Candidates.of_file(explore.pool or "")
+            return Pool(explore.pool or "")
         self.display.stage(round, "exploring")
         done = self.store.finished_walkers(round)
         walkers = [number for number in range(explore.walkers) if number not in done]
@@ -255,7 +257,7 @@ class Campaign:
                 raise CampaignError(f"a trajectory lost its worker ({frames}); start again")
             self.store.add_frames(round, walkers[place], frames)
             self.display.stage(round, "exploring", f"{walkers[place] + 1} of {explore.walkers}")
-        return Candidates.of_round(self.store, round)
+        return self.store.frames(round)
 
     # Labels
 

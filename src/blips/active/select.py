@@ -8,7 +8,7 @@ candidates wherever its last gain is above the score of the last one that was ke
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import fsum
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from ase import Atoms
 
 from blips import keys
-from blips.active.candidates import Candidate, Candidates
+from blips.active.candidates import Candidate, Candidates, Pool
 from blips.active.config import CampaignConfig, LimitsConfig
 from blips.active.database import CampaignError
 from blips.active.evidence import candidate_rows
@@ -130,9 +130,12 @@ def screen_candidates(
     waiting: dict[int, tuple[int, list[int], int]] = {}
 
     def jobs() -> Iterator[dict[str, Any]]:
-        chunks = candidates.chunks(config.select.chunk, set(done))
-        for place, (chunk, part) in enumerate(chunks):
-            fresh = {number: atoms for number, atoms, _ in part if digest(atoms) not in known}
+        chunks = enumerate(range(0, len(candidates), config.select.chunk))
+        left = ((chunk, first) for chunk, first in chunks if chunk not in done)
+        for place, (chunk, first) in enumerate(left):
+            numbers = range(first, min(first + config.select.chunk, len(candidates)))
+            part = {number: candidates[number][0] for number in numbers}
+            fresh = {number: atoms for number, atoms in part.items() if digest(atoms) not in known}
             waiting[place] = (chunk, list(fresh), len(part))
             yield {**common, "structures": [to_json(atoms) for atoms in fresh.values()]}
 
@@ -156,11 +159,11 @@ def choose(
 ) -> list[Pick]:
     """Choose the batch of a round, each pick with its score and the reason for it."""
     scores, select = dict(screening.rows), config.select
-    kept = _without_repeats(candidates.fetch(list(scores)))
-    within = [candidate for candidate in kept if "beyond" not in scores[candidate[0]]]
-    beyond = [candidate for candidate in kept if "beyond" in scores[candidate[0]]]
-    by_score = np.array([scores[number][select.rule] for number, _, _ in within])
-    structures = [atoms for _, atoms, _ in within]
+    kept = _without_repeats({number: candidates[number] for number in scores})
+    within = [number for number in kept if "beyond" not in scores[number]]
+    beyond = [number for number in kept if "beyond" in scores[number]]
+    by_score = np.array([scores[number][select.rule] for number in within])
+    structures = [kept[number][0] for number in within]
     cost = np.array([len(atoms) for atoms in structures], dtype=float) ** select.cost
     if not within or select.rule in ("energy_std", "random") or not _has_evidence(model):
         chosen = best(by_score / cost, count)
@@ -169,11 +172,10 @@ def choose(
         greedy = Greedy(select.rule, rows, target=target, std=by_score, cost=cost)
         chosen = greedy.choose(count)
     picked = [(within[choice.index], choice) for choice in chosen]
-    picked += [(one, Choice(-1, 0.0)) for one in beyond[: max(0, count - len(picked))]]
+    picked += [(number, Choice(-1, 0.0)) for number in beyond[: max(0, count - len(picked))]]
     picks: list[Pick] = []
-    for place, ((number, atoms, origin), choice) in enumerate(picked):
-        plain = atoms.copy()
-        plain.calc = None
+    for place, (number, choice) in enumerate(picked):
+        atoms, origin = kept[number]
         reason = {
             "rule": select.rule,
             "gain": choice.gain,
@@ -182,7 +184,7 @@ def choose(
             "origin": origin,
             "scores": scores[number],
         }
-        picks.append(Pick(round, place, plain, scores[number][select.rule], reason))
+        picks.append(Pick(round, place, atoms.copy(), scores[number][select.rule], reason))
     return picks
 
 
@@ -210,12 +212,13 @@ def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -
     variances of a force component and of an energy per atom (in units of the noise of labels).
     """
     rng, given = np.random.default_rng([config.seed, 5]), config.select.target
-    source = candidates if given is None else Candidates.of_file(given)
-    numbers = sorted(rng.permutation(source.total)[:TARGETS].tolist())
+    source = candidates if given is None else Pool(given)
+    numbers = sorted(rng.permutation(len(source))[:TARGETS].tolist())
     guard = Guard(closest=config.limits.closest, farthest=config.limits.farthest)
     nothing = np.zeros((0, potential_of(model).conditioned().maps.sketch.size))
     energies, forces, components = [nothing], [nothing], 0
-    for _, atoms, _ in source.fetch(numbers):
+    for number in numbers:
+        atoms, _ = source[number]
         with suppress(InputError):  # a structure that the model cannot judge
             rows = _rows(model, [atoms], config)[0]  # [1 + q, d], the energy first
             if np.isfinite(rows).all() and not guard.check(atoms):
@@ -241,10 +244,10 @@ def _rows(model: Model, structures: Sequence[Atoms], config: CampaignConfig) -> 
         )
 
 
-def _without_repeats(candidates: list[Candidate]) -> list[Candidate]:
+def _without_repeats(candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:
     """Keep one candidate of equal geometries: the smallest number, at the best one's place."""
-    found: dict[str, Candidate] = {}
-    for candidate in candidates:
-        name = digest(candidate[1])
-        found[name] = min(candidate, found.get(name, candidate), key=lambda one: one[0])
-    return list(found.values())
+    found: dict[str, int] = {}
+    for number, (atoms, _) in candidates.items():
+        name = digest(atoms)
+        found[name] = min(number, found.get(name, number))
+    return {number: candidates[number] for number in found.values()}
