@@ -36,13 +36,12 @@ RUN_LOCK = "run.lock"  # in the folder of a training run, while it runs
 
 
 class Locked(BlipsError):
-    """Another process holds the lock; `holder` is its id, as far as known."""
+    """Another process holds the lock."""
 
     def __init__(self, path: Path, holder: str) -> None:
         super().__init__(
             f"process {holder} works in {path.parent} already; wait for it, or use another folder"
         )
-        self.holder = holder
 
 
 def lock(path: Path) -> TextIO:

@@ -98,7 +98,7 @@ def test_a_second_process_is_refused(tmp_path):
     with CampaignStore(tmp_path) as store:
         second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert second.returncode == 1
-        assert f"is running already (process {os.getpid()})" in second.stderr
+        assert f"process {os.getpid()} works in {tmp_path} already" in second.stderr
         with CampaignStore(tmp_path, writable=False) as reader:
             assert reader.last_round() == -1
             with pytest.raises(CampaignError, match="opened for reading"):

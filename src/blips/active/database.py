@@ -9,10 +9,12 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Self
+
+from ase.db.sqlite import SQLite3Database, index_statements, init_statements
 
 from blips.errors import BlipsError
-from blips.files import Locked, lock
+from blips.files import lock
 
 FORMAT = "blips-campaign-3"
 DATABASE, LOCK = "campaign.db", "campaign.lock"
@@ -51,11 +53,13 @@ class CampaignDatabase:
         with self._in_words(), ExitStack() as opened:
             if writable:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                opened.enter_context(_locked(self.folder / LOCK))
+                opened.enter_context(lock(self.folder / LOCK))
             elif not self.path.is_file():
                 raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is missing)")
             elif Path(f"{self.path}-journal").exists():
-                self._roll_back()
+                # A reader cannot undo what a process was writing as it was killed.
+                with suppress(sqlite3.Error), closing(sqlite3.connect(self.path)) as writer:
+                    writer.execute("SELECT count(*) FROM sqlite_master")
             uri = f"{self.path.absolute().as_uri()}?mode={'rwc' if writable else 'ro'}"
             connection = sqlite3.connect(uri, uri=True, timeout=20, isolation_level=None)
             self.connection = opened.enter_context(closing(connection))
@@ -77,16 +81,8 @@ class CampaignDatabase:
         """Commit everything in the block at its end, or nothing if it raises."""
         if not self.writable:
             raise CampaignError(f"{self.path} was opened for reading")
-        with self._in_words():
-            cursor = self.connection.cursor()
-            cursor.execute("BEGIN IMMEDIATE")
-            try:
-                yield cursor
-                cursor.execute("COMMIT")
-            except BaseException:
-                if self.connection.in_transaction:
-                    cursor.execute("ROLLBACK")
-                raise
+        with self._in_words(), self.connection:  # which commits, or rolls back
+            yield self.connection.execute("BEGIN IMMEDIATE")
 
     def write(self, statement: str, *values: Any) -> None:
         """Run one statement as a transaction."""
@@ -95,21 +91,17 @@ class CampaignDatabase:
 
     def ase_rows(self) -> Any:
         """Open `ase.db` on our own connection, so that its rows are part of our transactions."""
-        from ase.db.sqlite import SQLite3Database
-
         database = SQLite3Database(str(self.path), create_indices=True, use_lock_file=False)
         database.connection = self.connection
         database.change_count = 0
         return database
 
-    def rows(
-        self, statement: str, *values: Any, kinds: Sequence[Any] | None = None
-    ) -> list[tuple[Any, ...]]:
+    def rows(self, statement: str, *values: Any, kinds: Sequence[Any] = ()) -> list[Any]:
         """Return all rows that a statement finds; their values must be of these kinds, if given."""
         with self._in_words():
             rows = self.connection.execute(statement, values).fetchall()
-        for row in rows if kinds else ():
-            for value, kind in zip(row, kinds or (), strict=True):
+        for row in rows:
+            for value, kind in zip(row, kinds, strict=False):
                 if not isinstance(value, kind):
                     raise self.damaged(f"{str(value)[:40]!r} is not what a campaign wrote")
         return rows
@@ -155,11 +147,6 @@ class CampaignDatabase:
                 "safe; make room or the folder writable, and start the campaign again"
             ) from error
 
-    def _roll_back(self) -> None:
-        """Undo what a process was writing as it was killed, which a reader cannot."""
-        with suppress(sqlite3.Error), closing(sqlite3.connect(self.path)) as connection:
-            connection.execute("SELECT count(*) FROM sqlite_master")
-
     def _prepare(self) -> None:
         """Check the file before anything in it is changed; create the tables of a new one."""
         tables = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
@@ -176,24 +163,11 @@ class CampaignDatabase:
             self.connection.execute("PRAGMA journal_mode = WAL")
             self.connection.execute("PRAGMA synchronous = FULL")
         if tables == 0:
-            from ase.db.sqlite import index_statements, init_statements
-
             with self.transaction() as cursor:
                 for statement in (*init_statements, *index_statements, *TABLES):
                     cursor.execute(statement)
                 facts = "INSERT INTO blips_facts VALUES ('format', ?)"
                 cursor.execute(facts, (json.dumps(FORMAT),))
-
-
-def _locked(path: Path) -> TextIO:
-    """Open a file and hold the campaign's lock on it."""
-    try:
-        return lock(path)
-    except Locked as error:
-        raise CampaignError(
-            f"the campaign in {path.parent} is running already (process {error.holder}); "
-            "wait for it, or use another folder"
-        ) from None
 
 
 class CampaignError(BlipsError):

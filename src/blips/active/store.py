@@ -64,19 +64,13 @@ class CampaignStore(CampaignDatabase):
         if before is None:
             self.write("INSERT INTO blips_facts VALUES ('config', ?)", sealed(now))
             return
-        changed = {
-            name
-            for name in different_settings(before, now)
-            if not f"{name}.".startswith(CHANGEABLE)
-        }
-        if changed:
+        different = sorted(different_settings(before, now))
+        if changed := [name for name in different if not f"{name}.".startswith(CHANGEABLE)]:
             raise CampaignError(
-                f"{self.folder} holds a campaign with other settings: "
-                f"{', '.join(sorted(changed))} differ; use the same, or another folder"
+                f"{self.folder} holds a campaign with other settings: {', '.join(changed)} differ; "
+                "use the same, or another folder"
             )
-        for (status,) in self.rows("SELECT DISTINCT status FROM blips_picks"):
-            if status not in STATUSES:
-                raise self.damaged(f"the status of a pick is {status!r}")
+        self.picks()  # checks them, their statuses among others
 
     def fact(self, name: str) -> Any:
         """Return a recorded fact, or None."""
@@ -131,20 +125,12 @@ class CampaignStore(CampaignDatabase):
     def add_picks(self, picks: Sequence[Pick], round: int, result: Mapping[str, Any]) -> None:
         """Add the picks of a round, and finish its stage "select"."""
         with self.transaction() as cursor:
-            cursor.executemany(
-                "INSERT INTO blips_picks VALUES (?, ?, ?, ?, ?, ?, 'open', NULL, NULL)",
-                [
-                    (
-                        p.round,
-                        p.number,
-                        to_json(p.atoms),
-                        digest(p.atoms),
-                        p.score,
-                        sealed(p.reason),
-                    )
-                    for p in picks
-                ],
-            )
+            for pick in picks:
+                structure = to_json(pick.atoms), digest(pick.atoms)
+                cursor.execute(
+                    "INSERT INTO blips_picks VALUES (?, ?, ?, ?, ?, ?, 'open', NULL, NULL)",
+                    (pick.round, pick.number, *structure, pick.score, sealed(pick.reason)),
+                )
             cursor.execute("DELETE FROM blips_chunks WHERE round = ?", (round,))
             cursor.execute(FINISH, (round, "select", sealed(result)))
 

@@ -219,14 +219,13 @@ def _scores_of_batch(
         structures, samples=select.samples, method=select.method, seed=seed
     )
     first = np.concatenate([[0], np.cumsum(prediction.n_atoms)[:-1]]).astype(int)
-    components = prediction.array("forces_total_std")  # [N, 3]
-    std = np.linalg.norm(components, axis=1)  # [N]
     force = np.linalg.norm(prediction.array("forces"), axis=1)  # [N]
+    mean_std = prediction.array("forces_total_std").mean(axis=1)  # [N]
     scores = {
         "energy_std": prediction.array("energy_total_std") / prediction.n_atoms,
-        "force_std": np.maximum.reduceat(std, first),
+        "force_std": prediction.array("largest_force_std"),
         "force": np.maximum.reduceat(force, first),
-        "mean_std": np.add.reduceat(components.mean(axis=1), first) / prediction.n_atoms,
+        "mean_std": np.add.reduceat(mean_std, first) / prediction.n_atoms,
         "atoms": prediction.n_atoms,
     }
     if select.rule in CLOSED_FORM:
