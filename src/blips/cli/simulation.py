@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -100,10 +99,11 @@ def md(
 
     Example: blips md model.safetensors start.extxyz --temperature 300 --to 2000 --low 0.3 --high 1
     """
+    from blips.config import load_as
     from blips.sim.dynamics import MDSettings, outcome_dict, run_md
     from blips.sim.reference import make_calculator
 
-    settings = MDSettings(**{field.name: given.params[field.name] for field in fields(MDSettings)})
+    settings = load_as(MDSettings, {name: given.params[name] for name in MDSettings.model_fields})
     asked = None if reference is None else make_calculator(reference, trust=True)
     potential = load_model(model, device)
     atoms = read_known(structure, potential.backbone, index=frame)[0]

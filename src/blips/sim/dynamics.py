@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 from ase import Atoms
@@ -30,7 +30,9 @@ from ase.md.md import MolecularDynamics
 from ase.md.velocitydistribution import thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 from ase.units import GPa, fs
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from blips.config import Section
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.files import write_atomically
@@ -40,7 +42,6 @@ from blips.sim.frames import FrameSaver, append_frame
 from blips.sim.guard import Finding, Guard
 
 FILES = ("trajectory.extxyz", "uncertain.extxyz", "outcome.json")
-ENSEMBLES = ("langevin", "nve", "npt")
 STD_LIMITS = ("force_std", "energy_std_per_atom")  # beyond which a reference calculator decides
 
 
@@ -59,7 +60,7 @@ class Outcome:
 
     steps: int = 0  # done
     stopped: bool = False  # by the guard
-    interrupted: bool = False  # by `before_step`
+    interrupted: bool = False  # by `should_end`
     events: list[Event] = field(default_factory=list)  # all findings, in order
     frames: list[Atoms] = field(default_factory=list)  # that were saved, with results
 
@@ -79,22 +80,17 @@ def run_guarded(
     reference: Any = None,
     reference_limit: float = 0.5,
     progress: Callable[[int], object] = lambda step: None,
-    before_step: Callable[[int], bool] = lambda step: True,
+    should_end: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run until the steps are done or the guard stops it.
 
-    Args:
-        dynamics: an ASE dynamics whose atoms have a `blips.Calculator`.
-        steps: at most.
-        guard: the limits.
-        every: steps between two looks.
-        saver: of frames with findings; by default they are kept in memory.
-        reference: ASE calculator to ask above `high`; exploded geometries, and atoms outside the
-            domain, stop unasked.
-        reference_limit: largest true force error of an atom that the run goes on with, eV/A.
-        progress: called with the number of steps done, after every look.
-        before_step: called with the number of steps done before each one, to change the
-            temperature for instance; False ends the run.
+    The atoms of the dynamics have a `blips.Calculator`; the guard looks at them every `every`
+    steps. Frames with findings go to the saver, by default one that keeps them in memory.
+
+    The reference is an ASE calculator to ask above `high`; the run goes on with a true force error
+    of up to `reference_limit`, eV/A. Exploded geometries, and atoms outside the domain, stop
+    unasked. `progress` is called with the number of steps done after every look; `should_end` is
+    asked before each step.
     """
     check_run(every, steps)
     saver = saver or FrameSaver()
@@ -119,7 +115,7 @@ def run_guarded(
     while outcome.steps < steps and not (outcome.stopped or outcome.interrupted):
         before = outcome.steps
         for _ in range(min(every, steps - before)):
-            outcome.interrupted = not before_step(outcome.steps)
+            outcome.interrupted = should_end()
             if outcome.interrupted:
                 break
             dynamics.run(1)
@@ -135,41 +131,34 @@ def check_run(every: int, steps: int) -> None:
         raise InputError(f"steps is {steps} and every is {every}; expected >= 0 and >= 1")
 
 
-@dataclass(frozen=True)
-class MDSettings:
+class MDSettings(Section):
     """Settings of a run."""
 
-    temperature: float = 300.0  # K, of the thermostat at the start, and of drawn velocities
-    to: float | None = None  # K, of the thermostat at the end; None keeps the temperature
-    steps: int = 1000
-    timestep: float = 0.5  # fs
-    ensemble: str = "langevin"  # NVT; "nve", or "npt": Langevin, and a cell that keeps its shape
-    friction: float = 10.0  # 1/ps, of Langevin dynamics
+    temperature: PositiveFloat = 300.0  # K, of the thermostat at the start, and of drawn velocities
+    to: PositiveFloat | None = None  # K, of the thermostat at the end; None keeps the temperature
+    steps: NonNegativeInt = 1000
+    timestep: PositiveFloat = 0.5  # fs
+    ensemble: Literal["langevin", "nve", "npt"] = "langevin"  # npt: a cell that keeps its shape
+    friction: PositiveFloat = 10.0  # 1/ps, of Langevin dynamics
     pressure: float = 0.0  # GPa, of "npt"
     method: str = "map"  # what drives the atoms: see `blips.Calculator`
     member: int = 0  # number of the draw, of method "frozen"
     samples: int = SAMPLES  # behind the std
-    every: int = 10  # steps between two looks of the guard, and two frames of the trajectory
+    every: PositiveInt = 10  # steps between two looks of the guard, and frames of the trajectory
     save_every: int = 10  # least number of steps between two frames for labelling
     distinct: float = 0.1  # A, by which such frames differ at least, see `blips.sim.frames`
     reference_limit: float = 0.5  # largest atomic force error to go on with, eV/A
     seed: int = 0  # of velocities, thermostat and samples
 
-    def __post_init__(self) -> None:
-        check_run(self.every, self.steps)
-        if self.ensemble not in ENSEMBLES:
-            expected = ", ".join(ENSEMBLES)
-            raise InputError(f"unknown ensemble {self.ensemble!r}; use one of {expected}")
-        for name in ("temperature", "timestep", "friction", "to"):
-            value = getattr(self, name)
-            if value is not None and not (np.isfinite(value) and value > 0):
-                raise InputError(f"{name} is {value}; expected a positive number")
-        if not np.isfinite(self.pressure) or (self.pressure and self.ensemble != "npt"):
-            raise InputError(f"pressure is {self.pressure} GPa; expected a number, with npt alone")
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.pressure and self.ensemble != "npt":
+            raise ValueError(f"pressure is {self.pressure} GPa; it goes with npt alone")
         if self.to is not None and self.ensemble == "nve":
-            raise InputError(
+            raise ValueError(
                 "a ramp needs a thermostat: use the ensemble langevin or npt, or no ramp"
             )
+        return self
 
     def temperature_at(self, step: int) -> float:
         """Return the temperature of the thermostat, K."""
@@ -218,10 +207,8 @@ def run_md(
     for path in paths.values():
         path.unlink(missing_ok=True)
 
-    def before(step: int) -> bool:
-        if isinstance(dynamics, Langevin | LangevinBAOAB) and settings.to is not None:
-            dynamics.set_temperature(temperature_K=settings.temperature_at(step))
-        return not should_end()
+    def heat() -> None:
+        dynamics.set_temperature(temperature_K=settings.temperature_at(dynamics.nsteps))
 
     def after(step: int) -> None:
         frame = snapshot(atoms)
@@ -229,6 +216,8 @@ def run_md(
         append_frame(paths["trajectory.extxyz"], frame)
         progress(step, atoms)
 
+    if settings.to is not None:
+        dynamics.attach(heat)
     outcome = run_guarded(
         dynamics,
         settings.steps,
@@ -238,7 +227,7 @@ def run_md(
         reference=reference,
         reference_limit=settings.reference_limit,
         progress=after,
-        before_step=before,
+        should_end=should_end,
     )
     content = json.dumps(outcome_dict(outcome, settings, guard, folder), indent=1)
     write_atomically(paths["outcome.json"], content.encode())
@@ -262,13 +251,13 @@ def outcome_dict(
         "interrupted": outcome.interrupted,
         "reason": outcome.reason,
         "events": events,
-        "settings": asdict(settings),
+        "settings": settings.model_dump(),
         "guard": asdict(guard),
         "files": {name.split(".")[0]: str(Path(folder) / name) for name in FILES},
     }
 
 
-def _dynamics(atoms: Atoms, settings: MDSettings, rng: np.random.Generator) -> MolecularDynamics:
+def _dynamics(atoms: Atoms, settings: MDSettings, rng: np.random.Generator) -> Any:
     timestep, temperature = settings.timestep * fs, settings.temperature
     if settings.ensemble == "nve":
         return VelocityVerlet(atoms, timestep)

@@ -20,12 +20,10 @@ NEAREST = 6  # neighbours of an atom whose distances are compared
 
 
 class FrameSaver:
-    """Keep the frames that a guard found worth a label, in memory and in an extxyz file.
+    """Keep the frames that a guard found worth a label in `frames`, and in an extxyz file if given.
 
-    Args:
-        file: extxyz file that frames are appended to; None keeps them in `frames` only.
-        every: least number of steps between two saved frames of one walker.
-        distinct: A, see above; 0 keeps near-duplicates.
+    Saved frames of one walker are `every` steps apart at least; `distinct` (A) is explained above,
+    and 0 keeps near-duplicates.
     """
 
     def __init__(
