@@ -26,7 +26,6 @@ from ase.calculators.calculator import Calculator, all_changes
 from blips.errors import InputError, MissingPackageError
 
 FUNCTIONAL = "b88,p86-pz+pw"
-EnergyAndForces = tuple[float, np.ndarray]  # eV, [N, 3] eV/A
 
 
 class PySCF(Calculator):
@@ -70,8 +69,12 @@ class PySCF(Calculator):
         try:
             energy, forces = self._kohn_sham(structure)
             if self.dispersion is not None:
-                more_energy, more_forces = self._dispersion(structure, self.dispersion)
-                energy, forces = energy + more_energy, forces + more_forces
+                from dftd3.ase import DFTD3
+
+                corrected = structure.copy()
+                corrected.calc = DFTD3(method=self.dispersion, damping="d3bj")
+                energy += corrected.get_potential_energy()
+                forces = forces + corrected.get_forces()
         except ImportError as error:
             raise MissingPackageError(
                 f"labelling by PySCF needs the package {error.name!r}, which cannot be imported; "
@@ -79,7 +82,8 @@ class PySCF(Calculator):
             ) from error
         self.results = {"energy": energy, "forces": forces}
 
-    def _kohn_sham(self, atoms: Atoms) -> EnergyAndForces:
+    def _kohn_sham(self, atoms: Atoms) -> tuple[float, np.ndarray]:
+        """Return the energy in eV and the forces [N, 3] in eV/A."""
         from pyscf import dft, gto
 
         molecule: Any = gto.M(
@@ -103,11 +107,3 @@ class PySCF(Calculator):
         gradient: Any = calculation.nuc_grad_method()
         gradient.grid_response = True
         return energy, -np.asarray(gradient.kernel()) * units.Hartree / units.Bohr
-
-    def _dispersion(self, atoms: Atoms, method: str) -> EnergyAndForces:
-        from dftd3.interface import DispersionModel, RationalDampingParam
-
-        model = DispersionModel(atoms.numbers, atoms.positions / units.Bohr)
-        found = model.get_dispersion(RationalDampingParam(method=method), grad=True)
-        forces = -np.asarray(found["gradient"]) * units.Hartree / units.Bohr
-        return float(found["energy"]) * units.Hartree, forces

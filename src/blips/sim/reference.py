@@ -17,6 +17,7 @@ import importlib
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,36 +94,30 @@ def _keys_within(settings: Any) -> list[str]:
 def _imported(path: str) -> Callable[..., Any]:
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"the calculator {path!r} cannot be imported ({error}); expected package.module:Name, "
             "such as ase.calculators.lj:LennardJones"
         ) from error
-    if not callable(found):
-        raise ConfigError(f"{path} is a {type(found).__name__}, no class or function")
-    return found
 
 
-def _tight_binding(method: str) -> Callable[..., Any]:
-    def make(**options: Any) -> Any:
-        try:
-            from tblite.ase import TBLite
-        except ImportError as error:
-            raise MissingPackageError(
-                "this needs the package tblite; install it with: pip install 'blips-mlip[active]'"
-            ) from error
+def _tight_binding(method: str, verbosity: int = 0, **options: Any) -> Any:
+    try:
+        from tblite.ase import TBLite
+    except ImportError as error:
+        raise MissingPackageError(
+            "this needs the package tblite; install it with: pip install 'blips-mlip[active]'"
+        ) from error
 
-        class FromGuess(TBLite):
-            """TBLite whose results depend on the structure alone, not on the one before."""
+    class FromGuess(TBLite):
+        """TBLite whose results depend on the structure alone, not on the one before."""
 
-            def calculate(self, *arguments: Any, **options: Any) -> None:
-                self._res = None  # the wave function that the last calculation ended with
-                super().calculate(*arguments, **options)
+        def calculate(self, *arguments: Any, **options: Any) -> None:
+            self._res = None  # the wave function that the last calculation ended with
+            super().calculate(*arguments, **options)
 
-        return FromGuess(method=method, **{"verbosity": 0, **options})
-
-    return make
+    return FromGuess(method=method, verbosity=verbosity, **options)
 
 
 def _espresso(
@@ -159,8 +154,8 @@ def _espresso(
 
 
 CALCULATORS: dict[str, str | Callable[..., Any]] = {
-    "gfn2-xtb": _tight_binding("GFN2-xTB"),
-    "gfn1-xtb": _tight_binding("GFN1-xTB"),
+    "gfn2-xtb": partial(_tight_binding, "GFN2-xTB"),
+    "gfn1-xtb": partial(_tight_binding, "GFN1-xTB"),
     "pyscf": "blips.sim.pyscf:PySCF",
     "espresso": _espresso,
     "emt": "ase.calculators.emt:EMT",
