@@ -15,16 +15,11 @@ from blips.active.config import CampaignConfig, load_campaign
 
 if TYPE_CHECKING:
     from blips.active.campaign import run_campaign
-    from blips.active.store import CampaignStore
     from blips.active.summary import campaign_summary
 
-__all__ = ["CampaignConfig", "CampaignStore", "campaign_summary", "load_campaign", "run_campaign"]
+__all__ = ["CampaignConfig", "campaign_summary", "load_campaign", "run_campaign"]
 
-_LAZY = {
-    "run_campaign": "blips.active.campaign",
-    "CampaignStore": "blips.active.store",
-    "campaign_summary": "blips.active.summary",
-}
+_LAZY = {"run_campaign": "blips.active.campaign", "campaign_summary": "blips.active.summary"}
 
 
 def __getattr__(name: str) -> Any:

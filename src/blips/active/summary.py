@@ -8,10 +8,7 @@ from blips.active.store import DATABASE, CampaignStore
 
 
 def campaign_summary(path: str | Path) -> dict[str, Any]:
-    """Collect everything that the report of a campaign shows.
-
-    Args:
-        path: the campaign's folder, or its database.
+    """Collect everything that the report of a campaign shows, from its folder or its database.
 
     Returns:
         config: the configuration, as nested dictionaries.
@@ -66,10 +63,7 @@ def labels_to_reach(
 ) -> float:
     """Return the number of labels at which an error first reaches the target, interpolated.
 
-    Args:
-        curve: of a campaign.
-        target: in the error's unit. A campaign that never reaches it counts with all its labels.
-        error: its name in the curve.
+    The error is one of the campaign's curve. One that never gets there counts with all its labels.
     """
     before = curve[0]
     for point in curve:

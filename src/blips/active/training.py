@@ -22,9 +22,7 @@ def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> Non
     """Train on the labels of earlier rounds; an interrupted training goes on."""
     structures = store.labelled(before=round)
     folder = store.folder / "models" / f"round-{round:04d}"
-    model = build_model(config.model, config.seed)
-    if not isinstance(model, BayesianPotential):
-        raise CampaignError("a campaign needs a Bayesian potential; see model.bayes")
+    model: Any = build_model(config.model, config.seed)  # Bayesian, or the configuration is refused
     if config.retrain == "continue" and round > 1:
         model.load_state_dict(potential_of(finished_model(store, round - 1)).state_dict())
     result = fit(
