@@ -16,7 +16,7 @@ from ase.build import bulk, molecule
 from campaigns import tiny_campaign
 
 from blips.active.config import load_campaign
-from blips.active.database import CampaignError, DamagedCampaignError
+from blips.active.database import CampaignError
 from blips.active.frames import digest, from_json, to_json
 from blips.active.store import DATABASE, CampaignStore, Pick
 from blips.errors import BlipsError, InputError
@@ -128,7 +128,7 @@ def test_a_damaged_database_is_named_and_left_alone(tmp_path, damage):
             other.execute("CREATE TABLE cats (name TEXT)")
         other.close()
     before = path.read_bytes()
-    with pytest.raises(DamagedCampaignError, match=r"campaign\.db.*(damaged|no campaign)"):
+    with pytest.raises(CampaignError, match=r"campaign\.db.*(damaged|no campaign)"):
         CampaignStore(tmp_path)
     assert path.read_bytes() == before
 
@@ -203,7 +203,7 @@ def test_names_that_are_no_text_are_damage(tmp_path):
     path.write_bytes(
         path.read_bytes().replace(b"CREATE TABLE blips_facts", b"CREATE \x92ABLE blips_facts")
     )
-    with pytest.raises(DamagedCampaignError, match="damaged"):
+    with pytest.raises(CampaignError, match="damaged"):
         CampaignStore(tmp_path)
 
 

@@ -49,10 +49,8 @@ def run_campaign(config: CampaignConfig, *, display: bool = True) -> dict[str, A
         console = Console(force_jupyter=False)
         if not display:
             console = Console(quiet=True, force_terminal=False)
-        with (
-            make_executor(config.executor) as executor,
-            CampaignDisplay(f"campaign in {store.folder}", console) as shown,
-        ):
+        shown = CampaignDisplay(f"campaign in {store.folder}", console)
+        with make_executor(config.executor) as executor, shown:
             try:
                 Campaign(store, config, executor, shown).run()
             finally:

@@ -44,6 +44,10 @@ ADVICE = {
 }
 
 
+class CampaignError(BlipsError):
+    """A campaign that cannot be begun, continued or read."""
+
+
 class CampaignDatabase:
     """An open campaign; at most one process may have it open for writing, with its lock."""
 
@@ -121,9 +125,9 @@ class CampaignDatabase:
             pass
         raise self.damaged(f"{str(text)[:40]!r} is not what a campaign wrote")
 
-    def damaged(self, why: Exception | str) -> "DamagedCampaignError":
+    def damaged(self, why: Exception | str) -> CampaignError:
         """Return the error for content that no campaign has."""
-        return DamagedCampaignError(
+        return CampaignError(
             f"{self.path} is damaged or no campaign ({why}). It was left as it is: restore a copy, "
             f"or save what is readable with: sqlite3 {self.path.name} .recover"
         )
@@ -156,7 +160,7 @@ class CampaignDatabase:
                 raise sqlite3.DatabaseError(problem)
             statement = "SELECT value FROM blips_facts WHERE name = 'format'"
             if self.connection.execute(statement).fetchone() != (json.dumps(FORMAT),):
-                raise DamagedCampaignError(f"{self.path} is no campaign of this version ({FORMAT})")
+                raise CampaignError(f"{self.path} is no campaign of this version ({FORMAT})")
         elif not self.writable:  # also where the disk was full as it was made
             raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is empty)")
         if self.writable:
@@ -168,14 +172,6 @@ class CampaignDatabase:
                     cursor.execute(statement)
                 facts = "INSERT INTO blips_facts VALUES ('format', ?)"
                 cursor.execute(facts, (json.dumps(FORMAT),))
-
-
-class CampaignError(BlipsError):
-    """A campaign that cannot be begun, continued or read."""
-
-
-class DamagedCampaignError(CampaignError):
-    """A campaign's database that cannot be trusted."""
 
 
 def sealed(content: Any) -> str:
