@@ -64,7 +64,7 @@ def select(folder: Path, pool: Path, model: Model, rule: str) -> None:
     with CampaignStore(folder / rule) as store:
         with make_executor(config.executor) as executor:
             found = screen_candidates(candidates, model, config, store, executor, round=1)
-        picks = choose(candidates, found, model, config, 1, config.select.batch)
+        picks = choose(candidates, found, model, config.select.batch)
     if len(picks) != config.select.batch or found.seen != len(candidates):
         raise SystemExit(f"{len(picks)} of {found.seen} structures were chosen")
 

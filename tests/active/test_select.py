@@ -54,7 +54,7 @@ def batch_of(structures, model, folder, *settings):
     config = load_campaign(tiny_campaign(folder), "limits.force_std=null", *settings)
     with CampaignStore(folder / "campaign") as store:
         found = screen_candidates(pool, model, config, store, InlineExecutor(), 1)
-    return choose(pool, found, model, config, 1, 4), found
+    return choose(pool, found, model, 4), found
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_candidates_beyond_the_limit_fill_the_batch_where_others_do_not(
     rows = [{"energy_std": s, "force_std": s, "mean_std": s, "atoms": 4.0} for s in scores]
     excluded = ["force_std", None, None, "force_std"]
     found.add(found.summary([0, 1, 2, 3], {"scores": rows, "excluded": excluded}, 4))
-    picks = choose(pool, found, model, config, 1, count)
+    picks = choose(pool, found, model, count)
     assert [pick.reason["candidate"] for pick in picks] == expected
     assert [pick.reason["rank"] for pick in picks[2:]] == [-1] * (count - 2)
 

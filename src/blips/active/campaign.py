@@ -9,6 +9,7 @@ there when the campaign goes on, and is not done again.
 """
 
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -72,22 +73,20 @@ class Campaign:
         """The folder in which finished labels wait for the database."""
         return self.store.folder / "journal"
 
-    def run(self) -> str:
-        """Run until the campaign has ended; return why."""
+    def run(self) -> None:
+        """Run until the campaign has ended."""
         self.journal.mkdir(exist_ok=True)
         self._initial()
         self._label(0)
-        round = 1
-        while True:
+        for round in count(1):
             model = self._train(round)
             reason = self._evaluate(round, model) or self._select(round, model)
             if reason:
                 self.store.finish(round, "end", {"reason": reason})
                 self.display.stage(round, f"the campaign has ended: {reason}")
-                return reason
+                return
             self._label(round)
             self._surprise(round, model)
-            round += 1
 
     # Stages
 
@@ -159,7 +158,7 @@ class Campaign:
             if reason := self._certain(screening.largest.get("force_std", np.inf), bound):
                 return reason
             self.display.stage(round, "selecting")
-            picks = choose(candidates, screening, model, config, round, self._batch())
+            picks = choose(candidates, screening, model, self._batch())
             result = {
                 "rule": config.select.rule,
                 "chosen": len(picks),

@@ -47,7 +47,7 @@ class Screening:
         self.largest: dict[str, float] = {}  # of every score, among those that can be chosen
         self._stds: list[float] = []  # sums over the chunks, ascending
         self._counted = 0
-        self._select, self._seed, self._round = config.select, config.seed, round
+        self.config, self.round, self._select = config, round, config.select
         self._count = config.select.keep * config.select.batch
         self._soft = config.limits.force_std == "auto"
 
@@ -58,7 +58,7 @@ class Screening:
             if row is None or (reason is not None and not (self._soft and reason == "force_std")):
                 continue
             if self._select.rule == "random":
-                row["random"] = random_score(self._seed, self._round, number)
+                row["random"] = random_score(self.config.seed, self.round, number)
             if reason is not None:
                 row["beyond"] = 1.0
             rows.append((number, row))
@@ -122,7 +122,7 @@ def screen_candidates(
     common = {
         "model": model,
         "select": config.select,
-        "limits": limits or config.limits.model_copy(update={"force_std": None}),
+        "limits": limits or config.limits,
         "seed": config.seed,
     }
     if _has_evidence(model):
@@ -149,16 +149,10 @@ def screen_candidates(
     return found
 
 
-def choose(
-    candidates: Candidates,
-    screening: Screening,
-    model: Model,
-    config: CampaignConfig,
-    round: int,
-    count: int,
-) -> list[Pick]:
+def choose(candidates: Candidates, screening: Screening, model: Model, count: int) -> list[Pick]:
     """Choose the batch of a round, each pick with its score and the reason for it."""
-    scores, select = dict(screening.rows), config.select
+    config, scores = screening.config, dict(screening.rows)
+    select = config.select
     kept = _without_repeats({number: candidates[number] for number in scores})
     within = [number for number in kept if "beyond" not in scores[number]]
     beyond = [number for number in kept if "beyond" in scores[number]]
@@ -184,7 +178,8 @@ def choose(
             "origin": origin,
             "scores": scores[number],
         }
-        picks.append(Pick(round, place, atoms.copy(), scores[number][select.rule], reason))
+        score = scores[number][select.rule]
+        picks.append(Pick(screening.round, place, atoms.copy(), score, reason))
     return picks
 
 
