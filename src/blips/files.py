@@ -1,11 +1,12 @@
 """Files that stay whole whatever happens: written in one piece, and locked by one process."""
 
 import fcntl
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from blips.errors import BlipsError, InputError
 
@@ -30,6 +31,19 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def jsonable(content: Any) -> Any:
+    """Turn arrays into lists, and numbers that are not finite, which JSON lacks, into null."""
+    if hasattr(content, "tolist"):
+        content = content.tolist()
+    if isinstance(content, Mapping):
+        return {str(key): jsonable(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [jsonable(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content
 
 
 RUN_LOCK = "run.lock"  # in the folder of a training run, while it runs

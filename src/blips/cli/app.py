@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blips.errors import ConfigError
+from blips.files import jsonable
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -74,20 +75,10 @@ Trust = Annotated[bool, typer.Option("--trust", help="let that file run code as 
 
 
 def print_json(content: Any) -> None:
-    """Print JSON; numbers that are not finite, which JSON has no words for, become null."""
+    """Print what can be made JSON, see `jsonable`."""
     import json
 
-    typer.echo(json.dumps(_finite(content), indent=1))
-
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {str(key): _finite(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
-    if isinstance(content, float) and not abs(content) < float("inf"):
-        return None
-    return content
+    typer.echo(json.dumps(jsonable(content), indent=1))
 
 
 def load_model(model: str, device: str = "cpu") -> "Potential":

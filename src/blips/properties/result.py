@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blips.errors import BlipsError
-from blips.files import write_atomically
+from blips.files import jsonable, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ class Properties(Mapping[str, Property]):
     def to_dict(self) -> dict[str, Any]:
         """Return everything, JSON-able."""
         quantities = {name: vars(one) for name, one in self.items()}
-        return _plain(vars(self) | {"quantities": quantities})
+        return jsonable(vars(self) | {"quantities": quantities})
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Properties":
@@ -134,16 +134,3 @@ def _array(content: Any) -> Any:
         return np.array(content, dtype=float)
     except (ValueError, TypeError):
         return content
-
-
-def _plain(content: Any) -> Any:
-    """Convert to JSON-able values; numbers that are not finite become null."""
-    if isinstance(content, np.ndarray | np.generic):
-        content = content.tolist()
-    if isinstance(content, Mapping):
-        return {str(key): _plain(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_plain(value) for value in content]
-    if isinstance(content, float) and not np.isfinite(content):
-        return None
-    return content
