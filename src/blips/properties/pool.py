@@ -111,20 +111,18 @@ def run_pool(
         else:
             left[number] = job
     numbers, jobs = list(left), list(left.values())
-    options_fit = len(left) < len(structures)  # shown by one structure that was not refused so
     refused: list[tuple[Job, Refused]] = []
     here = enumerate(map(compute, jobs))
     for place, found in here if executor is None else executor.run(_on_one_thread, jobs):
         if isinstance(found, Refused):
             refused.append((jobs[place], found))
-        options_fit |= not refused or str(found) != str(refused[0][1])
-        while options_fit and refused:
-            job, why = refused.pop()
-            job.keep(why)
         lost = not isinstance(found, Outcome)
         yield numbers[place], PropertyError(f"its worker was lost: {found}") if lost else found
-    if refused:
-        raise InputError(str(refused[0][1]))
+    reasons = {str(why) for _, why in refused}
+    if len(refused) == len(structures) and len(reasons) == 1:
+        raise InputError(*reasons)
+    for job, why in refused:
+        job.keep(why)
 
 
 class Refused(PropertyError):
