@@ -28,7 +28,7 @@ from blips.data.dataset import StructureData, TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
 from blips.inference.monte_carlo import monte_carlo
-from blips.prediction import Calibrator, Outputs, Prediction, point_prediction
+from blips.prediction import Calibrator, Model, Outputs, Prediction, point_prediction
 from blips.train.fit import Data, FitResult, fit, resolve_config
 from blips.train.objective import Likelihood, Stochastic, Wrapper, plain_outputs
 
@@ -225,6 +225,15 @@ def predict_plain(
     """Predict with a backbone, without error bars."""
     graphs = graph_batches(backbone, atoms, batch_size)
     return Prediction.join([_plain(backbone, g, forces=forces, stress=stress) for g in graphs])
+
+
+def predict_with(
+    model: Any, atoms: Structures, *, stress: bool = False, **options: Any
+) -> Prediction:
+    """Predict with any model; a plain backbone has no error bars, and takes no options of them."""
+    if isinstance(model, Model):
+        return model.predict(atoms, stress=stress, **options)
+    return predict_plain(model, atoms, stress=stress)
 
 
 def _plain(

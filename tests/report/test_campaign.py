@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 from ase.build import molecule
 
 from blips.report.campaign import render_campaign
@@ -52,19 +51,9 @@ def test_a_campaign_has_its_curve_rounds_and_picks_with_reasons():
 def test_what_each_batch_was_predicted_to_do_is_beside_what_it_did():
     rounds = [{"round": k, "rule": "random", "predicted_std": [0.5, 0.4]} for k in (0, 1)]
     page = Page(render_campaign("ammonia", SUMMARY | {"rounds": rounds}))
-    predicted, actual = json.loads(page.scripts[0])["figures"]["falls-plot"]["series"]
-    assert predicted["y"] == [20.0, 20.0]
-    assert actual["y"] == [50.0, None]  # of the RMSE 0.6 -> 0.3; no model after the last batch
+    assert "Actual reduction, %00.50.4200.60.35010.50.4200.3--" in page.text
     assert "Predicted reduction, %" in page.text
     assert "Predicted reduction" not in Page(render_campaign("ammonia", SUMMARY)).text
-
-
-def test_the_trials_of_the_rules_are_shown_where_labels_chose_the_rule():
-    trial = {"information": [np.log(0.8)] * 2, "random": [0.0, 0.0]}
-    curve = [entry | {"surprise": {"trial": trial}} for entry in SUMMARY["curve"]]
-    page = Page(render_campaign("ammonia", SUMMARY | {"curve": curve}))
-    assert "-20 %" in page.text
-    assert "by cross-validation" in page.text
 
 
 def test_a_campaign_that_has_just_begun():

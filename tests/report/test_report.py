@@ -137,13 +137,13 @@ def test_the_command_takes_other_structures(fit_run, tmp_path):
     ase.io.write(tmp_path / "test.extxyz", morse_ammonia(3, seed=5))
     output = tmp_path / "out.html"
     arguments = ["report", fit_run, "-o", output, "--structures", tmp_path / "test.extxyz"]
-    arguments += ["--samples", 4, "--bootstrap", 10, "--shown", 2]
+    arguments += ["--samples", 4, "--bootstrap", 10]
     result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "report in" in result.output
     (found,) = json.loads(Page(output.read_text()).scripts[0])["sets"]
     assert found["name"] == "test"
-    assert len(found["structures"]) == 2
+    assert len(found["structures"]) == 3
 
 
 def test_a_model_alone_is_reported_on_given_structures(fit_run, tmp_path):

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from blips.config import RunConfig
-    from blips.train.checkpoint import Saveable
 
 TEMPLATES: dict[str, dict[str, Any]] = {
     "train": {"data": {"train": "train.extxyz"}},
@@ -54,7 +53,7 @@ def info(
 
     Example: blips info model.safetensors
     """
-    from blips.train.checkpoint import backbone_of, describe
+    from blips.train.checkpoint import backbone_of, describe, error_bars
     from blips.train.released import is_released_name, load, provenance
 
     found = load(model)
@@ -70,27 +69,13 @@ def info(
     elements = known_elements(backbone)
     known = f"{len(elements)} elements" if elements else "elements unknown"
     typer.echo(f"{type(backbone).__name__}, {weights} weights in {about['dtype']}, {known}")
-    typer.echo(f"error bars: {_error_bars(found)}")
+    typer.echo(f"error bars: {error_bars(found)}")
     if "labels" in about:
         typer.echo(f"trained on labels {about['labels']}")
     if report is not None:
         typer.echo(report() if everything else str(report()).splitlines()[-1])
     if everything:
         print_json(about)
-
-
-def _error_bars(model: "Saveable") -> str:
-    """Describe where the error bars of a model come from."""
-    from blips.potential import BayesianPotential
-    from blips.prediction import Model as ErrorBars
-
-    if not isinstance(model, ErrorBars):
-        return "none; blips condition gives it some"
-    words = type(model).__name__
-    if isinstance(model, BayesianPotential):
-        words = str(model.posterior or "the paper's posterior; not conditioned on data")
-    known = ", ".join(model.calibration)
-    return f"{words}; calibrated for {known}" if known else words
 
 
 @app.command()

@@ -43,16 +43,13 @@ def predict(
     structures: Structures,
     output: Output,
     samples: Annotated[
-        str, typer.Option(help="posterior samples; auto: as many as the tolerance needs")
+        str, typer.Option(help="posterior samples; auto: as many as the std needs")
     ] = str(SAMPLES),
     method: Annotated[
         str, typer.Option(help="auto, conditioned, mc, frozen, onepass or map")
     ] = "auto",
     seed: Seed = 0,
     stress: Annotated[bool, typer.Option("--stress", help="also the stress")] = False,
-    tolerance: Annotated[
-        float, typer.Option(help="of --samples auto: relative error of the deviations")
-    ] = 0.1,
     resume: Resume = False,
     device: Device = "cpu",
     energy_key: EnergyKey = None,
@@ -69,8 +66,8 @@ def predict(
     from blips.cli.predict_file import predict_file, summary_of
 
     potential = load_model(model, device)
-    options = {"samples": _number_or_auto(samples), "method": method, "seed": seed}
-    options |= {"stress": stress} | ({"tolerance": tolerance} if samples == "auto" else {})
+    number = _number_or_auto(samples)
+    options = {"samples": number, "method": method, "seed": seed, "stress": stress}
     labels = labels_of(potential.backbone, energy_key, forces_key)
     with progress_shown():
         done = predict_file(potential, structures, output, resume=resume, labels=labels, **options)
@@ -188,8 +185,7 @@ def evaluate(
     """
     from rich.console import Console
 
-    from blips.baselines import predict_plain
-    from blips.prediction import Model as ErrorBars
+    from blips.baselines import predict_with
     from blips.train.checkpoint import backbone_of
     from blips.train.released import load
     from blips.uq.assess import (
@@ -209,10 +205,7 @@ def evaluate(
     references = References.of(atoms, labels)
     stress = bool(stress_too(atoms, references))
     with progress_shown():
-        if isinstance(potential, ErrorBars):
-            prediction = potential.predict(atoms, samples=samples, seed=seed, stress=stress)
-        else:
-            prediction = predict_plain(backbone, atoms, stress=stress)
+        prediction = predict_with(potential, atoms, samples=samples, seed=seed, stress=stress)
         result = assess(prediction, references, n_bootstrap=bootstrap)
         name = Path(model).stem
         path = write_evaluation(folder / "metrics.json", {name: result})
@@ -285,7 +278,6 @@ def report(
     samples: Samples = SAMPLES,
     seed: Seed = 0,
     bootstrap: Bootstrap = 1000,
-    shown: Annotated[int, typer.Option(help="structures of each set in the 3D view")] = 12,
     baseline: Annotated[
         Path | None, typer.Option(help="of a campaign: folder of a random one to compare with")
     ] = None,
@@ -301,6 +293,6 @@ def report(
     with progress_shown():
         labels = labels_of(None, energy_key, forces_key)
         options = {"samples": samples, "seed": seed, "bootstrap": bootstrap, "labels": labels}
-        options |= {"structures": structures or (), "shown": shown, "baseline": baseline}
+        options |= {"structures": structures or (), "baseline": baseline}
         path = write_report(target, output, **options)
     typer.echo(f"report in {path}, {path.stat().st_size / 1e6:.1f} MB")

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from blips.active.summary import labels_to_reach
-from blips.report.document import details, document, figures, table, viewer
+from blips.report.document import details, document, drawn, table, viewer
 from blips.uq.plots import Plot, line
 
-CURVE, FALLS = "curve-plot", "falls-plot"
-TITLES = {CURVE: "Errors over labels", FALLS: "Reduction of error by each batch"}
 MAX_PICKS = 1000
 ERRORS = {
     "force_mae": "force MAE (eV/Å)",
@@ -43,22 +41,20 @@ def render_campaign(
     if baseline is not None:
         other = _judged(_errors(baseline))
         other_name = f"baseline ({baseline['config']['select']['rule']})"
-    falls = _falls(curve, rounds)
-    plots = {CURVE: _curve(curve, other, other_name), FALLS: _fall_plot(falls)}
-    drawn = {key: plot.to_dict() for key, plot in plots.items() if plot is not None}
+    errors, data = drawn("curve-plot", "Errors over labels", _curve(curve, other, other_name))
     said = (_sentence(summary, curve), _compared(curve, other, other_name))
     first = "".join(f"<p>{escape(text)}</p>" for text in said if text)
     view = viewer(sets)
     sections = [
         ("summary", "Summary", first + _curve_table(curve)),
-        ("curves", "Learning curve", figures(drawn, TITLES) + _fall_table(falls)),
-        ("rounds", "Rounds", _rounds(rounds) + _trials(summary["curve"])),
+        ("curves", "Learning curve", errors + _falls(curve, rounds)),
+        ("rounds", "Rounds", _rounds(rounds)),
         ("picks", "Picks", _picks(summary["picks"])),
         ("structures", "Picks in 3D", view and f'<p class="soft">{IN_3D}</p>{view}'),
         ("settings", "Settings", details("Configuration", json.dumps(summary["config"], indent=1))),
     ]
     lead = f"Ended: {summary['ended']}." if summary["ended"] else "Not ended yet."
-    return document(f"Campaign {name}", lead, sections, {"sets": list(sets), "figures": drawn})
+    return document(f"Campaign {name}", lead, sections, {"sets": list(sets), "figures": data})
 
 
 def _errors(summary: Entry) -> list[dict[str, Any]]:
@@ -125,43 +121,25 @@ def _curve(curve: Entries, other: Entries, other_name: str) -> Plot | None:
     )
 
 
-def _falls(curve: Entries, rounds: Entries) -> list[list[float | None]]:
-    """Compare what each batch of labels was predicted to do with what it did.
+def _falls(curve: Entries, rounds: Entries) -> str:
+    """Tabulate what each batch of labels was predicted to do beside what it did.
 
     Predicted: the force std on the target (the candidates, or `select.target`), in closed form,
     before and after the batch. Actual: the force RMSE of the models before and after.
     """
     rmse = {entry["round"]: entry.get("force_rmse") for entry in curve}
-    return [
+    rows = [
         [n, *_fall(*entry["predicted_std"]), *_fall(rmse.get(n), rmse.get(n + 1))]
         for n, entry in ((entry["round"], entry) for entry in rounds)
         if entry.get("predicted_std")
     ]
+    headers = ["Round", "Force std (eV/Å)", "Then", "Predicted reduction, %"]
+    headers += ["Force RMSE (eV/Å)", "Then", "Actual reduction, %"]
+    return table("Reduction of error by each batch", headers, rows)
 
 
 def _fall(before: float | None, after: float | None) -> tuple[float | None, ...]:
     return before, after, 100 * (1 - after / before) if before and after else None
-
-
-def _fall_plot(falls: Sequence[list[float | None]]) -> Plot | None:
-    if len(falls) < 2:
-        return None
-    round, _, _, predicted, _, _, actual = np.array(falls, dtype=float).T
-    return Plot(
-        "falls",
-        "How much smaller each batch makes the force std by the closed form, without training; and "
-        "how much smaller the force RMSE of the next model was.",
-        f"Predicted and actual reduction of error by {len(falls)} batches.",
-        {"label": "round"},
-        {"label": "reduction, %"},
-        [line("predicted", round, predicted), line("actual", round, actual)],
-    )
-
-
-def _fall_table(falls: Sequence[list[float | None]]) -> str:
-    headers = ["Round", "Force std (eV/Å)", "Then", "Predicted reduction, %"]
-    headers += ["Force RMSE (eV/Å)", "Then", "Actual reduction, %"]
-    return table(TITLES[FALLS], headers, falls)
 
 
 def _curve_table(curve: Entries) -> str:
@@ -174,19 +152,6 @@ def _rounds(rounds: Entries) -> str:
     columns = list(dict.fromkeys(key for entry in rounds for key in entry))
     rows = [[entry.get(column) for column in columns] for entry in rounds]
     return table("What was chosen in each round", columns, rows)
-
-
-def _trials(curve: Entries) -> str:
-    """Tabulate how the rules did on the labels of each round, for `select.rule: auto`."""
-    trials = [(e["round"], (e.get("surprise") or {}).get("trial")) for e in curve]
-    rules = list(dict.fromkeys(rule for _, trial in trials for rule in trial or ()))
-    rows = [
-        [round, *(f"{100 * np.expm1(np.mean(trial[rule])):+.0f} %" for rule in rules)]
-        for round, trial in trials
-        if trial
-    ]
-    caption = "Force error after picks of each rule, against random picks, by cross-validation"
-    return table(caption, ["Labels of round", *rules], rows)
 
 
 def _picks(picks: Entries) -> str:

@@ -15,6 +15,7 @@ from string import Template
 from typing import Any
 
 from blips.uq.bootstrap import Interval
+from blips.uq.plots import Plot
 
 LICENCE = "vendor/3Dmol-LICENSE.txt"
 SCRIPTS = ("vendor/3Dmol-min.js", "page/plot.js", "page/report.js")
@@ -54,14 +55,6 @@ def document(title: str, lead: str, sections: Sequence[Section], data: Mapping[s
         data=_json(data),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
     )
-
-
-def figures(plots: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> str:
-    """Return figures for the plots that are there."""
-    found = [
-        figure(name, titles[name], note=plots[name]["note"]) for name in titles if name in plots
-    ]
-    return f'<div class="grid">{"".join(found)}</div>' if found else ""
 
 
 def policy(scripts: Sequence[str], style: str) -> str:
@@ -143,6 +136,14 @@ def figure(identifier: str, title: str, plot: str = "", note: str = "") -> str:
         f'aria-describedby="{identifier}-says"></svg><ul class="legend"></ul>'
         f'<p class="readout" id="{identifier}-says" aria-live="polite"></p></figure>'
     )
+
+
+def drawn(identifier: str, title: str, plot: Plot | None) -> tuple[str, dict[str, Any]]:
+    """Return the place of a plot that belongs to no set, and its data; nothing for None."""
+    if plot is None:
+        return "", {}
+    place = figure(identifier, title, note=plot.note)
+    return f'<div class="grid">{place}</div>', {identifier: plot.to_dict()}
 
 
 def choice(sets: Sequence[Mapping[str, Any]], name: str) -> str:

@@ -14,6 +14,7 @@ from blips.train.checkpoint import load
 from blips.uq.assess import References
 from blips.uq.plots import Plot, numbers
 
+SHOWN = 12  # structures of each set
 MAX_ATOMS = 2000
 MAX_ROUNDS = 30
 
@@ -23,14 +24,13 @@ def viewed_set(
     structures: Sequence[Atoms],
     prediction: Prediction,
     references: References,
-    shown: int,
     *,
     plots: Mapping[str, Plot] | None = None,
     names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return one set of structures for the page: name, plots, structures on one colour scale.
 
-    They are the `shown` ones with the largest atomic force std (root of summed component
+    They are the SHOWN ones with the largest atomic force std (root of summed component
     variances), called by `names`, else by their numbers.
     """
     entries: list[dict[str, Any]] = []
@@ -45,7 +45,7 @@ def viewed_set(
         order: list[int] = np.argsort([-std.max() for std in stds], kind="stable").tolist()
         entries = [
             _entry(called[k], structures[k], stds[k], errors[k])
-            for k in [k for k in order if len(structures[k]) <= MAX_ATOMS][:shown]
+            for k in [k for k in order if len(structures[k]) <= MAX_ATOMS][:SHOWN]
         ]
     return {
         "name": name,
@@ -73,10 +73,10 @@ def _entry(
     return entry
 
 
-def picked_sets(folder: str | Path, summary: Mapping[str, Any], shown: int) -> list[dict[str, Any]]:
+def picked_sets(folder: str | Path, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the labelled picks of every round, latest first: std when picked, later error.
 
-    The `shown` most uncertain structures of each round; those whose model is gone are left out.
+    The SHOWN most uncertain structures of each round; those whose model is gone are left out.
     """
     files = {entry["round"]: Path(folder) / entry["model"] for entry in summary["curve"]}
     picks = [p for p in summary["picks"] if p["round"] in files and p["status"] == "labelled"]
@@ -92,8 +92,7 @@ def picked_sets(folder: str | Path, summary: Mapping[str, Any], shown: int) -> l
             options = {key: config["select"][key] for key in ("samples", "method")}
             prediction = model.predict(structures, seed=config["seed"], **options)
             references = References.of(structures)
-            one = viewed_set(
-                f"round {round}", structures, prediction, references, shown, names=names
+            found.append(
+                viewed_set(f"round {round}", structures, prediction, references, names=names)
             )
-            found.append(one)
     return found

@@ -6,39 +6,34 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ase import Atoms
-
 from blips.active.database import DATABASE
 from blips.active.summary import campaign_summary
-from blips.backbones.base import Backbone
-from blips.baselines import predict_plain
+from blips.baselines import predict_with
 from blips.data.labels import Labels
 from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.files import write_atomically
 from blips.potential import BayesianPotential
-from blips.prediction import Model, Prediction
 from blips.report.campaign import render_campaign
 from blips.report.document import (
     Html,
     choice,
     details,
     document,
+    drawn,
     figure,
-    figures,
     table,
     viewer,
 )
 from blips.report.sources import Sources, find_sources
 from blips.report.structures import picked_sets, viewed_set
-from blips.train.checkpoint import Saveable, backbone_of, describe
+from blips.train.checkpoint import Saveable, backbone_of, describe, error_bars
 from blips.train.released import load
 from blips.train.run import environment
 from blips.uq.assess import References, assess, by_metric, verdict
 from blips.uq.evaluate import Evaluation
 from blips.uq.plots import prediction_plots, training_plot
 
-TRAINING = "training-plot"
 SMALL, ONE = "smaller is better", "up to 1"
 NONE, ADDS = "a baseline without error bars", "above 0: the std adds to the baseline"
 PER = "forces_per_structure"
@@ -78,30 +73,21 @@ def write_report(
     samples: int = SAMPLES,
     seed: int = 0,
     bootstrap: int = 1000,
-    shown: int = 12,
     baseline: str | Path | None = None,
     labels: Labels | None = None,
 ) -> Path:
     """Write a report as one HTML file.
 
-    Args:
-        target: folder of a training run or of the demo, a model, or a file of predictions, see
-            `blips.report.sources`; or folder of a campaign of active learning, for which only
-            `output`, `shown` and `baseline` count.
-        output: file to write.
-        structures: files of structures to predict; default: those that the target names.
-        samples: posterior samples.
-        seed: of the samples and the bootstrap.
-        bootstrap: resamples for the intervals.
-        shown: structures of each set in the 3D view.
-        baseline: of a campaign: folder of another one to compare with.
-        labels: names and units of the labels; default: those that the model was trained with.
+    The target is a folder of a training run, a model or a file of predictions, see
+    `blips.report.sources`, or the folder of a campaign, for which only `baseline` counts, the
+    folder of another one to compare with. Structures (files) and labels are by default those that
+    the target names; `bootstrap` is the number of resamples for the intervals.
     """
     target, output = Path(target), Path(output)
     if (target / DATABASE).is_file():
         summary = campaign_summary(target)
         other = None if baseline is None else campaign_summary(baseline)
-        picked = picked_sets(target, summary, shown)
+        picked = picked_sets(target, summary)
         page = render_campaign(target.resolve().name, summary, sets=picked, baseline=other)
         write_atomically(output, page.encode())
         return output
@@ -117,54 +103,30 @@ def write_report(
     for name, atoms in sources.structures.items():
         predicted = sources.predictions.get(name)
         if predicted is None:
-            predicted = _predict(model, atoms, samples, seed)
+            predicted = predict_with(model, atoms, samples=samples, seed=seed)
         references = References.of(atoms, labels, required=False)
         if references.energy is None and references.forces is None:
             notes.append(f"No structure of {name} has labels: its errors are not known.")
         else:
             evaluations[name] = assess(predicted, references, n_bootstrap=bootstrap, seed=seed)
         plots = prediction_plots(predicted, references)
-        sets.append(viewed_set(name, atoms, predicted, references, shown, plots=plots))
-    loss = training_plot(sources.history)
-    figured = {} if loss is None else {TRAINING: loss.to_dict()}
+        sets.append(viewed_set(name, atoms, predicted, references, plots=plots))
+    loss, data = drawn("training-plot", "Loss", training_plot(sources.history))
     settings = {} if model is None else _settings(model, sources)
-    lead = "Predictions that were read." if model is None else _lead(model, samples)
+    lead = "Predictions that were read."
+    if model is not None:
+        lead = f"{type(backbone_of(model)).__name__}, error bars: {error_bars(model)}."
     sections = [
         ("summary", "Summary", _summary(evaluations, notes)),
         ("predictions", "Predictions", _predictions(sets)),
         ("structures", "Most uncertain structures", viewer(sets)),
-        ("training", "Training", figures(figured, {TRAINING: "Loss"})),
+        ("training", "Training", loss),
         ("settings", "Settings", "\n".join(details(*item) for item in settings.items())),
         ("provenance", "Provenance", _provenance(sources)),
     ]
-    page = document(sources.title, lead, sections, {"sets": sets, "figures": figured})
+    page = document(sources.title, lead, sections, {"sets": sets, "figures": data})
     write_atomically(output, page.encode())
     return output
-
-
-def _predict(
-    model: Saveable | None, structures: list[Atoms], samples: int, seed: int
-) -> Prediction:
-    if isinstance(model, Backbone):
-        return predict_plain(model, structures)
-    if not isinstance(model, Model):
-        raise InputError(f"a {type(model).__name__} has no predictions to report on")
-    return model.predict(structures, samples=samples, seed=seed)
-
-
-def _lead(model: Saveable, samples: int) -> str:
-    if isinstance(model, Backbone):
-        return f"A plain {type(model).__name__}, without error bars."
-    backbone = type(model.backbone).__name__
-    known = ", ".join(model.calibration)
-    calibrated = f"calibrated for {known}" if known else "not calibrated"
-    if not isinstance(model, BayesianPotential):
-        return f"A {type(model).__name__} of {backbone}, {calibrated}."
-    if model.posterior is None:
-        return f"A Bayesian {backbone}, {calibrated}; mean and std of {samples} samples."
-    return (
-        f"{backbone}, {model.posterior}. Means of the plain model; {samples} draws, {calibrated}."
-    )
 
 
 def _settings(model: Saveable, sources: Sources) -> dict[str, str]:

@@ -110,6 +110,17 @@ def describe(model: Saveable) -> dict[str, Any]:
     return description
 
 
+def error_bars(model: Saveable) -> str:
+    """Say in words where the error bars of a model come from."""
+    if isinstance(model, Backbone):
+        return "none; blips condition gives it some"
+    words = type(model).__name__
+    if isinstance(model, BayesianPotential):
+        words = str(model.posterior or "the paper's posterior; not conditioned on data")
+    known = ", ".join(model.calibration)
+    return f"{words}; calibrated for {known}" if known else words
+
+
 def rebuild(description: Any, path: str | Path) -> Saveable:
     """Make a model with the described architecture and arbitrary weights."""
     if isinstance(description, dict) and description.get("backbone", "") is None:
