@@ -1,5 +1,6 @@
 """The application that commands join, and the arguments that they share."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,8 +77,6 @@ Trust = Annotated[bool, typer.Option("--trust", help="let that file run code as 
 
 def print_json(content: Any) -> None:
     """Print what can be made JSON, see `jsonable`."""
-    import json
-
     typer.echo(json.dumps(jsonable(content), indent=1))
 
 

@@ -211,7 +211,6 @@ def lammps(
         str, typer.Option(help="what moves the atoms: map (means), frozen (one draw) or auto")
     ] = "map",
     member: Annotated[int, typer.Option(help="which draw, for frozen")] = 0,
-    log: Annotated[Path, typer.Option(help="log file of LAMMPS")] = Path("log.lammps"),
     frames: Annotated[Path, typer.Option(help="frames for labelling are appended to it")] = Path(
         "uncertain.extxyz"
     ),
@@ -241,17 +240,17 @@ def lammps(
     saver = FrameSaver(frames, every=save_every, distinct=distinct)
     calculator = Calculator(potential, method, member=member, samples=samples, seed=seed)
     symbols = [symbol.strip() for symbol in elements.split(",")]
-    lmp = start(["-log", str(log), "-screen", "none"])
+    lmp = start(["-screen", "none"])
     coupling = run_script(lmp, script, calculator, symbols, guard=guard, every=every, saver=saver)
     step, saved = int(lmp.extract_global("ntimestep")), len(saver.frames)
     lmp.close()
     reason = coupling.stopped
     if json:
         content = {"step": step, "stopped": bool(reason), "reason": reason, "saved": saved}
-        print_json({**content, "log": str(log), "frames": str(frames)})
+        print_json({**content, "frames": str(frames)})
     else:
         done = (
             f"stopped at step {step}: {reason}" if reason else f"the script is done, at step {step}"
         )
         typer.echo(done)
-        typer.echo(f"{saved} frames saved for labelling in {frames}; LAMMPS's log is {log}")
+        typer.echo(f"{saved} frames saved for labelling in {frames}")

@@ -17,11 +17,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 from ase import Atoms
-from ase.calculators.singlepoint import SinglePointCalculator
 from ase.data import chemical_symbols
 from ase.filters import FrechetCellFilter
 from ase.optimize import BFGS
-from ase.stress import full_3x3_to_voigt_6_stress
 from torch import Tensor
 
 from blips import keys
@@ -204,10 +202,6 @@ class Calculation:
 
 def give_results(structures: Sequence[Atoms], surface: Surface, *, stress: bool = False) -> None:
     """Attach a surface's energy, forces and stress to structures, for ASE to find."""
-    prediction = surface(structures, stress=stress)
-    for number, atoms in enumerate(structures):
-        one = prediction[number]
-        results = {"energy": float(one.array("energy")[0]), "forces": one.forces}
-        if one.stress is not None:
-            results["stress"] = full_3x3_to_voigt_6_stress(one.stress[0])
-        atoms.calc = SinglePointCalculator(atoms, **results)
+    predicted = surface(structures, stress=stress).to_atoms(structures)
+    for atoms, one in zip(structures, predicted, strict=True):
+        atoms.calc = one.calc

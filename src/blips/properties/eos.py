@@ -11,6 +11,7 @@ plain model's geometries, whose ions are relaxed at each volume: to first order 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,7 @@ def equation_of_state(
     details: dict[str, Any] = {"volumes": volumes, "energies": energies}
     if potential.posterior is not None or run.method == "linear":
         details["member_energies"] = energies + run.energy_changes(path)
-
-    def fitted(curve: Array) -> Values:
-        return birch_murnaghan(volumes, curve)
+    fitted = partial(birch_murnaghan, volumes)
 
     def of_member(surface: Surface) -> Values:
         return fitted(surface(run.relaxed(surface, path)).array("energy"))
