@@ -102,7 +102,10 @@ class Calculation:
         """
         largest = [0.0]
         for _ in range(self.steps + 1):
-            give_results([atoms for _, own in tasks for atoms in own], surface, stress=stress)
+            moved = [atoms for _, own in tasks for atoms in own]
+            predicted = surface(moved, stress=stress).to_atoms(moved)
+            for atoms, found in zip(moved, predicted, strict=True):
+                atoms.calc = found.calc  # for ASE to find
             forces = [optimiser.atoms.get_forces() for optimiser, _ in tasks]
             largest = [float(np.linalg.norm(force, axis=1).max()) for force in forces]
             if not np.isfinite(largest).all():
@@ -198,10 +201,3 @@ class Calculation:
         model, depth = self.potential.linear_model(), "members" if forces else "energies"
         for graph in graph_batches(model.backbone, structures, 1 if forces else BATCH):
             yield model(graph, forces=forces, depth=depth), noise
-
-
-def give_results(structures: Sequence[Atoms], surface: Surface, *, stress: bool = False) -> None:
-    """Attach a surface's energy, forces and stress to structures, for ASE to find."""
-    predicted = surface(structures, stress=stress).to_atoms(structures)
-    for atoms, one in zip(structures, predicted, strict=True):
-        atoms.calc = one.calc
