@@ -35,7 +35,6 @@ from blips.uq.evaluate import Evaluation
 
 NUM_TRAIN = 64
 BLIP_SAMPLES = 64
-BACKBONE = {"cutoff": 5.0, "features": 64, "blocks": 3, "num_basis": 16}
 TRAINING: dict[str, Any] = {"epochs": 200, "threads": 1, "tensorboard": False}
 BLIP_TRAINING: dict[str, Any] = {
     "epochs": 250,
@@ -63,7 +62,7 @@ def run_demo(
     train, near = structures[:NUM_TRAIN], structures[NUM_TRAIN:]
     valid, far = load_ammonia("valid"), load_ammonia("test_ood")
     torch.manual_seed(seed)
-    plain = PaiNN(**BACKBONE)
+    plain = PaiNN(features=64)
     trained: list[BayesianPotential] = []
     for name, training in ((CONDITIONED, TRAINING), ("blip", BLIP_TRAINING)):
         console.print(f"training PaiNN, {'plain, then ' if name == CONDITIONED else ''}{name}")

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 of_guard = partial(typer.Option, rich_help_panel="Guard")
 of_dynamics = partial(typer.Option, rich_help_panel="Dynamics")
 
+Method = Annotated[
+    str, of_dynamics(help="what moves the atoms: map (means), frozen (one draw), auto or mc")
+]
+Member = Annotated[int, of_dynamics(help="which draw, for frozen")]
 Low = Annotated[
     str | None, of_guard(help="save frames above this force std, eV/A (or 1%: --error)")
 ]
@@ -61,13 +65,8 @@ def md(
     ensemble: Annotated[str, of_dynamics(help="langevin (NVT), npt or nve")] = "langevin",
     friction: Annotated[float, of_dynamics(help="1/ps, Langevin")] = 10.0,
     pressure: Annotated[float, of_dynamics(help="GPa, of npt")] = 0.0,
-    method: Annotated[
-        str,
-        of_dynamics(
-            help="what moves the atoms: map (posterior means), frozen (one draw), auto or mc"
-        ),
-    ] = "map",
-    member: Annotated[int, of_dynamics(help="which draw, for frozen")] = 0,
+    method: Method = "map",
+    member: Member = 0,
     low: Low = None,
     high: High = None,
     error: Error = None,
@@ -207,10 +206,8 @@ def lammps(
     script: Annotated[Path, typer.Argument(help="input script of LAMMPS, see below")],
     model: Annotated[str, typer.Option(help="a model written by blips, or a released one's name")],
     elements: Annotated[str, typer.Option(help="of the atom types, in order: Si,O")],
-    method: Annotated[
-        str, typer.Option(help="what moves the atoms: map (means), frozen (one draw) or auto")
-    ] = "map",
-    member: Annotated[int, typer.Option(help="which draw, for frozen")] = 0,
+    method: Method = "map",
+    member: Member = 0,
     frames: Annotated[Path, typer.Option(help="frames for labelling are appended to it")] = Path(
         "uncertain.extxyz"
     ),
