@@ -180,9 +180,9 @@ class DeepEnsemble(Wrapper, Baseline):
             )
             results.append(result)
             first, second = result.train_data, result.valid_data
-            if first is not train and isinstance(first, StructureData):  # the same split for all
-                train = first.structures
-                valid = second.structures if isinstance(second, StructureData) else valid
+            given = first is train or settings.data.stream
+            if isinstance(first, StructureData) and isinstance(second, StructureData) and not given:
+                train, valid = first.structures, second.structures  # the same split for all
         self.models = nn.ModuleList(models)
         return replace(results[0], folder=root)
 

@@ -91,6 +91,13 @@ def progress_shown() -> Iterator[None]:
         _bars.reset(token)
 
 
+def retitle(title: str) -> None:
+    """Replace the title of the innermost loop that is tracked, to say more than how far it is."""
+    bars = _bars.get()
+    if bars is not None and bars.live.tasks:
+        bars.live.update(bars.live.task_ids[-1], description=title)
+
+
 def track(
     items: Iterable[Item],
     title: str,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blips.data.dataset import Batch, check_indices
+from blips.data.dataset import Batch
 from blips.data.graph import Graph
 from blips.errors import InputError
 
@@ -101,7 +101,6 @@ class ParticleData:
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return a batch of the simulations with these numbers, in this order."""
-        check_indices(indices, len(self))
         rows = torch.as_tensor(indices)
         state = (self.positions[rows], self.velocities[rows], self.charges[rows])
         targets = {POSITIONS: self.targets[rows].reshape(-1, 3)}

@@ -1,6 +1,6 @@
 """Structures in and out: files, graphs, splits and the shipped NH3 set."""
 
-from blips.data.dataset import Batch, StreamedData, StructureData, TrainingData
+from blips.data.dataset import Batch, StructureData, TrainingData
 from blips.data.graph import AtomGraph, Graph
 from blips.data.labels import Labels
 from blips.data.structures import read_structures
@@ -10,7 +10,6 @@ __all__ = [
     "Batch",
     "Graph",
     "Labels",
-    "StreamedData",
     "StructureData",
     "TrainingData",
     "read_structures",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from ase import Atoms
@@ -69,20 +69,16 @@ class TrainingData(Protocol):
         ...
 
 
-def check_indices(indices: Sequence[int], size: int) -> None:
-    """Refuse indices that are empty or not within 0 to size - 1."""
-    if len(indices) == 0:
-        raise InputError("no structures were asked for; expected at least one index")
-    if min(indices) < 0 or max(indices) >= size:
-        raise InputError(f"indices {min(indices)} to {max(indices)} leave 0 to {size - 1}")
+class StructureData:
+    """Labelled structures and their graphs, in memory or read from a file whenever they are needed.
 
+    In memory, labels are read at once and each graph is kept from its first use on. An extended xyz
+    file may be larger than memory, as `XyzFrames`: convert other formats first (`ase convert
+    file.traj file.extxyz`). Batches are the same.
 
-class AtomData:
-    """Labelled structures, whose graphs and labels are made whenever they are asked for.
-
-    `source` is the file, for messages. `cutoff` is that of the graphs, A, or the function
-    (structure, dtype) -> graph of a model that has its own idea of neighbours. `dtype` is torch's
-    default where None.
+    `source` is the file, for messages, and `frames` are the structures' numbers in it, where they
+    are not all of it. `cutoff` is that of the graphs, A, or the function (structure, dtype) ->
+    graph of a model that has its own idea of neighbours. `dtype` is torch's default where None.
     """
 
     def __init__(
@@ -91,18 +87,24 @@ class AtomData:
         cutoff: float | GraphOf,
         *,
         source: str | Path = "structures",
+        frames: Sequence[int] | None = None,
         quantities: Sequence[str] = (keys.ENERGY, keys.FORCES),
         labels: Labels | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         if len(structures) == 0:
             raise InputError(f"{source}: no structures; expected at least one")
-        self.structures = structures
+        self.structures = structures if isinstance(structures, XyzFrames) else tuple(structures)
         self.source = source
+        self.frames = range(len(structures)) if frames is None else frames
         self.cutoff = cutoff
         self.quantities = tuple(quantities)
         self.labels = labels or Labels()
         self.dtype = dtype or torch.get_default_dtype()
+        self._samples: dict[int, Batch] = {}
+        self._labels_read: list[dict[str, Tensor]] = []
+        if not isinstance(structures, XyzFrames):
+            self._labels_read = [self._targets(atoms, i) for i, atoms in enumerate(structures)]
 
     def __len__(self) -> int:
         return len(self.structures)
@@ -113,11 +115,10 @@ class AtomData:
 
     def name_of(self, index: int) -> str:
         """Return file and frame."""
-        return f"{self.source}, frame {index}"
+        return f"{self.source}, frame {self.frames[index]}"
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return a batch of the structures with these numbers, in this order."""
-        check_indices(indices, len(self))
         return Batch.join([self._sample(index) for index in indices])
 
     def atoms(self, index: int) -> Atoms:
@@ -126,8 +127,14 @@ class AtomData:
 
     def _sample(self, index: int) -> Batch:
         """Return a batch of one structure."""
+        if index in self._samples:
+            return self._samples[index]
         atoms = self.atoms(index)
-        return Batch(self._graph(atoms, index), self._targets(atoms, index), (index,))
+        targets = self._labels_read[index] if self._labels_read else self._targets(atoms, index)
+        sample = Batch(self._graph(atoms, index), targets, (index,))
+        if self._labels_read:
+            self._samples[index] = sample
+        return sample
 
     def _graph(self, atoms: Atoms, index: int) -> AtomGraph:
         with _named(self.name_of(index)):
@@ -146,50 +153,6 @@ class AtomData:
             )
             for name, value in found.items()
         }
-
-
-class StructureData(AtomData):
-    """Labelled structures in memory. Labels are read at once, each graph at its first use.
-
-    The arguments are those of `AtomData`; `frames` are the structures' numbers in their source,
-    where they are not all of it.
-    """
-
-    structures: tuple[Atoms, ...]
-
-    def __init__(
-        self,
-        structures: Sequence[Atoms],
-        cutoff: float | GraphOf,
-        *,
-        frames: Sequence[int] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(tuple(structures), cutoff, **options)
-        self.frames = range(len(structures)) if frames is None else frames
-        self._all_targets = [self._targets(atoms, i) for i, atoms in enumerate(structures)]
-        self._samples: dict[int, Batch] = {}
-
-    def name_of(self, index: int) -> str:
-        """Return file and frame."""
-        return f"{self.source}, frame {self.frames[index]}"
-
-    def _sample(self, index: int) -> Batch:
-        if index not in self._samples:
-            graph = self._graph(self.structures[index], index)
-            self._samples[index] = Batch(graph, self._all_targets[index], (index,))
-        return self._samples[index]
-
-
-class StreamedData(AtomData):
-    """Labelled structures of an extended xyz file that need not fit in memory.
-
-    Batches are those of `StructureData`. Convert other formats first: `ase convert file.traj
-    file.extxyz`.
-    """
-
-    def __init__(self, path: str | Path, cutoff: float | GraphOf, **options: Any) -> None:
-        super().__init__(XyzFrames(path), cutoff, source=path, **options)
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from ase.data import atomic_numbers, chemical_symbols
 from blips.backbones.base import Backbone, atomistic
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig
-from blips.data.dataset import AtomData, StreamedData, StructureData, TrainingData
+from blips.data.dataset import StructureData, TrainingData
 from blips.data.labels import QUANTITIES, Labels
 from blips.data.sanity import evenly_spaced, warn_of_labels
 from blips.data.splits import Split, group_split, random_split
-from blips.data.structures import check_structures, read_structures
+from blips.data.structures import XyzFrames, check_structures, read_structures
 from blips.errors import ConfigError, InputError
 from blips.train.checkpoint import DTYPES
 from blips.train.references import moved, set_reference_energies, unexplained_energies
@@ -52,7 +52,7 @@ class DataSets:
         if isinstance(train, TrainingData):
             if not isinstance(valid, TrainingData):
                 raise InputError("a training data set needs a validation data set, not a file")
-            if isinstance(train, AtomData):
+            if isinstance(train, StructureData):
                 self.backbone.labels = train.labels
             return train, valid
         if isinstance(valid, TrainingData):
@@ -62,7 +62,9 @@ class DataSets:
         if not given.stream:
             sets = self._in_memory(train, valid)
         elif isinstance(train, str | Path) and isinstance(valid, str | Path):
-            sets = StreamedData(train, **self._options()), StreamedData(valid, **self._options())
+            options = self._options()
+            first = StructureData(XyzFrames(train), source=train, **options)
+            sets = first, StructureData(XyzFrames(valid), source=valid, **options)
         else:
             raise ConfigError("data.stream needs files in data.train and data.valid")
         judged = [sets[0].atoms(k) for k in evenly_spaced(len(sets[0]))]

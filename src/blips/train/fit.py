@@ -12,12 +12,12 @@ from pydantic import BaseModel
 
 from blips.backbones.base import Backbone, atomistic
 from blips.config import RunConfig, Source, TrainingConfig, load_config
-from blips.data.dataset import AtomData, TrainingData
+from blips.data.dataset import StructureData, TrainingData
 from blips.errors import BlipsError, ConfigError
 from blips.potential import BayesianPotential
+from blips.progress import progress_shown
 from blips.train.checkpoint import backbone_of, read_tensors, restore, write_model
 from blips.train.datasets import Data, DataSets
-from blips.train.display import TrainingDisplay, errors_of
 from blips.train.loop import Trainer
 from blips.train.loss import DISTRIBUTION_LOSSES
 from blips.train.objective import Model, Objective
@@ -38,9 +38,7 @@ class FitResult:
 
     def __str__(self) -> str:
         """Summarise in one line."""
-        best = self.progress.history[self.progress.best_epoch - 1]
-        loss = f"{self.progress.best_loss:.6g} {errors_of(best)}".rstrip()
-        return f"best validation loss {loss}, run in {self.folder}"
+        return f"best validation loss {self.progress}, run in {self.folder}"
 
 
 def fit(
@@ -82,7 +80,7 @@ def fit(
         settings = load_config(settings, {"training": training})
     _check_noise(potential, settings.training)
     run = RunFolder(folder or settings.folder)
-    with run.locked():
+    with run.locked(), progress_shown() if display else nullcontext():
         run.start(settings, resume=resume)
         if not isinstance(potential, Backbone):  # error bars are of weights that will change
             potential.calibration = {}
@@ -91,14 +89,10 @@ def fit(
         data = DataSets(backbone_of(potential), settings, run, resume=resume)
         train_data, valid_data = data.main(train, valid)
         replay_data = data.replay(replay)
-        shown = TrainingDisplay(settings.training.epochs) if display else None
-        with shown.live if shown else nullcontext():
-            trainer = Trainer(
-                potential, train_data, valid_data, settings, run, shown, replay_data, objective
-            )
-            if resume:
-                trainer.resume()
-            progress = trainer.run()
+        trainer = Trainer(potential, train_data, valid_data, settings, run, replay_data, objective)
+        if resume:
+            trainer.resume()
+        progress = trainer.run()
         _finish(potential, train_data, valid_data, settings, run)
     return FitResult(run.path, progress, train_data, valid_data)
 
@@ -137,7 +131,7 @@ def _finish(
         restore(potential, tensors, run.best, header)
         if header.get("finished"):  # a run that had ended before, and found nothing better
             return
-    if isinstance(train, AtomData) and isinstance(valid, AtomData):
+    if isinstance(train, StructureData) and isinstance(valid, StructureData):
         generator = np.random.default_rng(settings.seed)
         few, fewer = (
             [data.atoms(k) for k in np.sort(generator.permutation(len(data))[:most]).tolist()]

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from blips.bayes.noise import seeded_generator
 from blips.config import RunConfig, TrainingConfig
-from blips.data.dataset import AtomData, Batch, TrainingData
+from blips.data.dataset import Batch, StructureData, TrainingData
 from blips.errors import BlipsError, CheckpointError, ConfigError
 from blips.potential import BayesianPotential
+from blips.progress import retitle, track
 from blips.train.checkpoint import (
     DTYPES,
     describe,
@@ -29,7 +30,6 @@ from blips.train.checkpoint import (
     write_model,
     write_tensors,
 )
-from blips.train.display import TrainingDisplay
 from blips.train.loss import Anchor
 from blips.train.objective import Model, Objective
 from blips.train.optim import MovingAverage, Schedule, make_optimizer
@@ -55,14 +55,13 @@ class Trainer:
         valid: TrainingData,
         config: RunConfig,
         folder: RunFolder,
-        display: TrainingDisplay | None = None,
         replay: TrainingData | None = None,
         make_objective: Callable[..., Objective] = Objective,
     ) -> None:
         self.settings = settings = config.training
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        self.seed, self.folder, self.display = config.seed, folder, display
+        self.seed, self.folder = config.seed, folder
         self.train_data, self.valid_data, self.replay_data = train, valid, replay
         self.fabric = _fabric(settings, folder)
         self.fabric.launch()
@@ -124,8 +123,11 @@ class Trainer:
     def run(self) -> Progress:
         """Train until the last epoch or the early stop; return the history."""
         try:
-            while self.progress.epoch < self.settings.epochs and not self._should_stop():
-                self._run_epoch(self.progress.epoch + 1)
+            epochs = range(self.progress.epoch + 1, self.settings.epochs + 1)
+            for epoch in track(epochs, "training", len(epochs)):
+                if self._should_stop():
+                    break
+                self._run_epoch(epoch)
         finally:
             for parameter in self._frozen:
                 parameter.requires_grad_(True)
@@ -165,8 +167,7 @@ class Trainer:
             if self.average is not None:
                 self.average.update(self.model)
             seen.append((terms.parts, len(batch.indices)))
-            if self.display is not None:
-                self.display.step(terms.parts)
+            self._show(terms.parts)
         return self._over_processes(_means(seen))
 
     def _over_processes(self, means: dict[str, float]) -> dict[str, float]:
@@ -204,9 +205,15 @@ class Trainer:
                 self._save()
                 self.folder.write_history(self.progress.history)
         self.fabric.log_dict({k: v for k, v in row.items() if k != "epoch"}, step=epoch)
-        if self.display is not None:
-            self.display.epoch(row)
         self.fabric.barrier()
+
+    def _show(self, parts: dict[str, float]) -> None:
+        """Show the terms of a step, and the best epoch so far, beside the bar."""
+        names = {"coef_edge": "α", "coef_node": "β"}  # noqa: RUF001 - the method's own symbols
+        shown = [f"{names.get(name, name)} {value:.3g}" for name, value in parts.items()]
+        if self.progress.history:
+            shown.append(f"best valid {self.progress}")
+        retitle("training  " + "  ".join(shown))
 
     def _should_stop(self) -> bool:
         patience = self.settings.early_stop_patience
@@ -230,7 +237,7 @@ class Trainer:
         names = [data.name_of(index) for index in batch.indices]
         shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
         written = ""
-        if isinstance(data, AtomData):
+        if isinstance(data, StructureData):
             path = self.folder.path / "nonfinite.extxyz"
             ase.io.write(path, [data.atoms(index) for index in batch.indices])
             written = f" They were written to {path}."

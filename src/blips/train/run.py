@@ -105,3 +105,10 @@ class Progress:
     best_loss: float = math.inf
     best_epoch: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """Return the best loss, and the mean absolute errors on the validation structures then."""
+        row = self.history[self.best_epoch - 1]
+        units = {"valid_mae_energy": "meV/atom", "valid_mae_forces": "meV/Å"}
+        errors = [f"{row[name]:.3g} {unit}" for name, unit in units.items() if name in row]
+        return f"{self.best_loss:.6g}" + f" (MAE {', '.join(errors)})" * bool(errors)
