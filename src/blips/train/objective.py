@@ -120,7 +120,8 @@ class Objective(nn.Module):
         data_terms, coefficients = self._training_terms(batch, noise_key)
         penalties: Penalties = {}
         if isinstance(self.model, BayesianPotential) and config.noise:
-            penalties |= self._kl_penalties(self.model, batch, coefficients, noise_key, kl_scale)
+            kl = self.kl(self.model, coefficients)
+            penalties["kl"] = (config.kl_weight * kl_scale, kl)
         if self.anchor is not None:
             penalties["anchor"] = (config.anchor_weight, self.anchor.penalty(self.model))
         if replay is not None:
@@ -173,18 +174,8 @@ class Objective(nn.Module):
         generators = [seeded_generator(*noise_key, k, device=device) for k in range(count)]
         return self.model.sample(graph, generators, **derivatives)
 
-    def _kl_penalties(
-        self,
-        model: BayesianPotential,
-        batch: Batch,
-        coefficients: Mapping[str, Tensor],
-        noise_key: NoiseKey,
-        kl_scale: float,
-    ) -> Penalties:
-        """Return the weighted KL of the coefficients that a step sampled with."""
-        return {"kl": (self.config.kl_weight * kl_scale, self._kl(model, coefficients))}
-
-    def _kl(self, model: BayesianPotential, coefficients: Mapping[str, Tensor]) -> Tensor:
+    def kl(self, model: BayesianPotential, coefficients: Mapping[str, Tensor]) -> Tensor:
+        """Compute the KL of these coefficients, reduced as the configuration says."""
         return model.kl(coefficients, reduction=self.config.kl_reduction, num_data=self.num_data)
 
     def _derivatives(self, batch: Batch, *, create_graph: bool) -> Derivatives:

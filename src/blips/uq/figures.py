@@ -35,7 +35,7 @@ def draw(plot: Plot) -> Figure:
         elif series["kind"] == "guide":
             axes.plot(series["x"], series["y"], label=series["name"], **IDEAL)
         else:
-            style = {"color": COLOURS[line], "linestyle": DASHES[line], "linewidth": 1.8}
+            style = {"color": COLOURS[line % 6], "linestyle": DASHES[line % 6], "linewidth": 1.8}
             marker = "o" if len(series["x"]) <= 20 else ""
             axes.plot(series["x"], series["y"], marker=marker, label=series["name"], **style)
             line += 1

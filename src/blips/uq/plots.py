@@ -28,7 +28,6 @@ Series = dict[str, Any]
 Arrays = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]  # mean, std, target
 
 MAX_POINTS = 1500
-MOST_MODELS = 6  # in one plot, so that they can be told apart
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,6 @@ def parity(
 
 def reliability(models: Mapping[str, Arrays]) -> Plot:
     """Plot observed against predicted cumulative probability, by the label of each model."""
-    _check_models(models)
     series, errors = [], []
     for label, arrays in models.items():
         p, p_obs = reliability_curve(*arrays)
@@ -173,7 +171,6 @@ def rejection(models: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Plot
     `metrics.RejectionCurve`. One model is shown with random dropping and an oracle. `models` has
     std [n] and non-negative errors [n] by label.
     """
-    _check_models(models)
     series, areas = [], []
     for label, arrays in models.items():
         curve = rejection_curve(*arrays)
@@ -291,14 +288,6 @@ def training_plot(history: Sequence[Mapping[str, float]]) -> Plot | None:
         {"label": "loss", "log": min(losses) > 0},
         series,
     )
-
-
-def _check_models(models: Mapping[str, object]) -> None:
-    if not 1 <= len(models) <= MOST_MODELS:
-        raise InputError(
-            f"{len(models)} models in one figure; expected {{label: arrays}} of 1 to {MOST_MODELS} "
-            "models, so that they can be told apart. Draw several figures."
-        )
 
 
 def _sentence(text: str) -> str:
