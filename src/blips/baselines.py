@@ -30,7 +30,7 @@ from blips.errors import InputError
 from blips.inference.monte_carlo import monte_carlo
 from blips.prediction import Calibrator, Model, Outputs, Prediction, point_prediction
 from blips.train.fit import Data, FitResult, fit, resolve_config
-from blips.train.objective import Likelihood, Stochastic, Wrapper, plain_outputs
+from blips.train.objective import Wrapper, plain_outputs
 
 Structures = Atoms | Sequence[Atoms] | Graph
 MakeBackbone = Callable[[int], Backbone]  # seed -> untrained backbone
@@ -46,7 +46,7 @@ class Baseline:
 
     def fit(self, train: Data | None = None, **options: Any) -> FitResult:
         """Train; the options are those of `blips.fit`. A finished run is only read again."""
-        trained = self if isinstance(self, Stochastic | Likelihood) else self.backbone
+        trained = self if isinstance(self, Wrapper) and self.objective else self.backbone
         result = fit(trained, train, **{"resume": True, "display": False, **options})
         self.condition(result.train_data, result.valid_data)
         return result
@@ -182,7 +182,7 @@ class DeepEnsemble(Wrapper, Baseline):
             first, second = result.train_data, result.valid_data
             given = first is train or settings.data.stream
             if isinstance(first, StructureData) and isinstance(second, StructureData) and not given:
-                train, valid = first.structures, second.structures  # the same split for all
+                train, valid = list(first), list(second)  # the same split for all
         self.models = nn.ModuleList(models)
         return replace(results[0], folder=root)
 

@@ -67,8 +67,8 @@ def displaced(graph: AnyGraph, largest_std: float, generator: torch.Generator) -
 
 def split_settings(
     training: Mapping[str, Any],
-) -> tuple[dict[str, Any], Callable[..., Objective]]:
-    """Return settings of `blips.fit` without those of the prior beyond the data, and the objective.
+) -> tuple[dict[str, Any], Callable[..., Objective] | None]:
+    """Return settings of `blips.fit` without those of the prior beyond the data, and its objective.
 
     These are `beyond_weight` (mu) and `beyond_displacement` (A).
     """
@@ -76,5 +76,5 @@ def split_settings(
     weight = settings.pop("beyond_weight", 0.0)
     displacement = settings.pop("beyond_displacement", 0.5)
     if weight == 0:
-        return settings, Objective
+        return settings, None
     return settings, partial(BeyondObjective, weight=weight, displacement=displacement)

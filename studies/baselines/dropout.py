@@ -24,13 +24,14 @@ from blips.backbones.derivatives import Derivatives
 from blips.baselines import Baseline
 from blips.bayes.linear import kind_of
 from blips.bayes.noise import generators as sample_generators
+from blips.bayes.noise import seeded_generator
 from blips.data.graph import Graph
 from blips.errors import ConversionError, InputError
 from blips.inference.memory import MemoryGauge
 from blips.inference.monte_carlo import monte_carlo
 from blips.inference.sampling import Sample
 from blips.prediction import Outputs, Prediction
-from blips.train.objective import Stochastic, plain_outputs
+from blips.train.objective import NoiseKey, Objective, Wrapper, plain_outputs
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,22 @@ def _drop(_layer: nn.Module, _args: tuple[Any, ...], z: Tensor) -> Tensor:
     return z if masks is None else masks.apply(z)
 
 
-class MCDropout(Stochastic, Baseline):
+class DropoutObjective(Objective):
+    """The loss of samples with dropout."""
+
+    def sample(
+        self, graph: Graph, count: int, noise_key: NoiseKey, derivatives: Derivatives
+    ) -> Sample:
+        """Compute outputs of `count` samples, or those without noise for 0."""
+        assert isinstance(self.model, MCDropout)
+        if count == 0:
+            return super().sample(graph, count, noise_key, derivatives)
+        device = graph.positions.device
+        generators = [seeded_generator(*noise_key, k, device=device) for k in range(count)]
+        return self.model.sample(graph, generators, **derivatives)
+
+
+class MCDropout(Wrapper, Baseline):
     """A backbone with dropout after its message and update maps.
 
     Left alone are maps without a row type in the backbone's `roles`, maps with a single output
@@ -72,6 +88,7 @@ class MCDropout(Stochastic, Baseline):
     """
 
     kind: ClassVar = "dropout"
+    objective: ClassVar = DropoutObjective
     takes_samples: ClassVar = True
 
     def __init__(

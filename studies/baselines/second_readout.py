@@ -25,8 +25,9 @@ from blips.data.graph import Graph
 from blips.errors import ConfigError, InputError
 from blips.prediction import Outputs, Prediction, point_prediction
 from blips.train.loss import loss_factor
-from blips.train.objective import Likelihood, plain_outputs
+from blips.train.objective import plain_outputs
 from studies.baselines.last_layer import energy_scale, inputs_of, readout_of
+from studies.baselines.likelihood import Likelihood
 
 FLOOR = 1e-4  # of nu, alpha - 1 and beta
 VAR_FLOOR = 1e-8  # eV^2, (eV/A)^2: keeps the likelihood of a perfect fit finite

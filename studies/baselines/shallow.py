@@ -27,8 +27,8 @@ from blips.errors import ConfigError, InputError
 from blips.inference.monte_carlo import monte_carlo
 from blips.prediction import Outputs, Prediction
 from blips.train.loss import data_loss
-from blips.train.objective import Likelihood
 from studies.baselines.last_layer import energy_scale, gradient_of_each, last_layer, readout_of
+from studies.baselines.likelihood import Likelihood
 
 Loss = Literal["nll", "crps"]
 

@@ -71,7 +71,7 @@ def test_settings_are_told_from_those_of_fit():
     settings, objective = split_settings(given)
     assert settings == {"lr": 0.1}
     assert objective.keywords == {"weight": 0.3, "displacement": 0.2}
-    assert split_settings({"beyond_weight": 0.0}) == ({}, Objective)
+    assert split_settings({"beyond_weight": 0.0}) == ({}, None)
 
 
 def test_the_posterior_learns_to_be_wide_beyond_the_data_and_narrow_on_it(batch):

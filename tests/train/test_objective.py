@@ -109,7 +109,7 @@ def test_forces_are_asked_for_where_they_have_labels_and_a_weight(batch, potenti
         (unlabelled, 1.0, False),
     ):
         config = TrainingConfig(loss="mae", weights={"forces": weight})
-        found = Objective(potential, config, 6)._derivatives(given, create_graph=False)
+        found = Objective(potential, config, 6).derivatives(given, create_graph=False)
         assert (found["forces"], found["stress"], found["create_graph"]) == (wanted, False, False)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from ase import Atoms
+from ase.calculators.calculator import compare_atoms
 from ase.stress import voigt_6_to_full_3x3_stress
 
 from blips import keys
@@ -120,15 +121,8 @@ def _results(atoms: Atoms) -> dict[str, Any]:
 def _refuse_stale(atoms: Atoms) -> None:
     """Refuse labels that were computed before the atoms moved."""
     before: Atoms | None = getattr(atoms.calc, "atoms", None)
-    if before is None:
-        return
-    pairs = {
-        "positions": (before.positions, atoms.positions),
-        "numbers": (before.numbers, atoms.numbers),
-        "cell": (before.cell.array, atoms.cell.array),
-        "pbc": (before.pbc, atoms.pbc),
-    }
-    changed = [n for n, (old, new) in pairs.items() if not np.array_equal(old, new, equal_nan=True)]
+    unimportant = ("initial_charges", "initial_magmoms")
+    changed = [] if before is None else compare_atoms(before, atoms, 0.0, unimportant)
     if changed:
         raise InputError(
             f"the labels belong to another geometry: {', '.join(changed)} changed after the "

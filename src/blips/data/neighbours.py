@@ -35,21 +35,19 @@ def check_geometry(atoms: Atoms, cutoff: float) -> None:
             f"periodic along {pbc.tolist()}, but those lattice vectors are not independent: "
             f"{cell.tolist()}; set a cell with a volume, or pbc=False for a molecule"
         )
-    extent = float(np.ptp(positions, axis=0).max()) if len(positions) else 0.0
-    if extent > LARGEST_EXTENT:
-        raise InputError(
-            f"atoms are {extent:.3g} A apart, more than {LARGEST_EXTENT:.0g}; is the file damaged, "
-            "or did the dynamics explode?"
-        )
     lattice = cell[pbc]  # [P, 3]
+    extents = {
+        "atoms": float(np.ptp(positions, axis=0).max()) if len(positions) else 0.0,
+        "ends of a periodic lattice vector": float(np.linalg.norm(lattice, axis=1).max(initial=0)),
+    }
+    for what, extent in extents.items():
+        if extent > LARGEST_EXTENT:
+            raise InputError(
+                f"{what} are {extent:.3g} A apart, more than {LARGEST_EXTENT:.0g}; is the file "
+                "damaged, or did the dynamics explode?"
+            )
     if not len(lattice):
         return
-    longest = float(np.linalg.norm(lattice, axis=1).max())
-    if longest > LARGEST_EXTENT:
-        raise InputError(
-            f"a periodic lattice vector is {longest:.3g} A long, more than {LARGEST_EXTENT:.0g}; "
-            "check the cell"
-        )
     thickness = 1.0 / np.linalg.norm(np.linalg.pinv(lattice), axis=0)  # between planes, A, [P]
     images = float(np.prod(2.0 * np.ceil(cutoff / thickness) + 1.0))
     if images * len(positions) ** 2 > MOST_PAIRS and images > 1e5:
@@ -141,14 +139,9 @@ def search(atoms: Atoms, cutoff: float, quantities: str) -> Any:
 
 def _order(edges: np.ndarray, shift: np.ndarray, n_atoms: int) -> np.ndarray:
     """Return the order by receiver, then sender, then shift, [E]."""
-    if edges.shape[1] == 0:
-        return np.zeros(0, dtype=np.int64)
-    least = shift.min(axis=0)
-    widths = (shift.max(axis=0) - least + 1).astype(np.int64)  # few: images within the cutoff
-    key = edges[0] * n_atoms + edges[1]  # [E], one whole number for each edge
-    for axis in range(3):
-        key = key * widths[axis] + (shift[:, axis] - least[axis])
-    return np.argsort(key)
+    least, most = shift.min(axis=0, initial=0), shift.max(axis=0, initial=0)
+    sizes = (n_atoms, n_atoms, *(most - least + 1))
+    return np.argsort(np.ravel_multi_index((*edges, *(shift - least).T), sizes))
 
 
 def _refuse_coinciding(edges: np.ndarray, distance: np.ndarray) -> None:

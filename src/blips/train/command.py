@@ -87,11 +87,10 @@ def conditioned(
     warn_of_labels(valid or (), labels)
     has = set() if valid is None else set(keys_of(valid, labels))
     released = isinstance(model, Backbone) and model.pretrained
-    if valid is None or not (align and released and keys.ENERGY in has):
-        potential.condition(structures, valid=valid, **options)
-        return potential
-    if keys.FORCES not in has:  # elements first: else their energies would count as errors
-        align_energies(potential, valid, labels)
+    aligns = align and released and keys.ENERGY in has
+    if valid is None or not aligns or keys.FORCES not in has:
+        if valid is not None and aligns:  # first: else elements' energies would count as errors
+            align_energies(potential, valid, labels)
         potential.condition(structures, valid=valid, **options)
         return potential
     forces = moved(valid, {}, (keys.FORCES,), labels)

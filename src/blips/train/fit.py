@@ -20,7 +20,7 @@ from blips.train.checkpoint import backbone_of, read_tensors, restore, write_mod
 from blips.train.datasets import Data, DataSets
 from blips.train.loop import Trainer
 from blips.train.loss import DISTRIBUTION_LOSSES
-from blips.train.objective import Model, Objective
+from blips.train.objective import Model, Objective, Wrapper
 from blips.train.references import settle_reference_energies
 from blips.train.run import Progress, RunFolder
 
@@ -51,7 +51,7 @@ def fit(
     folder: str | Path | None = None,
     resume: bool = False,
     display: bool = True,
-    objective: Callable[..., Objective] = Objective,
+    objective: Callable[..., Objective] | None = None,
     **training: Any,
 ) -> FitResult:
     """Train `potential` in place; it ends with the weights of the best validation loss.
@@ -72,6 +72,7 @@ def fit(
         resume: continue the run in that folder.
         display: show progress.
         objective: what a step minimises; a class like `Objective`, for a loss of your own.
+            Default: that of the wrapper, if it has one.
         training: settings of the configuration's `training`, such as epochs, lr and batch_size;
             they count more than `config`.
     """
@@ -89,7 +90,9 @@ def fit(
         data = DataSets(backbone_of(potential), settings, run, resume=resume)
         train_data, valid_data = data.main(train, valid)
         replay_data = data.replay(replay)
-        trainer = Trainer(potential, train_data, valid_data, settings, run, replay_data, objective)
+        own = potential.objective if isinstance(potential, Wrapper) else None
+        minimised = objective or own or Objective
+        trainer = Trainer(potential, train_data, valid_data, settings, run, replay_data, minimised)
         if resume:
             trainer.resume()
         progress = trainer.run()

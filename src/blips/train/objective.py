@@ -7,11 +7,10 @@ distance of the weights from where they began (`blips.train.loss`), and `replay_
 the data loss of a batch from a second set.
 
 Training handles plain backbones, Bayesian potentials, and wrappers: backbones with something around
-them that is trained with them, noise of another kind (`Stochastic`) or a likelihood of its own
-(`Likelihood`). `studies/baselines` has several of each.
+them that is trained with them, by an objective of their own. `studies/baselines` has several.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
@@ -38,6 +37,7 @@ class Wrapper(nn.Module):
 
     kind: ClassVar[str]  # name in checkpoints, of its own for every class that can be saved
     kinds: ClassVar[dict[str, type["Wrapper"]]] = {}
+    objective: ClassVar[Callable[..., "Objective"] | None] = None  # to train it as a whole
 
     def __init__(self, backbone: Backbone, settings: dict[str, Any]) -> None:
         super().__init__()
@@ -57,34 +57,7 @@ class Wrapper(nn.Module):
             Wrapper.kinds[cls.kind] = cls
 
 
-class Stochastic(Wrapper):
-    """A model that is random in training; the loss is that of its samples."""
-
-    def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
-        """Compute the outputs without noise."""
-        raise NotImplementedError
-
-    def sample(
-        self,
-        graph: Graph,
-        generators: Sequence[torch.Generator],
-        **derivatives: Unpack[Derivatives],
-    ) -> Sample:
-        """Draw K = len(generators) samples, replica-major."""
-        raise NotImplementedError
-
-
-class Likelihood(Wrapper):
-    """A model with a loss of its own: `training.loss` is not used, weights and units are."""
-
-    def loss_terms(
-        self, batch: Batch, config: TrainingConfig, derivatives: Derivatives
-    ) -> dict[str, Tensor]:
-        """Compute the weighted loss of every labelled quantity; their sum is minimised."""
-        raise NotImplementedError
-
-
-Model = BayesianPotential | Backbone | Stochastic | Likelihood
+Model = BayesianPotential | Backbone | Wrapper
 NoiseKey = tuple[int | str, ...]
 Penalties = dict[str, tuple[float, Tensor]]  # (weight, value) by name
 
@@ -117,7 +90,7 @@ class Objective(nn.Module):
         `kl_scale`, 0 to 1, is the KL's warm-up; `replay` a batch of the second set.
         """
         config = self.config
-        data_terms, coefficients = self._training_terms(batch, noise_key)
+        data_terms, coefficients = self.training_terms(batch, noise_key)
         penalties: Penalties = {}
         if isinstance(self.model, BayesianPotential) and config.noise:
             kl = self.kl(self.model, coefficients)
@@ -125,13 +98,13 @@ class Objective(nn.Module):
         if self.anchor is not None:
             penalties["anchor"] = (config.anchor_weight, self.anchor.penalty(self.model))
         if replay is not None:
-            terms, _ = self._training_terms(replay, (*noise_key, "replay"))
+            terms, _ = self.training_terms(replay, (*noise_key, "replay"))
             penalties["replay"] = (config.replay_weight, torch.stack(list(terms.values())).sum())
-        total = _total(data_terms, penalties)
+        loss = total(data_terms, penalties)
         if isinstance(self.model, BayesianPotential) and coefficients:
             for role, mean in _mean_coefficients(self.model, coefficients).items():
-                total.parts[f"coef_{role}"] = mean
-        return total
+                loss.parts[f"coef_{role}"] = mean
+        return loss
 
     @torch.no_grad()  # forces switch gradients on where they need them
     def evaluate(self, batch: Batch, seed: int = 0) -> dict[str, float]:
@@ -140,34 +113,30 @@ class Objective(nn.Module):
         Beside the loss, the mean absolute errors in meV/atom and meV/A, whatever the loss.
         """
         config = self.config
-        derivatives = self._derivatives(batch, create_graph=False)
-        if isinstance(self.model, Likelihood):
-            return _total(self.model.loss_terms(batch, config, derivatives)).parts
+        derivatives = self.derivatives(batch, create_graph=False)
         count = max(config.samples, 8) if config.loss in DISTRIBUTION_LOSSES else 0
-        outputs = self._sample(batch.graph, count, ("valid", seed), derivatives).outputs
-        terms = _total(self._data_terms(outputs, batch)).parts
+        outputs = self.sample(batch.graph, count, ("valid", seed), derivatives).outputs
+        terms = total(self._data_terms(outputs, batch)).parts
         return terms | _mean_absolute_errors(outputs, batch)
 
-    def _training_terms(
+    def training_terms(
         self, batch: Batch, noise_key: NoiseKey
     ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
         """Compute the data loss of a batch by quantity, and the coefficients of its samples."""
-        derivatives = self._derivatives(batch, create_graph=True)
-        if isinstance(self.model, Likelihood):
-            return self.model.loss_terms(batch, self.config, derivatives), {}
+        derivatives = self.derivatives(batch, create_graph=True)
         count = self.config.samples if self.config.loss in DISTRIBUTION_LOSSES else 1
         if isinstance(self.model, BayesianPotential) and not self.config.noise:
             count = 0
-        sample = self._sample(batch.graph, count, noise_key, derivatives)
+        sample = self.sample(batch.graph, count, noise_key, derivatives)
         return self._data_terms(sample.outputs, batch), sample.coefficients
 
-    def _sample(
+    def sample(
         self, graph: Graph, count: int, noise_key: NoiseKey, derivatives: Derivatives
     ) -> Sample:
         """Compute outputs of `count` samples, or those without noise for 0 and plain backbones."""
-        assert not isinstance(self.model, Likelihood)
-        if isinstance(self.model, Backbone):
-            return Sample(plain_outputs(self.model, graph, **derivatives), {})
+        if not isinstance(self.model, BayesianPotential):
+            backbone = self.model if isinstance(self.model, Backbone) else self.model.backbone
+            return Sample(plain_outputs(backbone, graph, **derivatives), {})
         if count == 0:
             return Sample(self.model(graph, **derivatives), {})
         device = graph.positions.device
@@ -178,7 +147,8 @@ class Objective(nn.Module):
         """Compute the KL of these coefficients, reduced as the configuration says."""
         return model.kl(coefficients, reduction=self.config.kl_reduction, num_data=self.num_data)
 
-    def _derivatives(self, batch: Batch, *, create_graph: bool) -> Derivatives:
+    def derivatives(self, batch: Batch, *, create_graph: bool) -> Derivatives:
+        """Say which derivatives the labels with a weight need."""
         weights = self.config.weights
         return Derivatives(
             forces=keys.FORCES in batch.targets and weights.forces > 0,
@@ -196,16 +166,16 @@ class Objective(nn.Module):
         return data_loss(by_sample, batch.targets, batch.graph.node_counts(), self.config)
 
 
-def _total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> LossTerms:
+def total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> LossTerms:
     """Sum of the data terms and of the weighted penalties (weight, value)."""
     data = torch.stack(list(terms.values())).sum()
     parts = {name: float(term.detach()) for name, term in terms.items()}
     parts["loss"] = float(data.detach())
-    total = data
+    loss = data
     for name, (weight, value) in (penalties or {}).items():
         parts[name] = float(value.detach())
-        total = total + weight * value
-    return LossTerms(total, parts)
+        loss = loss + weight * value
+    return LossTerms(loss, parts)
 
 
 def _by_sample(output: Tensor, target: Tensor) -> Tensor:

@@ -136,7 +136,7 @@ def assess(
         bootstrap = Bootstrap(len(counts), n_bootstrap, seed=seed)
         if bootstrap.active:
             tables["n_bootstrap"] = n_bootstrap
-        builder = Tables(bootstrap, found.omitted)
+        builder = Tables(bootstrap)
         if quantity == "energy":
             tables |= builder.energies(mean, std, target, counts)
         elif quantity == "forces":
@@ -157,12 +157,9 @@ def evaluate(
 ) -> Evaluation:
     """Compare predictions with labels: every metric that these allow.
 
-    Args:
-        potential: with error bars or without.
-        structures: labelled, or a file of such.
-        labels: names and units of the labels; those that the model was trained with if not given.
-        n_bootstrap: resamples for the intervals; 0 for none.
-        options: of `potential.predict` (samples, method, seed, ...).
+    Structures are labelled, or a file of such. Names and units of the labels are those that the
+    model was trained with, if not given. `n_bootstrap` are resamples for the intervals, 0 for none,
+    and the options those of `potential.predict` (samples, method, seed, ...).
     """
     found, references = _labelled(potential, structures, labels)
     options = stress_too(found, references) | options
@@ -183,11 +180,11 @@ def calibrate(
 
     Args:
         potential: its `calibration` is replaced.
-        structures: labelled, or a file of such; neither trained on nor tested on.
+        structures: neither trained on nor tested on.
         kind: "scale" (one factor, NLL-optimal) or "conformal".
-        labels: names and units of the labels; those that the model was trained with if not given.
+        labels: as for `evaluate`.
         say: is told, in a sentence for each quantity, what was done and gained.
-        options: of `potential.predict` (samples, method, seed, ...).
+        options: as for `evaluate`.
     """
     if kind not in CALIBRATORS:
         raise InputError(f"unknown calibration {kind!r}; use one of {', '.join(CALIBRATORS)}")

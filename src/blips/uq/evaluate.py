@@ -68,7 +68,6 @@ class Evaluation:
     level: float = LEVEL  # of confidence of the intervals
     n_bootstrap: int = 0  # resamples of structures, 0 for no intervals
     seed: int = 0  # of the resampling
-    omitted: list[str] = field(default_factory=list)  # metrics that the data are too few for
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists and numbers for JSON; intervals are {value, low, high}."""
@@ -97,10 +96,9 @@ def _unit(metric: str, base: str) -> str:
 
 @dataclass(frozen=True)
 class Tables:
-    """Compute tables over one set of structures; notes what the data are too few for."""
+    """Compute tables over one set of structures, without metrics that these are too few for."""
 
     bootstrap: Bootstrap
-    omitted: list[str]
 
     def energies(
         self, energy: FloatArray, std: FloatArray | None, reference: FloatArray, counts: IntArray
@@ -112,8 +110,8 @@ class Tables:
             error, its_std = (reference - energy) / size, None if std is None else std / size
             tables[name] = self.values(error, its_std, groups)
             if its_std is not None:
-                tables[name] |= self._ence(name, error, its_std, groups)
-                tables[name] |= self._ranking(name, its_std, np.abs(error), groups)
+                tables[name] |= self._ence(error, its_std, groups)
+                tables[name] |= self._ranking(its_std, np.abs(error), groups)
         return tables
 
     def forces(
@@ -130,18 +128,17 @@ class Tables:
         groups = structures.repeat(counts)  # [N] structure of every atom
         tables: dict[str, Any] = {"forces": self.values(error, std, groups)}
         if std is not None:
-            tables["forces"] |= self._ence(
-                "forces", error.ravel(), std.ravel(), groups.repeat(error.shape[1])
-            )
-            name = "forces_per_atom"
+            components = groups.repeat(error.shape[1])
+            tables["forces"] |= self._ence(error.ravel(), std.ravel(), components)
             atoms = metrics.force_items(forces, std, reference)
-            tables[name] = self._ranking(name, atoms.std, atoms.error, groups, atoms.norm)
-            name = "forces_per_structure"
+            tables["forces_per_atom"] = self._ranking(atoms.std, atoms.error, groups, atoms.norm)
             items = metrics.force_items(forces, std, reference, counts)
             difference = items.norm_ref - items.norm
-            tables[name] = self.values(difference, None, structures)
-            tables[name]["ece"] = self._ece(difference / items.std, structures)
-            tables[name] |= self._ranking(name, items.std, items.error, structures, items.norm)
+            tables["forces_per_structure"] = (
+                self.values(difference, None, structures)
+                | {"ece": self._ece(difference / items.std, structures)}
+                | self._ranking(items.std, items.error, structures, items.norm)
+            )
         present = {chemical_symbols[number]: numbers == number for number in np.unique(numbers)}
         tables["per_element"] = {
             symbol: self.values(error[own], None if std is None else std[own], groups[own])
@@ -186,10 +183,9 @@ class Tables:
         )
         return interval
 
-    def _ence(self, name: str, error: FloatArray, std: FloatArray, groups: IntArray) -> MetricTable:
+    def _ence(self, error: FloatArray, std: FloatArray, groups: IntArray) -> MetricTable:
         """Compute the ENCE of errors [n] with standard deviations [n], if there are enough."""
         if len(error) < 2 * ENCE_BINS:
-            self.omitted.append(f"{name}: ence needs {2 * ENCE_BINS} values, got {len(error)}")
             return {}
 
         def function(error: FloatArray, std: FloatArray) -> float:
@@ -203,7 +199,6 @@ class Tables:
 
     def _ranking(
         self,
-        name: str,
         std: FloatArray,
         error: FloatArray,
         groups: IntArray,
@@ -211,7 +206,6 @@ class Tables:
     ) -> MetricTable:
         """Rank errors [n] by standard deviations [n], and by predicted force norms [n] if given."""
         if len(error) < 3:
-            self.omitted.append(f"{name}: ranking metrics need 3 items, got {len(error)}")
             return {}
         threshold = float(np.quantile(error, AUROC_QUANTILE))
         names = RANKING if force is None else RANKING + BEYOND_FORCE
