@@ -7,7 +7,7 @@ EXPLAINED: dict[tuple[str, str, str], str] = {  # (module, line, change): why no
     ("uq/bootstrap", CHUNK, "Pow -> Mult"): CHUNK_WHY,
     (
         "train/objective",
-        "derivatives = self._derivatives(batch, create_graph=False)",
+        "derivatives = self.derivatives(batch, create_graph=False)",
         "False -> True",
     ): "costs memory during validation; values are the same",
     (

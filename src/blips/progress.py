@@ -37,7 +37,7 @@ class Bars:
         self.begun = time.monotonic()
         self.told = self.begun
 
-    def show(self, task: Any, since: float) -> None:
+    def show(self, task: Any) -> None:
         """Draw the bar, or say how far the task is, if it is time for that."""
         now = time.monotonic()
         between = BETWEEN_UPDATES if self.notebook else BETWEEN_LINES
@@ -48,7 +48,7 @@ class Bars:
             self.told = now
             text = f"{task.description}: {task.completed:.0f}"
             if task.total:
-                left = (now - since) * (task.total / task.completed - 1)
+                left = task.elapsed * (task.total / task.completed - 1)
                 time_left = f"{left / 60:.0f} min" if left > 90 else f"{left:.0f} s"
                 text += f" of {task.total:.0f}, about {time_left} left"
             if self.notebook:
@@ -111,11 +111,10 @@ def track(
         return
     task = bars.live.add_task(title, total=total)
     shown = bars.live.tasks[-1]
-    since = time.monotonic()
     try:
         for item in items:
             yield item
             bars.live.advance(task, count(item))
-            bars.show(shown, since)
+            bars.show(shown)
     finally:
         bars.live.remove_task(task)

@@ -331,7 +331,7 @@ def test_training_forgets_the_calibration_of_the_weights_before(tmp_path, struct
 
 def test_double_precision_trains_on_all_digits_of_positions_and_forces(tmp_path, structures):
     data = fit(potential(), structures, tmp_path, epochs=1, dtype="float64").train_data
-    batch, atoms = data.batch([0]), data.atoms(0)
+    batch, atoms = data.batch([0]), data.structures[0]
     between = np.diff(atoms.positions, axis=0)  # the graph may be moved as a whole
     assert np.abs(np.diff(batch.graph.positions.numpy(), axis=0) - between).max() < 1e-14
     assert np.array_equal(batch.targets["forces"].numpy(), atoms.get_forces())

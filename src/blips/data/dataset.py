@@ -111,7 +111,7 @@ class StructureData:
 
     def __iter__(self) -> Iterator[Atoms]:
         """Yield all structures."""
-        return map(self.atoms, range(len(self)))
+        return (self.structures[index] for index in range(len(self)))
 
     def name_of(self, index: int) -> str:
         """Return file and frame."""
@@ -121,15 +121,11 @@ class StructureData:
         """Return a batch of the structures with these numbers, in this order."""
         return Batch.join([self._sample(index) for index in indices])
 
-    def atoms(self, index: int) -> Atoms:
-        """Return the structure with this number."""
-        return self.structures[index]
-
     def _sample(self, index: int) -> Batch:
         """Return a batch of one structure."""
         if index in self._samples:
             return self._samples[index]
-        atoms = self.atoms(index)
+        atoms = self.structures[index]
         targets = self._labels_read[index] if self._labels_read else self._targets(atoms, index)
         sample = Batch(self._graph(atoms, index), targets, (index,))
         if self._labels_read:

@@ -35,6 +35,7 @@ from ase.geometry import find_mic
 from blips import keys
 from blips.data.labels import Labels, available, extract
 from blips.data.neighbours import search
+from blips.data.structures import XyzFrames
 
 MOST_FRAMES, MOST_ATOMS = 200, 200
 LEAST_FRAMES = 8
@@ -53,6 +54,7 @@ COULOMB = units.Hartree * units.Bohr  # e^2 / (4 pi epsilon_0), eV A
 FACTORS = {23.06: "kcal/mol", 96.49: "kJ/mol", 27.21: "Hartree", 13.61: "Rydberg"}
 
 Array = np.ndarray
+Structures = Sequence[Atoms] | XyzFrames
 
 
 class Frame(NamedTuple):
@@ -63,7 +65,7 @@ class Frame(NamedTuple):
     energy: float  # eV, NaN without
 
 
-def warn_of_labels(structures: Sequence[Atoms], labels: Labels | None = None) -> None:
+def warn_of_labels(structures: Structures, labels: Labels | None = None) -> None:
     """Warn of labels that look as if their unit or sign were another one."""
     for problem in suspicions(structures, labels):
         warnings.warn(
@@ -73,14 +75,11 @@ def warn_of_labels(structures: Sequence[Atoms], labels: Labels | None = None) ->
         )
 
 
-def evenly_spaced(count: int) -> list[int]:
-    """Return the numbers of the structures, of so many, that are looked at."""
-    return np.unique(np.linspace(0, count - 1, min(count, MOST_FRAMES)).astype(int)).tolist()
-
-
-def suspicions(structures: Sequence[Atoms], labels: Labels | None = None) -> list[str]:
+def suspicions(structures: Structures, labels: Labels | None = None) -> list[str]:
     """Describe what looks wrong with labels; nothing where they look right or cannot be judged."""
-    few = [structures[k] for k in evenly_spaced(len(structures))]
+    count = len(structures)
+    spaced = np.linspace(0, count - 1, min(count, MOST_FRAMES)).astype(int)
+    few = [structures[k] for k in np.unique(spaced).tolist()]
     every = _series(few, labels)
     series = [frames for frames in every if len(frames) >= LEAST_FRAMES]
     found = (

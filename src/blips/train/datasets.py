@@ -13,7 +13,7 @@ from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig
 from blips.data.dataset import StructureData, TrainingData
 from blips.data.labels import QUANTITIES, Labels
-from blips.data.sanity import evenly_spaced, warn_of_labels
+from blips.data.sanity import warn_of_labels
 from blips.data.splits import Split, group_split, random_split
 from blips.data.structures import XyzFrames, check_structures, read_structures
 from blips.errors import ConfigError, InputError
@@ -65,8 +65,7 @@ class DataSets:
             sets = self._set(XyzFrames(train), train), self._set(XyzFrames(valid), valid)
         else:
             raise ConfigError("data.stream needs files in data.train and data.valid")
-        judged = [sets[0].atoms(k) for k in evenly_spaced(len(sets[0]))]
-        warn_of_labels(judged, backbone.labels)
+        warn_of_labels(sets[0].structures, backbone.labels)
         set_reference_energies(backbone, sets[0], self.settings)
         return sets
 

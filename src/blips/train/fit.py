@@ -137,7 +137,7 @@ def _finish(
     if isinstance(train, StructureData) and isinstance(valid, StructureData):
         generator = np.random.default_rng(settings.seed)
         few, fewer = (
-            [data.atoms(k) for k in np.sort(generator.permutation(len(data))[:most]).tolist()]
+            [data.structures[k] for k in np.sort(generator.permutation(len(data))[:most]).tolist()]
             for data, most in ((train, MOST_CONDITIONED), (valid, MOST_VALID))
         )
         backbone = atomistic(backbone_of(potential))

@@ -239,7 +239,7 @@ class Trainer:
         written = ""
         if isinstance(data, StructureData):
             path = self.folder.path / "nonfinite.extxyz"
-            ase.io.write(path, [data.atoms(index) for index in batch.indices])
+            ase.io.write(path, [data.structures[index] for index in batch.indices])
             written = f" They were written to {path}."
         raise NonFiniteLossError(
             f"the loss is not finite in epoch {epoch} on: {shown}.{written} Check their labels, "

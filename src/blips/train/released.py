@@ -26,10 +26,8 @@ FOLDER = "posteriors"
 def load(path: str | Path, device: str | torch.device = "cpu", **options: Any) -> Saveable:
     """Load a model: a file that `save` wrote, or a released model with its error bars.
 
-    Args:
-        path: a file, or a name such as "chgnet", see `blips.backbones.RELEASED`.
-        device: where the model goes.
-        options: of a released model, such as `weights` (a file of its package) and `trust`.
+    Released ones have names such as "chgnet", see `blips.backbones.RELEASED`, and options such as
+    `weights` (a file of its package) and `trust`.
     """
     place = usable_device(device)
     if is_released_name(path):
