@@ -62,7 +62,7 @@ class DataSets:
         if not given.stream:
             sets = self._in_memory(train, valid)
         elif isinstance(train, str | Path) and isinstance(valid, str | Path):
-            sets = self._set(XyzFrames(train), train), self._set(XyzFrames(valid), valid)
+            sets = self._data(XyzFrames(train), train), self._data(XyzFrames(valid), valid)
         else:
             raise ConfigError("data.stream needs files in data.train and data.valid")
         warn_of_labels(sets[0].structures, backbone.labels)
@@ -79,25 +79,25 @@ class DataSets:
         if replay is None or isinstance(replay, TrainingData):
             return replay
         structures, name = self._read(replay, "replay")
-        shift: dict[int, float] = {}
         fits = self.settings.data.reference_energies == "fit" and "energy" in self.quantities
-        if fits and isinstance(self.backbone, ForeignBackbone):
-            path = self.run.path / "replay.json"
-            if self.resume and path.exists():
-                by_symbol = json.loads(path.read_text())
-                shift = {atomic_numbers[symbol]: energy for symbol, energy in by_symbol.items()}
-            else:
-                shift = unexplained_energies(self.backbone, structures, self.labels).by_number()
-                by_symbol = {chemical_symbols[number]: energy for number, energy in shift.items()}
-                self.run.write_json(path.name, by_symbol)
+        if not (fits and isinstance(self.backbone, ForeignBackbone)):
+            return self._data(structures, name)
+        path = self.run.path / "replay.json"
+        if self.resume and path.exists():
+            by_element = json.loads(path.read_text())
+            shift = {atomic_numbers[symbol]: energy for symbol, energy in by_element.items()}
+        else:
+            shift = unexplained_energies(self.backbone, structures, self.labels).by_number()
+            by_element = {chemical_symbols[number]: energy for number, energy in shift.items()}
+            self.run.write_json(path.name, by_element)
         structures = moved(structures, shift, self.quantities, self.labels)
-        return self._set(structures, name, labels=Labels())
+        return self._data(structures, name, labels=Labels())
 
     def _in_memory(self, train: Any, valid: Any) -> tuple[StructureData, StructureData]:
         """Read training and validation structures, or set a fraction of the former aside."""
         structures, name = self._read(train, "training")
         if not isinstance(valid, float):
-            return self._set(structures, name), self._set(*self._read(valid, "validation"))
+            return self._data(structures, name), self._data(*self._read(valid, "validation"))
         split, path = self._split(structures, valid), self.run.path / "split.json"
         if self.resume and path.exists() and Split.load(path) != split:
             raise ConfigError(
@@ -106,7 +106,7 @@ class DataSets:
             )
         split.save(path)
         first, second = (
-            self._set([structures[k] for k in frames], name, frames=frames)
+            self._data([structures[k] for k in frames], name, frames=frames)
             for frames in (split.train, split.valid)
         )
         return first, second
@@ -117,7 +117,7 @@ class DataSets:
             return check_structures(read_structures(data), data, labels=self.labels), str(data)
         return check_structures(data, labels=self.labels), f"{kind} structures"
 
-    def _set(self, structures: Any, source: str | Path, **options: Any) -> StructureData:
+    def _data(self, structures: Any, source: str | Path, **options: Any) -> StructureData:
         common: dict[str, Any] = {
             "quantities": self.quantities,
             "labels": self.labels,

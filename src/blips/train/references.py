@@ -156,9 +156,7 @@ def moved(
     for atoms in structures:
         found = extract(atoms, quantities, labels)
         if keys.ENERGY in found:
-            found[keys.ENERGY] = found[keys.ENERGY] - sum(
-                shift.get(int(z), 0.0) for z in atoms.numbers
-            )
+            found[keys.ENERGY] = found[keys.ENERGY] - sum(shift[int(z)] for z in atoms.numbers)
         copy = atoms.copy()
         copy.calc = SinglePointCalculator(copy, **found)
         copies.append(copy)
