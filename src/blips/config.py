@@ -18,7 +18,7 @@ from blips.errors import ConfigError
 
 EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Hartree", "Ry"]
 LengthUnit = Literal["A", "Angstrom", "Bohr", "nm"]
-Loss = Literal["mae", "mse", "huber", "nll", "crps"]
+Loss = Literal["mae", "mse", "huber", "conditional_huber", "nll", "crps"]
 
 
 class Section(BaseModel):

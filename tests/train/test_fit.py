@@ -98,7 +98,7 @@ OPTIONS = {
     },
     "crps": {"loss": "crps", "samples": 3},
     "nll": {"loss": "nll", "samples": 3},
-    "huber": {"loss": "huber"},
+    "huber": {"loss": "conditional_huber"},
     "elbo": {"kl_reduction": "elbo", "kl_weight": 1e-3},
 }
 

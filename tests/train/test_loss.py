@@ -6,7 +6,7 @@ import scoringrules
 import torch
 
 from blips.config import load_config
-from blips.train.loss import Anchor, data_loss, sample_crps, sample_nll
+from blips.train.loss import Anchor, conditional_huber, data_loss, huber, sample_crps, sample_nll
 from blips.units import KCAL_PER_MOL
 
 
@@ -38,6 +38,29 @@ def test_energy_per_atom_and_zero_weights():
     expected = (((outputs["energy"] - targets["energy"]) / counts) ** 2).mean()
     assert list(terms) == ["energy"]
     torch.testing.assert_close(terms["energy"], expected.double())
+
+
+def test_huber_joins_parabola_and_line_smoothly():
+    error = torch.tensor([-2.0, -0.5, 0.0, 0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    value = huber(error, 0.5)
+    torch.testing.assert_close(value.tolist(), [0.875, 0.125, 0.0, 0.125, 0.875])
+    slope = torch.autograd.grad(value.sum(), error)[0]
+    torch.testing.assert_close(slope.tolist(), [-0.5, -0.5, 0.0, 0.5, 0.5])
+    torch.testing.assert_close(
+        huber(error, 0.5),
+        torch.nn.functional.huber_loss(error, torch.zeros_like(error), delta=0.5, reduction="none"),
+    )
+
+
+def test_conditional_huber_counts_large_forces_less():
+    error = torch.full((1, 1, 3), 0.5)
+    losses = []
+    for norm in (0.5, 1.5, 2.5, 10.0):
+        target = torch.tensor([[norm, 0.0, 0.0]])
+        losses.append(float(conditional_huber(target + error, target, 0.1)))
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] == pytest.approx(float(huber(torch.tensor(0.5), 0.1)))
+    assert losses[3] == pytest.approx(float(huber(torch.tensor(0.5), 0.01)))
 
 
 def test_crps_of_samples_is_the_fair_estimator():
@@ -104,6 +127,26 @@ def test_the_anchor_is_relative_to_the_size_of_each_tensor():
     assert float(anchor.penalty(model).detach()) == pytest.approx((0.01 / 0.25 + 1.0 / 4.0) / 2)
 
 
+def test_conditional_huber_has_steps_at_one_two_and_three():
+    norms = (0.9, 1.1, 1.9, 2.1, 2.9, 3.1)
+    target = torch.tensor([[0.0, norm, 0.0] for norm in norms])
+    error = torch.linspace(0.5, 2.0, 18).view(1, 6, 3)
+    deltas = 0.2 * torch.tensor([1.0, 0.7, 0.7, 0.4, 0.4, 0.1])
+    expected = torch.stack([huber(error[0, k], float(deltas[k])).mean() for k in range(6)]).mean()
+    torch.testing.assert_close(conditional_huber(target + error, target, 0.2), expected)
+
+
+def test_conditional_huber_of_tensors_goes_by_their_rows_and_of_scalars_is_plain():
+    target = torch.tensor([[[5.0, 0, 0], [0, 0.5, 0], [0, 0, 0.5]]])
+    error = torch.full((1, 1, 3, 3), 0.5)
+    rows = [huber(torch.tensor(0.5), delta) for delta in (0.02, 0.2, 0.2)]
+    expected = torch.stack(rows).mean()
+    torch.testing.assert_close(conditional_huber(target + error, target, 0.2), expected)
+    scalars = torch.tensor([5.0, 7.0])
+    found = conditional_huber(scalars + torch.tensor([[0.5, 0.1]]), scalars, 0.2)
+    torch.testing.assert_close(found, huber(torch.tensor([0.5, 0.1]), 0.2).mean())
+
+
 def test_every_loss_is_that_of_its_name():
     torch.manual_seed(1)
     target, samples = torch.randn(5, 3), torch.randn(4, 5, 3)
@@ -111,9 +154,8 @@ def test_every_loss_is_that_of_its_name():
     expected = {
         "mae": error.abs().mean(),
         "mse": error.square().mean(),
-        "huber": torch.where(
-            error.abs() <= 0.3, error.square() / 2, 0.3 * (error.abs() - 0.15)
-        ).mean(),
+        "huber": huber(error, 0.3).mean(),
+        "conditional_huber": conditional_huber(samples, target, 0.3),
         "nll": sample_nll(samples, target),
         "crps": sample_crps(samples, target),
     }

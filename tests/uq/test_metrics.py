@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scoringrules
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -168,6 +169,7 @@ def test_ence_floor_of_a_calibrated_model():
         ([1.0, np.inf], "NaN or infinite"),
         ([1.0], "shapes differ"),
         ([], "empty"),
+        (["a", "b"], "real numbers"),
     ],
 )
 def test_bad_std_is_refused(metric, std, message):
@@ -180,6 +182,8 @@ def test_bad_values_are_refused():
         metrics.ece(np.zeros(3), np.ones(3), np.zeros((3, 1)))  # would broadcast to 3 x 3
     with pytest.raises(InputError, match="empty"):
         metrics.ece([], [], [])
+    with pytest.raises(InputError, match=r"\.detach"):
+        metrics.ece(torch.zeros(2, requires_grad=True), [1.0, 1.0], [0.0, 0.0])
 
 
 def test_bins_are_ten_and_levels_are_those_of_the_paper_by_default():

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import huber_loss
 
 from blips import keys
 from blips.config import TrainingConfig
@@ -67,12 +66,31 @@ def _distance(config: TrainingConfig) -> Callable[[Tensor, Tensor], Tensor]:
     return {
         "mae": lambda samples, target: (samples - target).abs().mean(),
         "mse": lambda samples, target: (samples - target).square().mean(),
-        "huber": lambda samples, target: huber_loss(
-            samples, target.expand_as(samples), delta=delta
-        ),
+        "huber": lambda samples, target: huber(samples - target, delta).mean(),
+        "conditional_huber": lambda samples, target: conditional_huber(samples, target, delta),
         "nll": sample_nll,
         "crps": sample_crps,
     }[config.loss]
+
+
+def huber(error: Tensor, delta: float | Tensor) -> Tensor:
+    """Compute e^2 / 2 within delta, delta (|e| - delta / 2) beyond."""
+    size = error.abs()
+    return torch.where(size <= delta, 0.5 * size.square(), delta * (size - 0.5 * delta))
+
+
+def conditional_huber(samples: Tensor, target: Tensor, delta: float) -> Tensor:
+    """Compute a Huber loss whose delta shrinks where the label itself is large.
+
+    Vectors of norm above 1, 2 and 3 units get delta times 0.7, 0.4 and 0.1, so that the few atoms
+    with huge forces do not rule the fit. Scalars are treated as plain Huber.
+    """
+    if target.ndim < 2:
+        return huber(samples - target, delta).mean()
+    norm = torch.linalg.vector_norm(target, dim=-1, keepdim=True)
+    steps = torch.tensor([1.0, 0.7, 0.4, 0.1], dtype=target.dtype, device=target.device)
+    edges = torch.tensor([1.0, 2.0, 3.0], dtype=target.dtype, device=target.device)
+    return huber(samples - target, delta * steps[torch.bucketize(norm, edges)]).mean()
 
 
 def sample_nll(samples: Tensor, target: Tensor) -> Tensor:

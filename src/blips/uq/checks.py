@@ -17,7 +17,13 @@ IntArray = npt.NDArray[np.int64]
 
 def finite_array(name: str, values: npt.ArrayLike) -> FloatArray:
     """Return ``values`` as a non-empty, finite float64 array."""
-    array = np.asarray(values, dtype=np.float64)
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{name} cannot be read as an array of real numbers ({error}); expected a numpy array "
+            "or nested lists of equal length. Convert tensors with .detach().cpu().numpy()."
+        ) from error
     if array.size == 0:
         raise InputError(f"{name} is empty; expected at least one value. Check the data selection.")
     problem = "NaN or infinite; expected finite numbers. Find the structures they come from and "
