@@ -95,6 +95,14 @@ PROFILES: dict[str, Profile] = {
         },
         5,
     ),
+    "fine": Profile(  # batches of half the size, twice the trainings
+        {
+            "nh3": Size(10, 5, 50, 400, 64, 8e-3),
+            "acac": Size(20, 10, 80, 60, 8, 3e-3),
+        },
+        5,
+        ("random", "force_std", "information", "expected_reduction"),
+    ),
 }
 
 
