@@ -26,6 +26,7 @@ class Column:
         digits: after the decimal point.
         paper: index of the paper's column of numbers beside it, or None.
         paper_digits: those that the paper gives; default: `digits`.
+        counted: shown is in how many seeds the metric is 1, "4 of 5", instead of mean and spread.
     """
 
     header: str
@@ -34,6 +35,7 @@ class Column:
     digits: int = 3
     paper: int | None = None
     paper_digits: int | None = None
+    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,11 @@ class Table:
     def _cells(self, row: Row, form: Callable[[Number | None, int], str]) -> list[str]:
         cells = [*row.labels, str(len(row.results))]
         for column in self.columns:
-            cells.append(form(_measured(row, column), column.digits))
+            values = _values(row, column)
+            if column.counted:
+                cells.append(f"{sum(values):.0f} of {len(values)}" if values else form(None, 0))
+            else:
+                cells.append(form(mean_and_spread(values), column.digits))
             if column.paper is not None:
                 digits = column.digits if column.paper_digits is None else column.paper_digits
                 cells.append(form(_published(row, column.paper), digits))
@@ -123,9 +129,10 @@ def paper_results() -> dict[str, Any]:
     return json.loads(text)
 
 
-def _measured(row: Row, column: Column) -> Number | None:
+def _values(row: Row, column: Column) -> list[float]:
+    """Return the metric of all seeds that have it."""
     found = [r["metrics"][column.metric] for r in row.results if column.metric in r["metrics"]]
-    return mean_and_spread([column.factor * metric["value"] for metric in found])
+    return [column.factor * metric["value"] for metric in found]
 
 
 def _published(row: Row, index: int) -> Number | None:

@@ -192,11 +192,24 @@ def _metric(value: float | None) -> dict[str, float | None]:
 
 NOTE = """\
 Errors on test structures at the end of the budget, mean ± standard deviation over seeds: MAE of
-force components (meV/A) and of energies (meV/atom). "of random's labels": the fraction of the
-random campaign's labels with which the error is first as low as the random one's at its end
-(interpolated; 1 where it never is); "pairs": in how many seeds the last error is below random's;
-"twice": the error with twice the labels over that with half of these, the largest numbers for which
-the curve has both (1: more labels do not help, so no choice of them can)."""
+force components (meV/A) and of energies (meV/atom). "over random's": the last error over that of
+the random campaign of the same seed; "better": in how many seeds it is smaller. "of its labels":
+the fraction of the random campaign's labels with which the error is first as low as the random
+one's at its end (interpolated; 1 where it never is); that of random itself is below 1 where errors
+go up and down, and shows what of the others' is chance. "twice": the error with twice the labels
+over that with half of these, the largest numbers for which the curve has both (1: more labels do
+not help, so no choice of them can)."""
+COLUMNS = tuple(
+    column
+    for name, unit, digits in (("force", "force MAE", 1), ("energy", "energy MAE", 2))
+    for column in (
+        Column(unit, f"{name}_mae", factor=1e3, digits=digits),
+        Column("over random's", f"{name}_mae_ratio", digits=2),
+        Column("better", f"{name}_mae_better", counted=True),
+        Column("of its labels", f"{name}_mae_fraction", digits=2),
+        Column("twice", f"{name}_mae_twice", digits=2),
+    )
+)
 
 
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
@@ -210,18 +223,8 @@ def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
             if spec.name == name and result is not None and random is not None:
                 found.append({"metrics": _compared(result["details"], random["details"])})
         rows.append(Row((data, rule), found))
-    columns = [
-        Column("force MAE", "force_mae", factor=1e3, digits=1),
-        Column("of random's labels", "force_mae_fraction", digits=2),
-        Column("pairs", "force_mae_better", digits=2),
-        Column("twice", "force_mae_twice", digits=2),
-        Column("energy MAE", "energy_mae", factor=1e3, digits=2),
-        Column("of random's labels", "energy_mae_fraction", digits=2),
-        Column("pairs", "energy_mae_better", digits=2),
-        Column("twice", "energy_mae_twice", digits=2),
-    ]
     title = "Active learning from labelled pools: errors and labels needed, by rule"
-    return Table(("pool", "rule"), columns, rows, title, NOTE)
+    return Table(("pool", "rule"), COLUMNS, rows, title, NOTE)
 
 
 def _random_of(spec: RunSpec, specs: Sequence[RunSpec], layout: Layout) -> dict[str, Any] | None:
@@ -235,14 +238,17 @@ def _random_of(spec: RunSpec, specs: Sequence[RunSpec], layout: Layout) -> dict[
 def _compared(
     own: Mapping[str, Any], random: Mapping[str, Any]
 ) -> dict[str, dict[str, float | None]]:
-    """Return the last errors, and the fraction of random's labels that its last errors took."""
+    """Compare the last errors with random's, and the labels that it takes to reach these."""
     found = {}
     for name in ("force_mae", "energy_mae"):
         last, all_labels = random["curve"][-1][name], random["curve"][-1]["labels"]
-        found[name] = _metric(own["curve"][-1][name])
+        error = own["curve"][-1][name]
+        found[name] = _metric(error)
         needed = labels_to_reach(own["curve"], last, name)
         found[f"{name}_fraction"] = _metric(min(1.0, needed / all_labels))
-        found[f"{name}_better"] = _metric(own["curve"][-1][name] < last)
+        if own != random:
+            found[f"{name}_ratio"] = _metric(error / last)
+            found[f"{name}_better"] = _metric(error < last)
         at = {point["labels"]: point[name] for point in own["curve"]}
         if halves := [labels for labels in at if 2 * labels in at]:
             found[f"{name}_twice"] = _metric(at[2 * max(halves)] / at[max(halves)])

@@ -67,9 +67,18 @@ def test_random_with_twice_the_labels_is_the_control():
     """The largest numbers of labels of which one is twice the other: 20 and 40 of 10 to 50."""
     at = zip((10, 20, 30, 40, 50), (8.0, 4.0, 3.0, 1.0, 0.9), strict=True)
     points = [{"labels": n, "force_mae": e, "energy_mae": 2 * e} for n, e in at]
-    found = active._compared({"curve": points}, {"curve": points})
+    random = {"curve": points}
+    found = active._compared(random, random)
     assert found["force_mae_twice"]["value"] == found["energy_mae_twice"]["value"] == 0.25
     assert found["force_mae_fraction"]["value"] == 1
+    assert "force_mae_ratio" not in found
+    half = {"curve": [{**p, "force_mae": p["force_mae"] / 2} for p in points]}
+    found = {name: one["value"] for name, one in active._compared(half, random).items()}
+    assert found["force_mae_ratio"] == 0.5
+    assert found["force_mae_better"] == 1
+    assert found["force_mae_fraction"] == pytest.approx(36 / 50)  # 0.9 of 1.5 (30) to 0.5 (40)
+    assert found["energy_mae_better"] == 0
+    assert found["energy_mae_fraction"] == 1
     shorter = active._compared({"curve": points[1:3]}, {"curve": points[1:3]})
     assert "force_mae_twice" not in shorter
 

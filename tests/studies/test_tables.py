@@ -44,6 +44,16 @@ def test_markdown(table: Table):
     ]
 
 
+def test_a_column_can_count_seeds():
+    rows = [
+        Row(("A",), [result(won=1.0), result(won=0.0), result(won=1.0)]),
+        Row(("B",), [result()]),
+    ]
+    table = Table(("method",), [Column("better", "won", counted=True)], rows)
+    assert table.markdown().splitlines()[2:] == ["| A | 3 | 2 of 3 |", "| B | 1 | - |"]
+    assert r"A & 3 & 2 of 3 \\" in table.latex()
+
+
 def test_latex(table: Table):
     assert table.latex().splitlines() == [
         "% Title",
