@@ -7,18 +7,15 @@ goes on after its last whole batch ends with the bytes of one that was never int
 
 import io
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ase.io
 import numpy as np
 from ase import Atoms
 
 from blips import keys
-from blips.cli.app import known_elements
 from blips.data.labels import Labels, available
 from blips.data.structures import (
     XYZ_SUFFIXES,
@@ -35,12 +32,12 @@ from blips.progress import track
 
 @dataclass
 class Done:
-    """What a prediction of a file was: numbers of structures, and the first batch."""
+    """What a prediction of a file was: the first batch, and numbers of structures."""
 
     example: Prediction
-    structures: int = 0
-    kept: int = 0  # from the run that was interrupted
-    labelled: int = 0
+    structures: int
+    kept: int  # from the run that was interrupted
+    labelled: int
 
 
 def predict_file(
@@ -58,33 +55,30 @@ def predict_file(
     interrupted. The other options are those of `potential.predict`.
     """
     part = _part_of(output, source, resume)
-    elements = known_elements(potential.backbone)
+    elements = getattr(potential.backbone, "trained_numbers", None)
     checked = iter_checked(iter_structures(source), source, elements=elements, labels=labels)
-    total = sum(1 for _ in track(checked, "reading"))
-    offsets = whole_xyz_frames(part) if part.exists() else np.zeros(1, dtype=int)
-    batches = batches_of(iter_structures(source))
+    sizes, labelled = list[int](), 0  # of the batches
+    for batch in batches_of(track(checked, "reading")):
+        sizes.append(len(batch))
+        labelled += sum(bool(available(atoms, labels)) for atoms in batch)
+    total, last = sum(sizes), 0
     done: Done | None = None
-    first = position = 0  # structures done, and bytes that are theirs
-    with writing(output), _opened(part) as file:
-        for batch in track(batches, "predicting", total, len):
-            last = first + len(batch)
-            there = last < len(offsets)
-            if done is None or not there:
-                prediction = potential.predict(batch, **options)
-                done = done or Done(prediction)
-                text = _text(prediction.to_atoms(batch, beside=labels or Labels()))
-                if there:
-                    _check_same(file, text, part)
-                else:
-                    _write(file, position, text)
-            done.kept += len(batch) if there else 0
-            done.labelled += sum(bool(available(atoms, labels)) for atoms in batch)
-            first, position = last, int(offsets[last]) if there else file.tell()
-        file.truncate(position)
-    if done is None:
-        raise InputError(f"{source} has no structures; expected at least one")
-    os.replace(part, output)
-    done.structures = first
+    with writing(output):
+        kept = _cut_to_whole_batches(part, sizes) if part.exists() else 0
+        for batch in track(batches_of(iter_structures(source)), "predicting", total, len):
+            last += len(batch)
+            if last <= kept and done is not None:
+                continue
+            prediction = potential.predict(batch, **options)
+            text = _text(prediction.to_atoms(batch, beside=labels or Labels()))
+            if last > kept:
+                _append(part, text)
+            else:
+                _check_same(part, text)
+            done = done or Done(prediction, total, kept, labelled)
+        if done is None:
+            raise InputError(f"{source} has no structures; expected at least one")
+        os.replace(part, output)
     return done
 
 
@@ -124,15 +118,12 @@ def _part_of(output: Path, source: Path, resume: bool) -> Path:
     return part
 
 
-@contextmanager
-def _opened(part: Path) -> Iterator[BinaryIO]:
-    """Open a partial file, and remove it again if nothing is in it."""
-    with part.open("r+b" if part.exists() else "wb") as file:
-        try:
-            yield file
-        finally:
-            if file.seek(0, os.SEEK_END) == 0:
-                part.unlink()
+def _cut_to_whole_batches(part: Path, sizes: list[int]) -> int:
+    """Cut what was written to batches of these sizes; return the number of structures left."""
+    offsets, ends = whole_xyz_frames(part), np.cumsum(sizes)
+    kept = int(ends[ends < len(offsets)].max(initial=0))
+    os.truncate(part, offsets[kept])
+    return kept
 
 
 def _text(frames: list[Atoms]) -> bytes:
@@ -141,20 +132,19 @@ def _text(frames: list[Atoms]) -> bytes:
     return text.getvalue().encode()
 
 
-def _check_same(file: BinaryIO, text: bytes, part: Path) -> None:
+def _check_same(part: Path, text: bytes) -> None:
     """Refuse to go on where the first batch does not come out as it did before."""
-    file.seek(0)
-    if file.read(len(text)) != text:
-        raise InputError(
-            f"{part} was made with another model, other structures, settings or another machine; "
-            "give the same ones, or remove it to start anew"
-        )
+    with part.open("rb") as file:
+        if file.read(len(text)) != text:
+            raise InputError(
+                f"{part} was made with another model, other structures, settings or another "
+                "machine; give the same ones, or remove it to start anew"
+            )
 
 
-def _write(file: BinaryIO, position: int, text: bytes) -> None:
+def _append(part: Path, text: bytes) -> None:
     """Append whole frames and flush them to disk."""
-    file.seek(position)
-    file.truncate()
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
+    with part.open("ab") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

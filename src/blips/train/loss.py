@@ -28,28 +28,23 @@ def data_loss(
 ) -> dict[str, Tensor]:
     """Compute the weighted loss of every labelled quantity; their sum is the data loss.
 
-    Outputs are [K, rows, ...] by quantity, K = 1 for point losses; targets [rows, ...];
-    `node_counts` are the atoms of each structure, [S].
+    Outputs are [K, rows, ...] by quantity, or replica-major [K * rows, ...], K = 1 for point
+    losses; targets [rows, ...]; `node_counts` are the atoms of each structure, [S]. Quantities of
+    the user's own have weight 1.
     """
     terms = {}
     for name, target in targets.items():
-        weight = weight_of(name, config)
-        if weight == 0:
-            continue
-        factor = loss_factor(name, node_counts, config)
-        distance = _distance(config)(outputs[name] * factor, target * factor)
-        terms[name] = weight * distance.double()
+        weight = getattr(config.weights, name, 1.0)
+        if weight > 0:
+            factor = loss_factor(name, node_counts, config)
+            samples = outputs[name].reshape(-1, *target.shape)
+            terms[name] = weight * _distance(config)(samples * factor, target * factor).double()
     if not terms:
         raise ConfigError(
             f"nothing to train on: the data have {', '.join(targets) or 'no labels'}, all of "
             "weight 0 in training.weights"
         )
     return terms
-
-
-def weight_of(quantity: str, config: TrainingConfig) -> float:
-    """Return the weight of a quantity in the data loss; 1 for those of the user's own."""
-    return getattr(config.weights, quantity, 1.0)
 
 
 def loss_factor(name: str, node_counts: Tensor, config: TrainingConfig) -> float | Tensor:

@@ -26,7 +26,7 @@ from blips.data.graph import AtomGraph, Graph
 from blips.inference.sampling import Sample
 from blips.potential import BayesianPotential
 from blips.prediction import Calibrator, Outputs
-from blips.train.loss import DISTRIBUTION_LOSSES, Anchor, data_loss, weight_of
+from blips.train.loss import DISTRIBUTION_LOSSES, Anchor, data_loss
 
 
 class Wrapper(nn.Module):
@@ -116,7 +116,8 @@ class Objective(nn.Module):
         derivatives = self.derivatives(batch, create_graph=False)
         count = max(config.samples, 8) if config.loss in DISTRIBUTION_LOSSES else 0
         outputs = self.sample(batch.graph, count, ("valid", seed), derivatives).outputs
-        terms = total(self._data_terms(outputs, batch)).parts
+        counts = batch.graph.node_counts()
+        terms = total(data_loss(outputs, batch.targets, counts, config)).parts
         return terms | _mean_absolute_errors(outputs, batch)
 
     def training_terms(
@@ -128,7 +129,8 @@ class Objective(nn.Module):
         if isinstance(self.model, BayesianPotential) and not self.config.noise:
             count = 0
         sample = self.sample(batch.graph, count, noise_key, derivatives)
-        return self._data_terms(sample.outputs, batch), sample.coefficients
+        counts = batch.graph.node_counts()
+        return data_loss(sample.outputs, batch.targets, counts, self.config), sample.coefficients
 
     def sample(
         self, graph: Graph, count: int, noise_key: NoiseKey, derivatives: Derivatives
@@ -156,15 +158,6 @@ class Objective(nn.Module):
             create_graph=create_graph,
         )
 
-    def _data_terms(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Compute the weighted loss of every quantity, of samples that are replica-major."""
-        by_sample = {
-            name: _by_sample(outputs[name], target)
-            for name, target in batch.targets.items()
-            if weight_of(name, self.config) > 0
-        }
-        return data_loss(by_sample, batch.targets, batch.graph.node_counts(), self.config)
-
 
 def total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> LossTerms:
     """Sum of the data terms and of the weighted penalties (weight, value)."""
@@ -178,18 +171,13 @@ def total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> Lo
     return LossTerms(loss, parts)
 
 
-def _by_sample(output: Tensor, target: Tensor) -> Tensor:
-    """Tell samples apart, [K * rows, ...] -> [K, rows, ...]."""
-    return output.reshape(len(output) // len(target), *target.shape)
-
-
 def _mean_absolute_errors(outputs: Outputs, batch: Batch) -> dict[str, float]:
     """Compute the MAE of the mean of all samples: energies in meV/atom, forces in meV/A."""
     errors: dict[str, float] = {}
     for name, size in ((keys.ENERGY, batch.graph.node_counts()), (keys.FORCES, 1.0)):
         if name in batch.targets and name in outputs:
             target = batch.targets[name]
-            mean = _by_sample(outputs[name], target).mean(dim=0)
+            mean = outputs[name].reshape(-1, *target.shape).mean(dim=0)
             errors[f"mae_{name}"] = 1000.0 * float(((mean - target).abs() / size).mean())
     return errors
 
