@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from blips.cli.app import app
+from blips.cli import app
 from blips.errors import BlipsError
 from blips.files import Locked, lock, locked, write_atomically, writing
 from helpers import TINY, morse_ammonia

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from blips.cli import configuration, prediction, properties, simulation, training  # noqa: F401
-from blips.cli.app import app
+from blips.cli.shared import app
 from blips.errors import BlipsError
 
 __all__ = ["app", "main"]

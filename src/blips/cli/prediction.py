@@ -6,26 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from blips.cli.app import (
-    Bootstrap,
-    Device,
-    EnergyKey,
-    ForcesKey,
-    Json,
-    Model,
-    Output,
-    Resume,
-    Samples,
-    Seed,
-    Structures,
-    Trust,
-    Weights,
-    app,
-    labels_of,
-    load_model,
-    print_json,
-    read_known,
-)
+from blips.cli import shared
 from blips.defaults import SAMPLES
 from blips.errors import ConfigError
 from blips.files import writing
@@ -37,24 +18,24 @@ if TYPE_CHECKING:
 ANOTHER_REFERENCE = 5.0  # RMS energy error in std beyond which labels are of another reference
 
 
-@app.command()
+@shared.app.command()
 def predict(
-    model: Model,
-    structures: Structures,
-    output: Output,
+    model: shared.Model,
+    structures: shared.Structures,
+    output: shared.Output,
     samples: Annotated[
         str, typer.Option(help="posterior samples; auto: as many as the std needs")
     ] = str(SAMPLES),
     method: Annotated[
         str, typer.Option(help="auto, conditioned, mc, frozen, onepass or map")
     ] = "auto",
-    seed: Seed = 0,
+    seed: shared.Seed = 0,
     stress: Annotated[bool, typer.Option("--stress", help="also the stress")] = False,
-    resume: Resume = False,
-    device: Device = "cpu",
-    energy_key: EnergyKey = None,
-    forces_key: ForcesKey = None,
-    json: Json = False,
+    resume: shared.Resume = False,
+    device: shared.Device = "cpu",
+    energy_key: shared.EnergyKey = None,
+    forces_key: shared.ForcesKey = None,
+    json: shared.Json = False,
 ) -> None:
     """Predict energies and forces with their uncertainties, into an extxyz file.
 
@@ -65,16 +46,16 @@ def predict(
     """
     from blips.cli.predict_file import predict_file, summary_of
 
-    potential = load_model(model, device)
+    potential = shared.load_model(model, device)
     number = _number_or_auto(samples)
     options = {"samples": number, "method": method, "seed": seed, "stress": stress}
-    labels = labels_of(potential.backbone, energy_key, forces_key)
+    labels = shared.labels_of(potential.backbone.labels, energy_key, forces_key)
     with progress_shown():
         done = predict_file(potential, structures, output, resume=resume, labels=labels, **options)
     if json:
         about = {"output": str(output), "structures": done.structures}
         about |= {"method": done.example.method, "samples": done.example.samples}
-        print_json(about | summary_of(output))
+        shared.print_json(about | summary_of(output))
         return
     typer.echo(f"{done.structures} structures written to {output}")
     if done.kept:
@@ -102,11 +83,11 @@ def _how(prediction: "Prediction") -> str:
     return "; ".join(words)
 
 
-@app.command()
+@shared.app.command()
 def condition(
-    model: Model,
-    structures: Structures,
-    output: Output,
+    model: shared.Model,
+    structures: shared.Structures,
+    output: shared.Output,
     valid: Annotated[
         Path | None, typer.Option(help="labelled structures for the scale of the error bars")
     ] = None,
@@ -124,13 +105,13 @@ def condition(
     draws: Annotated[
         int | None, typer.Option(help="keep so many draws only: a small file, final")
     ] = None,
-    weights: Weights = None,
-    trust: Trust = False,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    energy_key: EnergyKey = None,
-    forces_key: ForcesKey = None,
-    json: Json = False,
+    weights: shared.Weights = None,
+    trust: shared.Trust = False,
+    seed: shared.Seed = 0,
+    device: shared.Device = "cpu",
+    energy_key: shared.EnergyKey = None,
+    forces_key: shared.ForcesKey = None,
+    json: shared.Json = False,
 ) -> None:
     """Condition a model's error bars on structures that it was trained on, or is trusted on.
 
@@ -141,15 +122,17 @@ def condition(
     Example: blips condition model.safetensors train.extxyz --valid valid.extxyz -o out.safetensors
     """
     from blips.train.checkpoint import backbone_of, save
-    from blips.train.command import conditioned, plain_or_saved
+    from blips.train.command import conditioned
+    from blips.train.released import load
 
     given = {"dimension": dimension, "rows": rows, "maps": maps and (maps if maps[1:] else maps[0])}
     options = {name: value for name, value in given.items() if value is not None}
-    found = plain_or_saved(model, weights, trust, device)
+    chosen = {} if weights is None else {"weights": weights, "trust": trust}
+    found = load(model, device, plain=True, **chosen)
     backbone = backbone_of(found)
-    labels = labels_of(backbone, energy_key, forces_key)
-    atoms = read_known(structures, backbone, labels)
-    known = None if valid is None else read_known(valid, backbone, labels)
+    labels = shared.labels_of(backbone.labels, energy_key, forces_key)
+    atoms = shared.read_known(structures, backbone, labels)
+    known = None if valid is None else shared.read_known(valid, backbone, labels)
     options |= {"anew": anew, "align": align, "seed": seed, "labels": labels}
     with writing(output), progress_shown():
         potential = conditioned(found, atoms, known, **options)
@@ -157,7 +140,7 @@ def condition(
             potential.posterior = potential.conditioned().only_draws(draws)
         save(potential, output)
     if json:
-        print_json({"output": str(output), "posterior": potential.conditioned().to_dict()})
+        shared.print_json({"output": str(output), "posterior": potential.conditioned().to_dict()})
         return
     typer.echo(str(potential.posterior))
     if potential.alignment is not None:
@@ -165,19 +148,19 @@ def condition(
     typer.echo(f"model in {output}; predict, evaluate, md and report use its error bars")
 
 
-@app.command()
+@shared.app.command()
 def evaluate(
-    model: Model,
-    structures: Structures,
+    model: shared.Model,
+    structures: shared.Structures,
     folder: Annotated[Path, typer.Option(help="for metrics.json and figures")] = Path("evaluation"),
-    samples: Samples = SAMPLES,
-    seed: Seed = 0,
-    bootstrap: Bootstrap = 1000,
+    samples: shared.Samples = SAMPLES,
+    seed: shared.Seed = 0,
+    bootstrap: shared.Bootstrap = 1000,
     everything: Annotated[bool, typer.Option("--all", help="print every metric")] = False,
-    device: Device = "cpu",
-    energy_key: EnergyKey = None,
-    forces_key: ForcesKey = None,
-    json: Json = False,
+    device: shared.Device = "cpu",
+    energy_key: shared.EnergyKey = None,
+    forces_key: shared.ForcesKey = None,
+    json: shared.Json = False,
 ) -> None:
     """Compare predictions with labels: a verdict in words, metrics.json and figures.
 
@@ -200,8 +183,8 @@ def evaluate(
 
     potential = load(model, device)
     backbone = backbone_of(potential)
-    labels = labels_of(backbone, energy_key, forces_key)
-    atoms = read_known(structures, backbone, labels)
+    labels = shared.labels_of(backbone.labels, energy_key, forces_key)
+    atoms = shared.read_known(structures, backbone, labels)
     references = References.of(atoms, labels)
     stress = bool(stress_too(atoms, references))
     with progress_shown():
@@ -211,7 +194,7 @@ def evaluate(
         path = write_evaluation(folder / "metrics.json", {name: result})
         write_figures(folder / "figures", {name: prediction}, references)
     if json:
-        print_json({"file": str(path), **result.to_dict()})
+        shared.print_json({"file": str(path), **result.to_dict()})
         return
     typer.echo(verdict(result))
     zms = result.energy.get("zms")
@@ -227,18 +210,18 @@ def evaluate(
     typer.echo(f"metrics in {path}, figures in {folder / 'figures'}{more}")
 
 
-@app.command()
+@shared.app.command()
 def calibrate(
-    model: Model,
-    structures: Structures,
-    output: Output,
+    model: shared.Model,
+    structures: shared.Structures,
+    output: shared.Output,
     kind: Annotated[str, typer.Option(help="scale or conformal")] = "scale",
-    samples: Samples = SAMPLES,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    energy_key: EnergyKey = None,
-    forces_key: ForcesKey = None,
-    json: Json = False,
+    samples: shared.Samples = SAMPLES,
+    seed: shared.Seed = 0,
+    device: shared.Device = "cpu",
+    energy_key: shared.EnergyKey = None,
+    forces_key: shared.ForcesKey = None,
+    json: shared.Json = False,
 ) -> None:
     """Fit the error bars to held-out structures and store the calibration with the model.
 
@@ -247,9 +230,9 @@ def calibrate(
     from blips.train.checkpoint import save
     from blips.uq.assess import calibrate as fit_calibration
 
-    potential = load_model(model, device)
-    labels = labels_of(potential.backbone, energy_key, forces_key)
-    atoms = read_known(structures, potential.backbone, labels)
+    potential = shared.load_model(model, device)
+    labels = shared.labels_of(potential.backbone.labels, energy_key, forces_key)
+    atoms = shared.read_known(structures, potential.backbone, labels)
     with writing(output), progress_shown():
         options = {"kind": kind, "samples": samples, "seed": seed, "labels": labels}
         say = partial(typer.echo, err=json)  # stdout is for machines then
@@ -257,12 +240,12 @@ def calibrate(
         save(potential, output)  # pyright: ignore[reportArgumentType]
     if json:
         fitted = {name: one.to_dict() for name, one in found.items()}
-        print_json({"output": str(output), "calibration": fitted})
+        shared.print_json({"output": str(output), "calibration": fitted})
         return
     typer.echo(f"calibrated model in {output}; its error bars use the calibration from now on")
 
 
-@app.command()
+@shared.app.command()
 def report(
     target: Annotated[
         Path,
@@ -270,19 +253,19 @@ def report(
             help="a run, a model, a released one's name, a campaign, or what predict wrote"
         ),
     ],
-    output: Output = Path("report.html"),
+    output: shared.Output = Path("report.html"),
     structures: Annotated[
         list[Path] | None,
         typer.Option(help="structures to predict, instead of the target's own; repeatable"),
     ] = None,
-    samples: Samples = SAMPLES,
-    seed: Seed = 0,
-    bootstrap: Bootstrap = 1000,
+    samples: shared.Samples = SAMPLES,
+    seed: shared.Seed = 0,
+    bootstrap: shared.Bootstrap = 1000,
     baseline: Annotated[
         Path | None, typer.Option(help="of a campaign: folder of a random one to compare with")
     ] = None,
-    energy_key: EnergyKey = None,
-    forces_key: ForcesKey = None,
+    energy_key: shared.EnergyKey = None,
+    forces_key: shared.ForcesKey = None,
 ) -> None:
     """Write one HTML file that opens offline: metrics, plots, structures in 3D.
 
@@ -291,7 +274,7 @@ def report(
     from blips.report import write_report
 
     with progress_shown():
-        labels = labels_of(None, energy_key, forces_key)
+        labels = shared.labels_of(None, energy_key, forces_key)
         options = {"samples": samples, "seed": seed, "bootstrap": bootstrap, "labels": labels}
         options |= {"structures": structures or (), "baseline": baseline}
         path = write_report(target, output, **options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blips.cli.app import Json, Model, Seed, Structures, app, load_model, print_json, read_known
+from blips.cli import shared
 from blips.errors import ConfigError
 from blips.progress import progress_shown, track
 
@@ -34,11 +34,11 @@ of_formation, of_barrier, of_dynamics = (
 )
 
 
-@app.command("property")
+@shared.app.command("property")
 def property_(
     kind: Annotated[str, typer.Argument(help=KINDS)],
-    model: Model,
-    structures: Structures,
+    model: shared.Model,
+    structures: shared.Structures,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="folder for JSON and figures")
     ] = Path("runs/property"),
@@ -51,8 +51,8 @@ def property_(
         int | None, typer.Option(help="of a relaxation or band at most; of dynamics")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="structures side by side, by Dask")] = 1,
-    seed: Seed = 0,
-    json: Json = False,
+    seed: shared.Seed = 0,
+    json: shared.Json = False,
     reference: Annotated[
         list[str] | None,
         of_formation(help="file with single elements, or an energy in eV/atom such as O=-4.95"),
@@ -91,15 +91,15 @@ def property_(
     for name, value in own.items():
         if value is not None and OWN[name] != kind:
             raise ConfigError(f"--{name} is an option of {OWN[name]}, not of {kind}")
-    backbone = load_model(model).backbone
-    frames = read_known(structures, backbone)
+    backbone = shared.load_model(model).backbone
+    frames = shared.read_known(structures, backbone)
     options = {"method": method, "members": members, "seed": seed, "fmax": fmax, "steps": steps}
     options = {k: value for k, value in (options | shared).items() if value is not None}
     jobs: Sequence[Any] = frames
     if kind == "formation":
         options["references"] = _references(reference or [], backbone)
     if kind == "barrier":
-        jobs, options["band"] = _paths(frames, end and read_known(end, backbone)), not scan
+        jobs, options["band"] = _paths(frames, end and shared.read_known(end, backbone)), not scan
     outcomes: dict[int, Any] = {}
     config = ExecutorConfig(kind="local", workers=workers)
     with make_executor(config) if workers > 1 else nullcontext() as executor, progress_shown():
@@ -111,7 +111,7 @@ def property_(
             if not json:
                 typer.echo(f"structure {number}, {frames[number].symbols}\n{found}")
     if json:
-        print_json([outcomes[number] for number in sorted(outcomes)])
+        shared.print_json([outcomes[number] for number in sorted(outcomes)])
     if all("error" in outcome for outcome in outcomes.values()):
         raise typer.Exit(1)
 
@@ -129,7 +129,7 @@ def _references(given: Sequence[str], backbone: "Backbone") -> dict[str, "Atoms 
                     f"--reference {text}: expected an energy, as in O=-4.95"
                 ) from None
             continue
-        for atoms in read_known(Path(text), backbone):
+        for atoms in shared.read_known(Path(text), backbone):
             elements = sorted(set(atoms.symbols))
             if len(elements) > 1 or elements[0] in found:
                 raise ConfigError(

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blips.cli.app import (
-    Device,
-    Json,
-    Model,
-    Samples,
-    Seed,
-    app,
-    load_model,
-    print_json,
-    read_known,
-)
+from blips.cli import shared
 from blips.defaults import SAMPLES
 from blips.errors import ConfigError
 
@@ -50,10 +40,10 @@ SaveEvery = Annotated[int, of_guard(help="least steps between two saved frames")
 Distinct = Annotated[float, of_guard(help="A, by which distances of saved frames differ at least")]
 
 
-@app.command()
+@shared.app.command()
 def md(
     given: typer.Context,
-    model: Model,
+    model: shared.Model,
     structure: Annotated[Path, typer.Argument(help="where to start, any file that ASE reads")],
     frame: Annotated[int, typer.Option(help="of that file; -1 is the last")] = -1,
     folder: Annotated[Path, typer.Option(help="for the trajectory and outcome")] = Path("runs/md"),
@@ -84,10 +74,10 @@ def md(
         str | None, of_guard(help="ask it above --high: gfn2-xtb, pyscf, emt, ... or module:Name")
     ] = None,
     reference_limit: Annotated[float, of_guard(help="true force error to go on with, eV/A")] = 0.5,
-    samples: Samples = SAMPLES,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    json: Json = False,
+    samples: shared.Samples = SAMPLES,
+    seed: shared.Seed = 0,
+    device: shared.Device = "cpu",
+    json: shared.Json = False,
 ) -> None:
     """Run molecular dynamics that stops where the potential becomes too uncertain.
 
@@ -104,8 +94,8 @@ def md(
 
     settings = load_as(MDSettings, {name: given.params[name] for name in MDSettings.model_fields})
     asked = None if reference is None else make_calculator(reference, trust=True)
-    potential = load_model(model, device)
-    atoms = read_known(structure, potential.backbone, index=frame)[0]
+    potential = shared.load_model(model, device)
+    atoms = shared.read_known(structure, potential.backbone, index=frame)[0]
     geometry = {"closest": closest, "farthest": farthest}
     guard = make_guard(potential, low, high, error, energy_std_per_atom=max_energy_std, **geometry)
     if not guard.needs_std:
@@ -115,7 +105,7 @@ def md(
         options = {"reference": asked, "overwrite": overwrite, **hooks}
         outcome = run_md(potential, atoms, settings, guard, folder, **options)
     if json:
-        print_json(outcome_dict(outcome, settings, guard, folder))
+        shared.print_json(outcome_dict(outcome, settings, guard, folder))
     else:
         _tell(outcome, folder)
     if outcome.interrupted:
@@ -201,7 +191,7 @@ def _threshold(name: str, text: str) -> float:
         raise ConfigError(f"--{name} is {text!r}; expected a number in eV/A, or 5%") from None
 
 
-@app.command()
+@shared.app.command()
 def lammps(
     script: Annotated[Path, typer.Argument(help="input script of LAMMPS, see below")],
     model: Annotated[str, typer.Option(help="a model written by blips, or a released one's name")],
@@ -217,9 +207,9 @@ def lammps(
     every: Every = 10,
     save_every: SaveEvery = 10,
     distinct: Distinct = 0.1,
-    samples: Samples = SAMPLES,
-    seed: Seed = 0,
-    json: Json = False,
+    samples: shared.Samples = SAMPLES,
+    seed: shared.Seed = 0,
+    json: shared.Json = False,
 ) -> None:
     """Run a LAMMPS script with the potential's forces, and its std as LAMMPS variables.
 
@@ -232,7 +222,7 @@ def lammps(
     from blips.sim.frames import FrameSaver
     from blips.sim.lammps import run_script, start
 
-    potential = load_model(model)
+    potential = shared.load_model(model)
     guard = make_guard(potential, low, high, error)
     saver = FrameSaver(frames, every=save_every, distinct=distinct)
     calculator = Calculator(potential, method, member=member, samples=samples, seed=seed)
@@ -244,7 +234,7 @@ def lammps(
     reason = coupling.stopped
     if json:
         content = {"step": step, "stopped": bool(reason), "reason": reason, "saved": saved}
-        print_json({**content, "frames": str(frames)})
+        shared.print_json({**content, "frames": str(frames)})
     else:
         done = (
             f"stopped at step {step}: {reason}" if reason else f"the script is done, at step {step}"

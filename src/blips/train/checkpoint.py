@@ -9,7 +9,8 @@ whole.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -37,7 +38,6 @@ from blips.uq.calibrate import calibrator_from_dict
 
 FORMAT = "blips-2"
 POSTERIOR, ALIGNMENT = "posterior.", "alignment."  # prefixes of their tensors
-HEADER_LENGTH_BYTES = 8
 LARGEST_SIZE = 10_000  # of a hyperparameter: features, blocks, ...
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CALIBRATED = {keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES}
@@ -129,7 +129,7 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
             "before and give them to its load_state_dict: read_tensors(path)[0] of "
             "blips.train.checkpoint"
         )
-    try:
+    with _reading("a model", path):
         for name, value in description["hyperparameters"].items():  # before memory is asked for
             if isinstance(value, int) and abs(value) > LARGEST_SIZE:
                 raise CheckpointError(f"{name}={value} is larger than {LARGEST_SIZE}")
@@ -147,17 +147,21 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
             if quantity not in CALIBRATED:
                 raise CheckpointError(f"a calibration of {quantity!r}, which no model predicts")
             model.calibration[quantity] = calibrator_from_dict(saved)
-    except _CANNOT_BUILD as error:
+        return model
+
+
+@contextmanager
+def _reading(what: str, path: str | Path) -> Iterator[None]:
+    """Turn whatever a description that makes no sense raises into an error with the file's name."""
+    try:
+        yield
+    # RuntimeError and MemoryError are what torch and Python raise for sizes that no memory has
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, MemoryError) as error:
         reason = str(error).split("\n")[0]
         raise CheckpointError(
-            f"{path} does not describe a model that this version of blips can build "
+            f"{path} does not describe {what} that this version of blips can build "
             f"({type(error).__name__}: {reason}); was it made by blips.save?"
         ) from error
-    return model
-
-
-# RuntimeError and MemoryError are what torch and Python raise for sizes that no memory has.
-_CANNOT_BUILD = (KeyError, TypeError, AttributeError, ValueError, RuntimeError, MemoryError)
 
 
 def _wrapped(backbone: Backbone, kind: str, settings: dict[str, Any]) -> Wrapper:
@@ -188,10 +192,8 @@ def restore(
     if content := described.get("posterior"):
         model.posterior = posterior_from(content, under(POSTERIOR, tensors), model, path)
     if content := described.get("alignment"):
-        try:
+        with _reading("an alignment", path):
             model.alignment = Alignment.from_dict(content, under(ALIGNMENT, tensors))
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"the alignment in {path} cannot be read: {error!r}") from None
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -206,21 +208,15 @@ def posterior_from(
     path: str | Path,
 ) -> ConditionedPosterior:
     """Restore a saved posterior, checked against the model that it is for."""
-    try:
+    with _reading("a posterior", path):
         posterior = ConditionedPosterior.from_dict(described, tensors)
-        sketch = posterior.maps.sketch
-        fresh = ChosenMaps.of(
-            model.backbone, posterior.maps.roles, sketch.dimension, sketch.seed, last=True
-        )
-    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"the posterior in {path} cannot be read ({type(error).__name__}: {error})"
-        ) from None
-    if unknown := sorted(set(described) - set(posterior.to_dict())):
-        raise CheckpointError(f"the posterior in {path} has unknown keys: {', '.join(unknown)}")
-    if dict(fresh.sketch.shapes) != dict(sketch.shapes):
-        raise CheckpointError(f"the posterior in {path} is of another model's weights")
-    return posterior
+        maps, sketch = posterior.maps, posterior.maps.sketch
+        fresh = ChosenMaps.of(model.backbone, maps.roles, sketch.dimension, sketch.seed, last=True)
+        if unknown := sorted(set(described) - set(posterior.to_dict())):
+            raise CheckpointError(f"unknown keys: {', '.join(unknown)}")
+        if dict(fresh.sketch.shapes) != dict(sketch.shapes):
+            raise CheckpointError("it is of another model's weights")
+        return posterior
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping) -> Path:
@@ -253,9 +249,8 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     try:
         tensors = parse_safetensors(data)
-        length = int.from_bytes(data[:HEADER_LENGTH_BYTES], "little")
-        end = HEADER_LENGTH_BYTES + length
-        metadata = json.loads(data[HEADER_LENGTH_BYTES:end]).get("__metadata__", {})
+        length = int.from_bytes(data[:8], "little")  # as safetensors begin
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
         header = json.loads(metadata.get("blips", "null"))
     except (SafetensorError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from None

@@ -1,7 +1,6 @@
-"""What the commands `train`, `finetune`, `condition` and `export` do."""
+"""Models that configurations describe, and models that are conditioned."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,21 +9,17 @@ from ase import Atoms
 from blips import keys
 from blips.backbones import ADAPTERS, RELEASED, build, load
 from blips.backbones.base import Backbone
-from blips.backbones.foreign import ForeignBackbone
-from blips.config import ModelConfig, load_config
+from blips.config import ModelConfig
 from blips.conversion import bayesianize
 from blips.data.labels import Labels
 from blips.data.sanity import warn_of_labels
 from blips.errors import ConfigError
 from blips.inference.scale import keys_of
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import Saveable, backbone_of
-from blips.train.fit import FitResult, fit
+from blips.train.checkpoint import Saveable
 from blips.train.objective import Wrapper
 from blips.train.references import align as align_energies
 from blips.train.references import moved
-from blips.train.released import is_released_name, usable_device
-from blips.train.released import load as load_saved
 
 
 def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:
@@ -38,30 +33,6 @@ def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backb
         return backbone
     options = config.bayes.model_dump(exclude={"enabled"})
     return bayesianize(backbone, seed=seed, **options)
-
-
-def train_from_config(
-    sources: Sequence[str], *, resume: bool = False, only_released: bool = False
-) -> FitResult:
-    """Train what files and overrides describe; `only_released` refuses untrained backbones."""
-    config = load_config(*sources)
-    if only_released and not is_released(config.model):
-        asked = config.model.backbone + " with pretrained=false" * (not config.model.pretrained)
-        raise ConfigError(
-            f"fine-tuning starts from released weights, and {asked} has none; set model.backbone "
-            f"to one of {', '.join(sorted(RELEASED))}, or use blips train"
-        )
-    model = build_model(config.model, config.seed)
-    return fit(model, config=config, resume=resume)
-
-
-def plain_or_saved(model: str, weights: Path | None, trust: bool, device: str) -> Saveable:
-    """Load a file that blips wrote, or the plain released model of that name, with `weights`."""
-    place = usable_device(device)
-    given = {} if weights is None else {"weights": weights, "trust": trust}
-    if not is_released_name(model):
-        return load_saved(model, place, **given)
-    return load(model, **given).to(place)
 
 
 def conditioned(
@@ -85,33 +56,19 @@ def conditioned(
         potential.posterior = None
     labels = options.get("labels")
     warn_of_labels(valid or (), labels)
-    has = set() if valid is None else set(keys_of(valid, labels))
+    has = () if valid is None else keys_of(valid, labels)
     released = isinstance(model, Backbone) and model.pretrained
-    aligns = align and released and keys.ENERGY in has
-    if valid is None or not aligns or keys.FORCES not in has:
-        if valid is not None and aligns:  # first: else elements' energies would count as errors
-            align_energies(potential, valid, labels)
+    if valid is None or not (align and released and keys.ENERGY in has):
         potential.condition(structures, valid=valid, **options)
-        return potential
-    forces = moved(valid, {}, (keys.FORCES,), labels)
-    options["labels"] = Labels()
-    potential.condition(structures, valid=forces, **options)
-    std = potential.predict(valid, method="onepass", forces=False).array("energy_std")
-    align_energies(potential, valid, labels, std**2)
+    elif keys.FORCES not in has:  # aligned first: else elements' energies would count as errors
+        align_energies(potential, valid, labels)
+        potential.condition(structures, valid=valid, **options)
+    else:
+        forces = moved(valid, {}, (keys.FORCES,), labels)
+        potential.condition(structures, valid=forces, **(options | {"labels": Labels()}))
+        std = potential.predict(valid, method="onepass", forces=False).array("energy_std")
+        align_energies(potential, valid, labels, std**2)
     return potential
-
-
-def export_model(path: str | Path, output: Path) -> Path:
-    """Write the model of a checkpoint, its posterior means, in the format of its own package."""
-    model = load_saved(path)
-    backbone = backbone_of(model.to_base() if isinstance(model, BayesianPotential) else model)
-    if not isinstance(backbone, ForeignBackbone):
-        raise ConfigError(
-            f"{path} holds a {type(backbone).__name__}, which is blips' own and has no other "
-            "format; blips.save(potential.to_base(), file) writes the plain model"
-        )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    return backbone.export(output)
 
 
 def is_released(config: ModelConfig) -> bool:

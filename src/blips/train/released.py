@@ -23,15 +23,17 @@ from blips.train.checkpoint import Saveable, posterior_from, read_tensors
 FOLDER = "posteriors"
 
 
-def load(path: str | Path, device: str | torch.device = "cpu", **options: Any) -> Saveable:
+def load(
+    path: str | Path, device: str | torch.device = "cpu", *, plain: bool = False, **options: Any
+) -> Saveable:
     """Load a model: a file that `save` wrote, or a released model with its error bars.
 
     Released ones have names such as "chgnet", see `blips.backbones.RELEASED`, and options such as
-    `weights` (a file of its package) and `trust`.
+    `weights` (a file of its package) and `trust`. Where `plain`, they come without error bars.
     """
     place = usable_device(device)
     if is_released_name(path):
-        return load_released(str(path), **options).to(place)
+        return (load_backbone if plain else load_released)(str(path), **options).to(place)
     if not Path(path).suffix and not Path(path).exists():
         raise ConfigError(
             f"{path} is neither a file nor a released model; {nearest(str(path), RELEASED)}"

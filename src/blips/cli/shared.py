@@ -14,7 +14,6 @@ from blips.files import jsonable
 if TYPE_CHECKING:
     from ase import Atoms
 
-    from blips.active.config import CampaignConfig
     from blips.backbones.base import Backbone
     from blips.data.labels import Labels
     from blips.prediction import Model as Potential
@@ -95,7 +94,7 @@ def load_model(model: str, device: str = "cpu") -> "Potential":
 
 
 def labels_of(
-    backbone: "Backbone | None", energy_key: str | None, forces_key: str | None
+    trained_with: "Labels | None", energy_key: str | None, forces_key: str | None
 ) -> "Labels | None":
     """Return the names of labels: those typed, else those that the model was trained with."""
     from dataclasses import replace
@@ -104,7 +103,6 @@ def labels_of(
 
     given = {"energy_key": energy_key, "forces_key": forces_key}
     typed = {name: key for name, key in given.items() if key is not None}
-    trained_with = None if backbone is None else backbone.labels
     return replace(trained_with or Labels(), **typed) if typed else trained_with
 
 
@@ -114,21 +112,8 @@ def read_known(
     """Read and check structures of a file; refuse elements the model was not trained on."""
     from blips.data.structures import check_structures, read_structures
 
-    elements = known_elements(backbone)
+    elements = getattr(backbone, "trained_numbers", None)
     return check_structures(read_structures(path, index), path, elements=elements, labels=labels)
-
-
-def load_typed_campaign(sources: list[str]) -> "CampaignConfig":
-    """Load the configuration of a campaign; what is typed as a.b=value needs no trust."""
-    from blips.active.config import load_campaign
-    from blips.config import is_override
-
-    return load_campaign(*sources, typed=[text for text in sources if is_override(text)])
-
-
-def known_elements(backbone: "Backbone") -> frozenset[int] | None:
-    """Return the atomic numbers that a model was trained on; None if unknown."""
-    return getattr(backbone, "trained_numbers", None)
 
 
 @contextmanager
