@@ -162,15 +162,16 @@ class RunConfig(Section):
 
 
 Source = str | Path | Mapping[str, Any] | BaseModel
+Sources = Source | Sequence[Source]
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
-def load_config(*sources: Source) -> RunConfig:
-    """Merge files (YAML or JSON), mappings and overrides such as "training.epochs=50"; validate."""
+def load_config(*sources: Sources) -> RunConfig:
+    """Merge files (YAML or JSON), mappings, overrides such as "training.epochs=50", and lists."""
     return load_as(RunConfig, *sources)
 
 
-def load_as(schema: type[Schema], *sources: Source) -> Schema:
+def load_as(schema: type[Schema], *sources: Sources) -> Schema:
     """Load a configuration as `load_config` does, for another schema."""
     try:
         return schema.model_validate(merge_sources(*sources))
@@ -178,7 +179,7 @@ def load_as(schema: type[Schema], *sources: Source) -> Schema:
         raise ConfigError(_explain(error, schema)) from None
 
 
-def merge_sources(*sources: Source) -> dict[str, Any]:
+def merge_sources(*sources: Sources) -> dict[str, Any]:
     """Merge files, mappings and overrides, left to right, without validation."""
     return reduce(_merge, map(_read, sources), {})
 
@@ -204,14 +205,14 @@ def different_settings(first: Any, second: Any, prefix: str = "") -> set[str]:
     return found
 
 
-def _read(source: Source) -> dict[str, Any]:
+def _read(source: Sources) -> dict[str, Any]:
     if isinstance(source, BaseModel):
         return source.model_dump(mode="json", exclude_unset=True)
     if isinstance(source, Mapping):
         return dict(source)
     if isinstance(source, str) and is_override(source):
         return _override(source)
-    return _read_file(Path(source))
+    return _read_file(Path(source)) if isinstance(source, str | Path) else merge_sources(*source)
 
 
 def _override(text: str) -> dict[str, Any]:

@@ -171,32 +171,24 @@ def evaluate(
     from blips.baselines import predict_with
     from blips.train.checkpoint import backbone_of
     from blips.train.released import load
-    from blips.uq.assess import (
-        References,
-        assess,
-        evaluation_table,
-        stress_too,
-        verdict,
-        write_evaluation,
-        write_figures,
-    )
+    from blips.uq import assess
 
     potential = load(model, device)
     backbone = backbone_of(potential)
     labels = shared.labels_of(backbone.labels, energy_key, forces_key)
     atoms = shared.read_known(structures, backbone, labels)
-    references = References.of(atoms, labels)
-    stress = bool(stress_too(atoms, references))
+    references = assess.References.of(atoms, labels)
+    options = {"samples": samples, "seed": seed, **assess.stress_too(atoms, references)}
     with progress_shown():
-        prediction = predict_with(potential, atoms, samples=samples, seed=seed, stress=stress)
-        result = assess(prediction, references, n_bootstrap=bootstrap)
+        prediction = predict_with(potential, atoms, **options)
+        result = assess.assess(prediction, references, n_bootstrap=bootstrap)
         name = Path(model).stem
-        path = write_evaluation(folder / "metrics.json", {name: result})
-        write_figures(folder / "figures", {name: prediction}, references)
+        path = assess.write_evaluation(folder / "metrics.json", {name: result})
+        assess.write_figures(folder / "figures", {name: prediction}, references)
     if json:
         shared.print_json({"file": str(path), **result.to_dict()})
         return
-    typer.echo(verdict(result))
+    typer.echo(assess.verdict(result))
     zms = result.energy.get("zms")
     far_off = zms is not None and zms.value > ANOTHER_REFERENCE**2
     if far_off and getattr(potential, "alignment", None) is None:
@@ -205,7 +197,7 @@ def evaluate(
             "--valid fits them to a released model and keeps them with it."
         )
     if everything:
-        Console().print(evaluation_table({name: result}))
+        Console().print(assess.evaluation_table({name: result}))
     more = "" if everything else "; --all prints every metric"
     typer.echo(f"metrics in {path}, figures in {folder / 'figures'}{more}")
 

@@ -20,22 +20,19 @@ if TYPE_CHECKING:
 
 KINDS = "relax, formation, equation_of_state, elastic, phonons, barrier or dynamics"
 OWN = {  # options of single kinds; all others are for every kind
-    "reference": "formation",
-    "end": "barrier",
-    "images": "barrier",
-    "scan": "barrier",
-    "temperature": "dynamics",
-    "timestep": "dynamics",
+    "formation": ("reference",),
+    "barrier": ("end", "images", "scan"),
+    "dynamics": ("temperature", "timestep"),
 }
 
 of_formation, of_barrier, of_dynamics = (
-    partial(typer.Option, rich_help_panel=f"Options of {kind}")
-    for kind in ("formation", "barrier", "dynamics")
+    partial(typer.Option, rich_help_panel=f"Options of {kind}") for kind in OWN
 )
 
 
 @shared.app.command("property")
 def property_(
+    given: typer.Context,
     kind: Annotated[str, typer.Argument(help=KINDS)],
     model: shared.Model,
     structures: shared.Structures,
@@ -86,15 +83,15 @@ def property_(
     from blips.properties import Properties
     from blips.properties.pool import run_pool
 
-    shared = {"images": images, "temperature": temperature, "timestep": timestep}
-    own = {"reference": reference or None, "end": end, "scan": scan or None, **shared}
-    for name, value in own.items():
-        if value is not None and OWN[name] != kind:
-            raise ConfigError(f"--{name} is an option of {OWN[name]}, not of {kind}")
+    sources = {name: given.get_parameter_source(name) for name in given.params}
+    typed = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    for owner, names in OWN.items():
+        if owner != kind and (others := typed.intersection(names)):
+            raise ConfigError(f"--{min(others)} is an option of {owner}, not of {kind}")
     backbone = shared.load_model(model).backbone
     frames = shared.read_known(structures, backbone)
-    options = {"method": method, "members": members, "seed": seed, "fmax": fmax, "steps": steps}
-    options = {k: value for k, value in (options | shared).items() if value is not None}
+    names = ["method", "members", "seed", "fmax", "steps", "images", "temperature", "timestep"]
+    options = {name: given.params[name] for name in names if given.params[name] is not None}
     jobs: Sequence[Any] = frames
     if kind == "formation":
         options["references"] = _references(reference or [], backbone)

@@ -42,6 +42,7 @@ def conditioned(
     *,
     anew: bool = False,
     align: bool = True,
+    labels: Labels | None = None,
     **options: Any,
 ) -> BayesianPotential:
     """Condition a model on geometries, with labelled ones for the scale of its error bars.
@@ -54,18 +55,17 @@ def conditioned(
     potential = bayesianize(model) if isinstance(model, Backbone) else model
     if anew:
         potential.posterior = None
-    labels = options.get("labels")
     warn_of_labels(valid or (), labels)
     has = () if valid is None else keys_of(valid, labels)
     released = isinstance(model, Backbone) and model.pretrained
     if valid is None or not (align and released and keys.ENERGY in has):
-        potential.condition(structures, valid=valid, **options)
+        potential.condition(structures, valid=valid, labels=labels, **options)
     elif keys.FORCES not in has:  # aligned first: else elements' energies would count as errors
         align_energies(potential, valid, labels)
-        potential.condition(structures, valid=valid, **options)
+        potential.condition(structures, valid=valid, labels=labels, **options)
     else:
         forces = moved(valid, {}, (keys.FORCES,), labels)
-        potential.condition(structures, valid=forces, **(options | {"labels": Labels()}))
+        potential.condition(structures, valid=forces, labels=Labels(), **options)
         std = potential.predict(valid, method="onepass", forces=False).array("energy_std")
         align_energies(potential, valid, labels, std**2)
     return potential

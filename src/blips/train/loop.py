@@ -7,7 +7,6 @@ interrupted.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import ase.io
@@ -74,11 +73,10 @@ class Trainer:
         # the same number of steps on every process
         steps = math.ceil(len(train) / (settings.batch_size * self.fabric.world_size))
         self.schedule = Schedule(self.optimizer, settings, settings.epochs * steps)
-        decay = settings.ema_decay
-        self.average = None if decay is None else MovingAverage(self.model, decay)
+        self.average = MovingAverage(self.model, settings.ema_decay)
         anchor = objective.anchor = Anchor(self.model) if settings.anchor_weight > 0 else None
         self._kept: dict[str, dict[str, Tensor]] = {  # beside the model, for a resumption
-            "average": self.average.values if self.average else {},
+            "average": self.average.values,
             "anchor": anchor.start if anchor else {},
         }
         self.progress = Progress()
@@ -127,18 +125,15 @@ class Trainer:
             for epoch in track(epochs, "training", len(epochs)):
                 if self._should_stop():
                     break
-                self._run_epoch(epoch)
+                row = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}
+                row |= {f"train_{k}": v for k, v in self._train_epoch(epoch).items()}
+                row |= {f"valid_{k}": v for k, v in self._validate().items()}
+                self.schedule.after_epoch(row["valid_loss"])
+                self._finish_epoch(epoch, row)
         finally:
             for parameter in self._frozen:
                 parameter.requires_grad_(True)
         return self.progress
-
-    def _run_epoch(self, epoch: int) -> None:
-        row = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}
-        row |= {f"train_{k}": v for k, v in self._train_epoch(epoch).items()}
-        row |= {f"valid_{k}": v for k, v in self._validate().items()}
-        self.schedule.after_epoch(row["valid_loss"])
-        self._finish_epoch(epoch, row)
 
     def _train_epoch(self, epoch: int) -> dict[str, float]:
         self.objective.train()
@@ -164,8 +159,7 @@ class Trainer:
                 )
             self.optimizer.step()
             self.schedule.after_step()
-            if self.average is not None:
-                self.average.update(self.model)
+            self.average.update()
             seen.append((terms.parts, len(batch.indices)))
             self._show(terms.parts)
         return self._over_processes(_means(seen))
@@ -183,12 +177,8 @@ class Trainer:
         self.objective.eval()
         objective: Any = self.objective.module
         batches = self._batches(self.valid_data, range(len(self.valid_data)))
-        with self._averaged():
+        with self.average.applied():
             return _means([(objective.evaluate(b, self.seed), len(b.indices)) for b in batches])
-
-    def _averaged(self) -> AbstractContextManager[None]:
-        """Use the moving average of the weights, where there is one, within the block."""
-        return nullcontext() if self.average is None else self.average.applied(self.model)
 
     def _finish_epoch(self, epoch: int, row: dict[str, float]) -> None:
         self.progress.epoch = epoch
@@ -198,7 +188,7 @@ class Trainer:
             self.progress.best_loss, self.progress.best_epoch = row["valid_loss"], epoch
         if self.fabric.is_global_zero:
             if improved:
-                with self._averaged():
+                with self.average.applied():
                     write_model(self.folder.best, self.model)
             last_epoch = epoch == self.settings.epochs or self._should_stop()
             if epoch % self.settings.checkpoint_every == 0 or last_epoch:
