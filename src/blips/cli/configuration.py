@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from typer import Argument, Option
 
 from blips.cli import shared
 from blips.errors import ConfigError
@@ -44,7 +45,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
 def info(
     model: shared.Model,
     everything: Annotated[
-        bool, typer.Option("--all", help="also hyperparameters, and which maps are Bayesian")
+        bool, Option("--all", help="also hyperparameters, and which maps are Bayesian")
     ] = False,
     json: shared.Json = False,
 ) -> None:
@@ -81,7 +82,7 @@ def info(
 def validate(
     sources: shared.Files,
     active: Annotated[
-        bool, typer.Option("--active", help="the configuration of a campaign (blips active)")
+        bool, Option("--active", help="the configuration of a campaign (blips active)")
     ] = False,
     json: shared.Json = False,
 ) -> None:
@@ -102,10 +103,10 @@ def validate(
 @shared.app.command()
 def template(
     name: Annotated[
-        str, typer.Argument(help="train, finetune (released models) or active (campaigns)")
+        str, Argument(help="train, finetune (released models) or active (campaigns)")
     ] = "train",
     schema: Annotated[
-        bool, typer.Option("--schema", help="the JSON schema of configurations instead")
+        bool, Option("--schema", help="the JSON schema of configurations instead")
     ] = False,
 ) -> None:
     """Print a configuration to start from.

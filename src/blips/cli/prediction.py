@@ -2,9 +2,10 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from blips.cli import shared
 from blips.defaults import SAMPLES
@@ -23,14 +24,12 @@ def predict(
     model: shared.Model,
     structures: shared.Structures,
     output: shared.Output,
-    samples: Annotated[
-        str, typer.Option(help="posterior samples; auto: as many as the std needs")
-    ] = str(SAMPLES),
-    method: Annotated[
-        str, typer.Option(help="auto, conditioned, mc, frozen, onepass or map")
-    ] = "auto",
+    samples: Annotated[str, Option(help="posterior samples; auto: as many as the std needs")] = str(
+        SAMPLES
+    ),
+    method: Annotated[str, Option(help="auto, conditioned, mc, frozen, onepass or map")] = "auto",
     seed: shared.Seed = 0,
-    stress: Annotated[bool, typer.Option("--stress", help="also the stress")] = False,
+    stress: Annotated[bool, Option("--stress", help="also the stress")] = False,
     resume: shared.Resume = False,
     device: shared.Device = "cpu",
     energy_key: shared.EnergyKey = None,
@@ -46,8 +45,10 @@ def predict(
     """
     from blips.cli.predict_file import predict_file, summary_of
 
+    if samples != "auto" and not samples.isdigit():
+        raise ConfigError(f"--samples {samples}: expected a whole number or auto")
     potential = shared.load_model(model, device)
-    number = _number_or_auto(samples)
+    number = samples if samples == "auto" else int(samples)
     options = {"samples": number, "method": method, "seed": seed, "stress": stress}
     labels = shared.labels_of(potential.backbone.labels, energy_key, forces_key)
     with progress_shown():
@@ -63,14 +64,6 @@ def predict(
     if done.labelled:
         typer.echo("labels are kept: the predictions are predicted_energy, predicted_forces")
     typer.echo(f"method {done.example.method}, {_how(done.example)}")
-
-
-def _number_or_auto(samples: str) -> Literal["auto"] | int:
-    if samples == "auto":
-        return "auto"
-    if not samples.isdigit():
-        raise ConfigError(f"--samples {samples}: expected a whole number or auto")
-    return int(samples)
 
 
 def _how(prediction: "Prediction") -> str:
@@ -89,21 +82,19 @@ def condition(
     structures: shared.Structures,
     output: shared.Output,
     valid: Annotated[
-        Path | None, typer.Option(help="labelled structures for the scale of the error bars")
+        Path | None, Option(help="labelled structures for the scale of the error bars")
     ] = None,
     maps: Annotated[
-        list[str] | None, typer.Option(help="readout, all, or patterns of names; repeatable")
+        list[str] | None, Option(help="readout, all, or patterns of names; repeatable")
     ] = None,
-    dimension: Annotated[int | None, typer.Option(help="more weights are sketched")] = None,
-    rows: Annotated[int | None, typer.Option(help="force rows of a structure, at most")] = None,
-    anew: Annotated[
-        bool, typer.Option("--anew", help="forget structures of an earlier call")
-    ] = False,
+    dimension: Annotated[int | None, Option(help="more weights are sketched")] = None,
+    rows: Annotated[int | None, Option(help="force rows of a structure, at most")] = None,
+    anew: Annotated[bool, Option("--anew", help="forget structures of an earlier call")] = False,
     align: Annotated[
-        bool, typer.Option(help="released models: fit energies per element to --valid")
+        bool, Option(help="released models: fit energies per element to --valid")
     ] = True,
     draws: Annotated[
-        int | None, typer.Option(help="keep so many draws only: a small file, final")
+        int | None, Option(help="keep so many draws only: a small file, final")
     ] = None,
     weights: shared.Weights = None,
     trust: shared.Trust = False,
@@ -152,11 +143,11 @@ def condition(
 def evaluate(
     model: shared.Model,
     structures: shared.Structures,
-    folder: Annotated[Path, typer.Option(help="for metrics.json and figures")] = Path("evaluation"),
+    folder: Annotated[Path, Option(help="for metrics.json and figures")] = Path("evaluation"),
     samples: shared.Samples = SAMPLES,
     seed: shared.Seed = 0,
     bootstrap: shared.Bootstrap = 1000,
-    everything: Annotated[bool, typer.Option("--all", help="print every metric")] = False,
+    everything: Annotated[bool, Option("--all", help="print every metric")] = False,
     device: shared.Device = "cpu",
     energy_key: shared.EnergyKey = None,
     forces_key: shared.ForcesKey = None,
@@ -207,7 +198,7 @@ def calibrate(
     model: shared.Model,
     structures: shared.Structures,
     output: shared.Output,
-    kind: Annotated[str, typer.Option(help="scale or conformal")] = "scale",
+    kind: Annotated[str, Option(help="scale or conformal")] = "scale",
     samples: shared.Samples = SAMPLES,
     seed: shared.Seed = 0,
     device: shared.Device = "cpu",
@@ -241,20 +232,18 @@ def calibrate(
 def report(
     target: Annotated[
         Path,
-        typer.Argument(
-            help="a run, a model, a released one's name, a campaign, or what predict wrote"
-        ),
+        Argument(help="a run, a model, a released one's name, a campaign, or what predict wrote"),
     ],
     output: shared.Output = Path("report.html"),
     structures: Annotated[
         list[Path] | None,
-        typer.Option(help="structures to predict, instead of the target's own; repeatable"),
+        Option(help="structures to predict, instead of the target's own; repeatable"),
     ] = None,
     samples: shared.Samples = SAMPLES,
     seed: shared.Seed = 0,
     bootstrap: shared.Bootstrap = 1000,
     baseline: Annotated[
-        Path | None, typer.Option(help="of a campaign: folder of a random one to compare with")
+        Path | None, Option(help="of a campaign: folder of a random one to compare with")
     ] = None,
     energy_key: shared.EnergyKey = None,
     forces_key: shared.ForcesKey = None,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from blips.cli import shared
 from blips.errors import ConfigError
@@ -26,28 +27,28 @@ OWN = {  # options of single kinds; all others are for every kind
 }
 
 of_formation, of_barrier, of_dynamics = (
-    partial(typer.Option, rich_help_panel=f"Options of {kind}") for kind in OWN
+    partial(Option, rich_help_panel=f"Options of {kind}") for kind in OWN
 )
 
 
 @shared.app.command("property")
 def property_(
     given: typer.Context,
-    kind: Annotated[str, typer.Argument(help=KINDS)],
+    kind: Annotated[str, Argument(help=KINDS)],
     model: shared.Model,
     structures: shared.Structures,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="folder for JSON and figures")
-    ] = Path("runs/property"),
+    output: Annotated[Path, Option("--output", "-o", help="folder for JSON and figures")] = Path(
+        "runs/property"
+    ),
     method: Annotated[
-        str, typer.Option(help="linear (first order, quick) or members (each by itself)")
+        str, Option(help="linear (first order, quick) or members (each by itself)")
     ] = "linear",
-    members: Annotated[int, typer.Option(help="members of the posterior")] = 16,
-    fmax: Annotated[float | None, typer.Option(help="largest force left, eV/A")] = None,
+    members: Annotated[int, Option(help="members of the posterior")] = 16,
+    fmax: Annotated[float | None, Option(help="largest force left, eV/A")] = None,
     steps: Annotated[
-        int | None, typer.Option(help="of a relaxation or band at most; of dynamics")
+        int | None, Option(help="of a relaxation or band at most; of dynamics")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="structures side by side, by Dask")] = 1,
+    workers: Annotated[int, Option(min=1, help="structures side by side, by Dask")] = 1,
     seed: shared.Seed = 0,
     json: shared.Json = False,
     reference: Annotated[

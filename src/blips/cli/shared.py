@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from blips.errors import ConfigError
 from blips.files import jsonable
@@ -39,7 +40,7 @@ def _show_version(asked: bool) -> None:
 def common(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
         ),
     ] = False,
@@ -54,24 +55,24 @@ def no_folder(output: Path) -> Path:
     return output
 
 
-Files = Annotated[list[str], typer.Argument(help="config files and a.b=value, left to right")]
+Files = Annotated[list[str], Argument(help="config files and a.b=value, left to right")]
 Model = Annotated[
-    str, typer.Argument(help="a model written by blips (.safetensors), or a released one's name")
+    str, Argument(help="a model written by blips (.safetensors), or a released one's name")
 ]
-Structures = Annotated[Path, typer.Argument(help="structures, any file that ASE reads")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="file to write", callback=no_folder)]
-Samples = Annotated[int, typer.Option(help="posterior samples")]
-Seed = Annotated[int, typer.Option(help="the same seed gives the same result")]
-Device = Annotated[str, typer.Option(help="to compute on: cpu, cuda, cuda:1, mps")]
-Json = Annotated[bool, typer.Option("--json", help="print the outcome as JSON, for machines")]
+Structures = Annotated[Path, Argument(help="structures, any file that ASE reads")]
+Output = Annotated[Path, Option("--output", "-o", help="file to write", callback=no_folder)]
+Samples = Annotated[int, Option(help="posterior samples")]
+Seed = Annotated[int, Option(help="the same seed gives the same result")]
+Device = Annotated[str, Option(help="to compute on: cpu, cuda, cuda:1, mps")]
+Json = Annotated[bool, Option("--json", help="print the outcome as JSON, for machines")]
 EnergyKey = Annotated[
-    str | None, typer.Option(help="name of the energy in the file", rich_help_panel="Labels")
+    str | None, Option(help="name of the energy in the file", rich_help_panel="Labels")
 ]
-ForcesKey = Annotated[str | None, typer.Option(help="of the forces", rich_help_panel="Labels")]
-Resume = Annotated[bool, typer.Option("--resume", help="continue what was interrupted")]
-Bootstrap = Annotated[int, typer.Option(help="resamples for the intervals")]
-Weights = Annotated[Path | None, typer.Option(help="file of a released model's weights")]
-Trust = Annotated[bool, typer.Option("--trust", help="let that file run code as it is read")]
+ForcesKey = Annotated[str | None, Option(help="of the forces", rich_help_panel="Labels")]
+Resume = Annotated[bool, Option("--resume", help="continue what was interrupted")]
+Bootstrap = Annotated[int, Option(help="resamples for the intervals")]
+Weights = Annotated[Path | None, Option(help="file of a released model's weights")]
+Trust = Annotated[bool, Option("--trust", help="let that file run code as it is read")]
 
 
 def print_json(content: Any) -> None:

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from blips.cli import shared
 from blips.defaults import SAMPLES
@@ -18,11 +19,10 @@ if TYPE_CHECKING:
     from ase import Atoms
 
     from blips.prediction import Model as Potential
-    from blips.sim.dynamics import Outcome
     from blips.sim.guard import Guard
 
-of_guard = partial(typer.Option, rich_help_panel="Guard")
-of_dynamics = partial(typer.Option, rich_help_panel="Dynamics")
+of_guard = partial(Option, rich_help_panel="Guard")
+of_dynamics = partial(Option, rich_help_panel="Dynamics")
 
 Method = Annotated[
     str, of_dynamics(help="what moves the atoms: map (means), frozen (one draw), auto or mc")
@@ -44,10 +44,10 @@ Distinct = Annotated[float, of_guard(help="A, by which distances of saved frames
 def md(
     given: typer.Context,
     model: shared.Model,
-    structure: Annotated[Path, typer.Argument(help="where to start, any file that ASE reads")],
-    frame: Annotated[int, typer.Option(help="of that file; -1 is the last")] = -1,
-    folder: Annotated[Path, typer.Option(help="for the trajectory and outcome")] = Path("runs/md"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="an earlier run there")] = False,
+    structure: Annotated[Path, Argument(help="where to start, any file that ASE reads")],
+    frame: Annotated[int, Option(help="of that file; -1 is the last")] = -1,
+    folder: Annotated[Path, Option(help="for the trajectory and outcome")] = Path("runs/md"),
+    overwrite: Annotated[bool, Option("--overwrite", help="an earlier run there")] = False,
     temperature: Annotated[float, of_dynamics(help="K")] = 300.0,
     to: Annotated[float | None, of_dynamics(help="K at the end: a linear ramp")] = None,
     steps: Annotated[int, of_dynamics(min=0, help="time steps")] = 1000,
@@ -104,10 +104,16 @@ def md(
     with _shown(settings.steps) as hooks:
         options = {"reference": asked, "overwrite": overwrite, **hooks}
         outcome = run_md(potential, atoms, settings, guard, folder, **options)
+    said = f"{outcome.steps} steps done, {len(outcome.frames)} frames saved for labelling"
+    if outcome.stopped:
+        said = f"stopped after {outcome.steps} steps: {outcome.reason}"
+    if outcome.interrupted:
+        go_on = f"go on from {folder / 'trajectory.extxyz'} in another folder"
+        said = f"interrupted after {outcome.steps} steps; {go_on}"
     if json:
         shared.print_json(outcome_dict(outcome, settings, guard, folder))
     else:
-        _tell(outcome, folder)
+        typer.echo(f"{said}\ntrajectory, uncertain frames and outcome.json in {folder}")
     if outcome.interrupted:
         raise typer.Exit(130)
 
@@ -147,19 +153,6 @@ def _shown(steps: int) -> Iterator[dict[str, Any]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _tell(outcome: "Outcome", folder: Path) -> None:
-    if outcome.stopped:
-        typer.echo(f"stopped after {outcome.steps} steps: {outcome.reason}")
-    elif outcome.interrupted:
-        typer.echo(
-            f"interrupted after {outcome.steps} steps; go on from {folder / 'trajectory.extxyz'} "
-            "in another folder"
-        )
-    else:
-        typer.echo(f"{outcome.steps} steps done, {len(outcome.frames)} frames saved for labelling")
-    typer.echo(f"trajectory, uncertain frames and outcome.json in {folder}")
-
-
 def make_guard(
     potential: "Potential", low: str | None, high: str | None, error: float | None, **others: Any
 ) -> "Guard":
@@ -193,12 +186,12 @@ def _threshold(name: str, text: str) -> float:
 
 @shared.app.command()
 def lammps(
-    script: Annotated[Path, typer.Argument(help="input script of LAMMPS, see below")],
-    model: Annotated[str, typer.Option(help="a model written by blips, or a released one's name")],
-    elements: Annotated[str, typer.Option(help="of the atom types, in order: Si,O")],
+    script: Annotated[Path, Argument(help="input script of LAMMPS, see below")],
+    model: Annotated[str, Option(help="a model written by blips, or a released one's name")],
+    elements: Annotated[str, Option(help="of the atom types, in order: Si,O")],
     method: Method = "map",
     member: Member = 0,
-    frames: Annotated[Path, typer.Option(help="frames for labelling are appended to it")] = Path(
+    frames: Annotated[Path, Option(help="frames for labelling are appended to it")] = Path(
         "uncertain.extxyz"
     ),
     low: Low = None,
@@ -236,8 +229,5 @@ def lammps(
         content = {"step": step, "stopped": bool(reason), "reason": reason, "saved": saved}
         shared.print_json({**content, "frames": str(frames)})
     else:
-        done = (
-            f"stopped at step {step}: {reason}" if reason else f"the script is done, at step {step}"
-        )
-        typer.echo(done)
+        typer.echo(f"stopped at step {step}: {reason}" if reason else f"done, at step {step}")
         typer.echo(f"{saved} frames saved for labelling in {frames}")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from blips.cli import shared
 from blips.errors import ConfigError
@@ -52,7 +53,7 @@ def finetune(sources: shared.Files, resume: shared.Resume = False) -> None:
 @shared.app.command()
 def export(
     model: shared.Model,
-    output: Annotated[Path, typer.Argument(help="file to write", callback=shared.no_folder)],
+    output: Annotated[Path, Argument(help="file to write", callback=shared.no_folder)],
 ) -> None:
     """Write a fine-tuned potential, its posterior means, as a checkpoint of its own package.
 
@@ -77,7 +78,7 @@ def export(
 @shared.app.command()
 def active(
     sources: shared.Files,
-    quiet: Annotated[bool, typer.Option("--quiet", help="show nothing while it runs")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="show nothing while it runs")] = False,
 ) -> None:
     """Explore, select, label, retrain, until a budget or a target is reached.
 
@@ -99,8 +100,8 @@ def active(
 
 @shared.app.command()
 def demo(
-    folder: Annotated[Path, typer.Option(help="where everything goes")] = Path("runs/demo"),
-    epochs: Annotated[int | None, typer.Option(help="fewer for a quick look")] = None,
+    folder: Annotated[Path, Option(help="where everything goes")] = Path("runs/demo"),
+    epochs: Annotated[int | None, Option(help="fewer for a quick look")] = None,
     seed: shared.Seed = 0,
 ) -> None:
     """Train and condition a potential for ammonia, test its error bars near and far, report.

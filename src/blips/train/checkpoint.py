@@ -43,6 +43,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CALIBRATED = {keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES}
 
 Saveable = BayesianPotential | Backbone | Wrapper
+Tensors, Header = Mapping[str, Tensor], Mapping[str, Any]
 
 
 def save(potential: Saveable, path: str | Path) -> Path:
@@ -140,7 +141,11 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
         if "bayes" in description:
             model = from_settings(backbone, description["bayes"])
         elif "wrapper" in description:
-            model = _wrapped(backbone, **description["wrapper"])
+            import_module("blips.baselines")  # its kinds are known once it is imported
+            kind, settings = description["wrapper"]["kind"], description["wrapper"]["settings"]
+            if kind not in Wrapper.kinds:
+                raise CheckpointError(f"unknown kind {kind!r}; import the module that defines it")
+            model = Wrapper.kinds[kind].rebuilt(backbone, settings)
         else:
             return backbone
         for quantity, saved in description["calibration"].items():
@@ -164,18 +169,8 @@ def _reading(what: str, path: str | Path) -> Iterator[None]:
         ) from error
 
 
-def _wrapped(backbone: Backbone, kind: str, settings: dict[str, Any]) -> Wrapper:
-    import_module("blips.baselines")  # its kinds are known once it is imported
-    if kind not in Wrapper.kinds:
-        raise CheckpointError(f"unknown kind {kind!r} of model; import the module that defines it")
-    return Wrapper.kinds[kind].rebuilt(backbone, settings)
-
-
 def restore(
-    model: torch.nn.Module,
-    tensors: Mapping[str, Tensor],
-    path: str | Path,
-    header: Mapping[str, Any] | None = None,
+    model: torch.nn.Module, tensors: Tensors, path: str | Path, header: Header | None = None
 ) -> None:
     """Load weights and, with a header, the posterior and the alignment that it describes."""
     beside = (POSTERIOR, ALIGNMENT)
@@ -196,16 +191,13 @@ def restore(
             model.alignment = Alignment.from_dict(content, under(ALIGNMENT, tensors))
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def under(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
     """Return the tensors whose names begin with `prefix`, by the rest of their names."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def posterior_from(
-    described: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    model: BayesianPotential,
-    path: str | Path,
+    described: Header, tensors: Tensors, model: BayesianPotential, path: str | Path
 ) -> ConditionedPosterior:
     """Restore a saved posterior, checked against the model that it is for."""
     with _reading("a posterior", path):
@@ -219,7 +211,7 @@ def posterior_from(
         return posterior
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping) -> Path:
+def write_tensors(path: str | Path, tensors: Tensors, header: Header) -> Path:
     """Write tensors and a JSON header atomically."""
     path = Path(path)
     contiguous = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
@@ -237,8 +229,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except FileNotFoundError:
         raise CheckpointError(f"no checkpoint {path}; check the path") from None
     except IsADirectoryError:
-        best = Path(path) / "best.safetensors"
-        example = best if best.is_file() else "runs/blips/best.safetensors"
+        example = Path(path) / "best.safetensors"
         raise CheckpointError(f"{path} is a folder; give a model file, such as {example}") from None
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error}") from None
@@ -261,7 +252,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, header
 
 
-def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+def _checksum(header: Header, tensors: Tensors) -> str:
     """Compute the SHA-256 of the header (sorted JSON), and of names, types, shapes and data."""
     described = {key: value for key, value in header.items() if key != "checksum"}
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())

@@ -9,14 +9,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-import ase.io
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
 from blips.bayes.noise import seeded_generator
 from blips.config import RunConfig, TrainingConfig
-from blips.data.dataset import Batch, StructureData, TrainingData
+from blips.data.dataset import Batch, TrainingData
 from blips.errors import BlipsError, CheckpointError, ConfigError
 from blips.potential import BayesianPotential
 from blips.progress import retitle, track
@@ -224,16 +223,10 @@ class Trainer:
         return next(self._batches(data, _shuffled(data, "replay", *key)))
 
     def _stop_non_finite(self, epoch: int, batch: Batch, data: TrainingData) -> NoReturn:
-        names = [data.name_of(index) for index in batch.indices]
-        shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
-        written = ""
-        if isinstance(data, StructureData):
-            path = self.folder.path / "nonfinite.extxyz"
-            ase.io.write(path, [data.structures[index] for index in batch.indices])
-            written = f" They were written to {path}."
+        names = ", ".join(data.name_of(index) for index in batch.indices)
         raise NonFiniteLossError(
-            f"the loss is not finite in epoch {epoch} on: {shown}.{written} Check their labels, "
-            f"or lower training.lr; the last good state is {self.folder.last}"
+            f"the loss is not finite in epoch {epoch} on: {names}. Check their labels, or lower "
+            f"training.lr; the last good state is {self.folder.last}"
         )
 
 

@@ -102,8 +102,10 @@ class Objective(nn.Module):
             penalties["replay"] = (config.replay_weight, torch.stack(list(terms.values())).sum())
         loss = total(data_terms, penalties)
         if isinstance(self.model, BayesianPotential) and coefficients:
-            for role, mean in _mean_coefficients(self.model, coefficients).items():
-                loss.parts[f"coef_{role}"] = mean
+            roles = self.model.conversion.roles
+            for role in dict.fromkeys(roles.values()):
+                group = [coefficients[name] for name, of in roles.items() if of == role]
+                loss.parts[f"coef_{role}"] = float(torch.cat(group).detach().mean())
         return loss
 
     @torch.no_grad()  # forces switch gradients on where they need them
@@ -189,12 +191,3 @@ def plain_outputs(backbone: Backbone, graph: Graph, **derivatives: Unpack[Deriva
             lambda graph: backbone(graph)[keys.ENERGIES], graph, **derivatives
         )
     return backbone(graph)
-
-
-def _mean_coefficients(
-    model: BayesianPotential, coefficients: Mapping[str, Tensor]
-) -> dict[str, float]:
-    by_role: dict[str, list[Tensor]] = {}
-    for name, role in model.conversion.roles.items():
-        by_role.setdefault(role, []).append(coefficients[name].detach())
-    return {role: float(torch.cat(group).mean()) for role, group in by_role.items()}
