@@ -24,15 +24,28 @@ from blips.train.references import moved
 
 def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:
     """Build a released or untrained backbone; Bayesian unless the configuration says no."""
+    name = config.backbone
     if is_released(config):
         given = {} if config.weights is None else {"weights": config.weights, "trust": config.trust}
-        backbone = load(config.backbone, **config.hyperparameters | given)
+        backbone = load(name, **config.hyperparameters | given)
+    elif config.weights is not None:
+        raise ConfigError(
+            f"model.weights is for released models, and {name} starts untrained; released are "
+            f"{', '.join(sorted(RELEASED))}"
+        )
+    elif config.pretrained and name in ADAPTERS:
+        names = [released for released, (family, _) in RELEASED.items() if family == name]
+        raise ConfigError(
+            f"{name} is the name of several models: set model.backbone to one of "
+            f"{', '.join(names)}, or model.pretrained=false for random weights"
+        )
     else:
-        backbone = _untrained(config, seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            backbone = build(name, **config.hyperparameters)
     if not config.bayes.enabled:
         return backbone
-    options = config.bayes.model_dump(exclude={"enabled"})
-    return bayesianize(backbone, seed=seed, **options)
+    return bayesianize(backbone, seed=seed, **config.bayes.model_dump(exclude={"enabled"}))
 
 
 def conditioned(
@@ -74,20 +87,3 @@ def conditioned(
 def is_released(config: ModelConfig) -> bool:
     """Return whether the model starts from released weights."""
     return config.pretrained and config.backbone in RELEASED
-
-
-def _untrained(config: ModelConfig, seed: int) -> Backbone:
-    if config.weights is not None:
-        raise ConfigError(
-            f"model.weights is for released models, and {config.backbone} starts untrained; "
-            f"released are {', '.join(sorted(RELEASED))}"
-        )
-    if config.pretrained and config.backbone in ADAPTERS:
-        names = [name for name, (family, _) in RELEASED.items() if family == config.backbone]
-        raise ConfigError(
-            f"{config.backbone} is the name of several models: set model.backbone to one of "
-            f"{', '.join(names)}, or model.pretrained=false for random weights"
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build(config.backbone, **config.hyperparameters)

@@ -87,8 +87,7 @@ def fit(
         data = DataSets(backbone_of(potential), settings, run, resume=resume)
         train_data, valid_data = data.main(train, valid)
         replay_data = data.replay(replay)
-        own = potential.objective if isinstance(potential, Wrapper) else None
-        minimised = objective or own or Objective
+        minimised = objective or getattr(potential, "objective", None) or Objective
         trainer = Trainer(potential, train_data, valid_data, settings, run, replay_data, minimised)
         if resume:
             trainer.resume()

@@ -19,15 +19,7 @@ from blips.data.dataset import Batch, TrainingData
 from blips.errors import BlipsError, CheckpointError, ConfigError
 from blips.potential import BayesianPotential
 from blips.progress import retitle, track
-from blips.train.checkpoint import (
-    DTYPES,
-    describe,
-    read_tensors,
-    restore,
-    under,
-    write_model,
-    write_tensors,
-)
+from blips.train import checkpoint
 from blips.train.loss import Anchor
 from blips.train.objective import Model, Objective
 from blips.train.optim import MovingAverage, Schedule, make_optimizer
@@ -63,7 +55,7 @@ class Trainer:
         self.train_data, self.valid_data, self.replay_data = train, valid, replay
         self.fabric = _fabric(settings, folder)
         self.fabric.launch()
-        self.model = model.to(DTYPES[settings.dtype])
+        self.model = model.to(checkpoint.DTYPES[settings.dtype])
         self._frozen = _frozen_parameters(model, settings)
         objective = make_objective(self.model, settings, num_data=len(train))
         self.objective, self.optimizer = self.fabric.setup(
@@ -85,12 +77,12 @@ class Trainer:
         path = self.folder.last
         if not path.exists():
             return
-        tensors, header = read_tensors(path)
+        tensors, header = checkpoint.read_tensors(path)
         if "optimizer" not in header:
             raise CheckpointError(f"{path} is no training state; resume from a run's folder")
-        restore(self.model, under("model.", tensors), path)
+        checkpoint.restore(self.model, checkpoint.under("model.", tensors), path)
         state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in under("optimizer.", tensors).items():
+        for name, tensor in checkpoint.under("optimizer.", tensors).items():
             index, _, key = name.partition(".")
             state.setdefault(int(index), {})[key] = tensor
         groups = self.optimizer.state_dict()["param_groups"]
@@ -109,13 +101,13 @@ class Trainer:
         states = {f"{i}.{k}": v for i, of in optimizer["state"].items() for k, v in of.items()}
         parts = {"model": self.model.state_dict(), "optimizer": states, **self._kept}
         header = {
-            "model": describe(self.model),
+            "model": checkpoint.describe(self.model),
             "optimizer": {"lr": [group["lr"] for group in optimizer["param_groups"]]},
             "schedule": self.schedule.state(),
             "progress": vars(self.progress),
         }
         tensors = {f"{part}.{k}": v for part, group in parts.items() for k, v in group.items()}
-        write_tensors(self.folder.last, tensors, header)
+        checkpoint.write_tensors(self.folder.last, tensors, header)
 
     def run(self) -> Progress:
         """Train until the last epoch or the early stop; return the history."""
@@ -188,7 +180,7 @@ class Trainer:
         if self.fabric.is_global_zero:
             if improved:
                 with self.average.applied():
-                    write_model(self.folder.best, self.model)
+                    checkpoint.write_model(self.folder.best, self.model)
             last_epoch = epoch == self.settings.epochs or self._should_stop()
             if epoch % self.settings.checkpoint_every == 0 or last_epoch:
                 self._save()
@@ -213,7 +205,7 @@ class Trainer:
         size = self.settings.batch_size
         for first in range(0, len(order), size):
             batch = data.batch(list(order[first : first + size]))
-            yield batch.to(self.fabric.device, DTYPES[self.settings.dtype])
+            yield batch.to(self.fabric.device, checkpoint.DTYPES[self.settings.dtype])
 
     def _replay_batch(self, key: tuple[int, ...]) -> Batch | None:
         """Draw structures of the replay set, a function of (seed, epoch, step)."""
