@@ -24,13 +24,15 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: str | Path, data: bytes) -> Path:
     """Write `data` to `path` so that at every moment the old or the new file is there, whole."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    return path
 
 
 def jsonable(content: Any) -> Any:

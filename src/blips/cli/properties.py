@@ -97,7 +97,11 @@ def property_(
     if kind == "formation":
         options["references"] = _references(reference or [], backbone)
     if kind == "barrier":
-        jobs, options["band"] = _paths(frames, end and shared.read_known(end, backbone)), not scan
+        ends = None if end is None else shared.read_known(end, backbone)
+        if ends is not None and len(ends) != len(frames):
+            raise ConfigError(f"{len(frames)} structures and {len(ends)} ends; expected as many")
+        jobs = [frames] if ends is None else [list(pair) for pair in zip(frames, ends, strict=True)]
+        options["band"] = not scan
     outcomes: dict[int, Any] = {}
     config = ExecutorConfig(kind="local", workers=workers)
     with make_executor(config) if workers > 1 else nullcontext() as executor, progress_shown():
@@ -135,15 +139,6 @@ def _references(given: Sequence[str], backbone: "Backbone") -> dict[str, "Atoms 
                 )
             found[elements[0]] = atoms
     return found
-
-
-def _paths(frames: list["Atoms"], ends: list["Atoms"] | None) -> list[list["Atoms"]]:
-    """Pair structures with their ends; without ends they are one path."""
-    if ends is None:
-        return [frames]
-    if len(ends) != len(frames):
-        raise ConfigError(f"{len(frames)} structures and {len(ends)} ends; expected one for each")
-    return [list(pair) for pair in zip(frames, ends, strict=True)]
 
 
 def _kept(found: "Properties", file: Path) -> dict[str, Any]:

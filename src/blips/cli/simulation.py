@@ -142,8 +142,8 @@ def _shown(steps: int) -> Iterator[dict[str, Any]]:
         bar.update(task, completed=step, description=text)
 
     console = Console(stderr=True)
-    console.quiet = not console.is_terminal
-    bar = Progress(MofNCompleteColumn(), *Progress.get_default_columns(), console=console)
+    columns, hidden = Progress.get_default_columns(), not console.is_terminal
+    bar = Progress(MofNCompleteColumn(), *columns, console=console, disable=hidden)
     task = bar.add_task("", total=steps)
     before = signal.signal(signal.SIGINT, handle)
     try:
@@ -166,7 +166,12 @@ def make_guard(
             "--low and --high are either both in eV/A, such as --low 0.1 --high 0.5, or both "
             "shares of force errors above --error, such as --low 1% --high 10% --error 0.5"
         )
-    limits = {name: _threshold(name, text) for name, text in texts.items()}
+    limits: dict[str, float] = {}
+    for name, text in texts.items():
+        try:
+            limits[name] = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            raise ConfigError(f"--{name} is {text!r}; expected a number in eV/A, or 5%") from None
     if error is None:
         return Guard(**limits, **others)
     if "forces" not in potential.calibration and getattr(potential, "posterior", None) is None:
@@ -175,13 +180,6 @@ def make_guard(
             "run blips calibrate model.safetensors held-out.extxyz -o calibrated.safetensors first"
         )
     return Guard.by_error_rate(error, **limits, **others)
-
-
-def _threshold(name: str, text: str) -> float:
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise ConfigError(f"--{name} is {text!r}; expected a number in eV/A, or 5%") from None
 
 
 @shared.app.command()

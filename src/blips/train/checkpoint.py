@@ -43,7 +43,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CALIBRATED = {keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES}
 
 Saveable = BayesianPotential | Backbone | Wrapper
-Tensors, Header = Mapping[str, Tensor], Mapping[str, Any]
+Tensors = Mapping[str, Tensor]
+Header = Mapping[str, Any]
 
 
 def save(potential: Saveable, path: str | Path) -> Path:
@@ -213,13 +214,11 @@ def posterior_from(
 
 def write_tensors(path: str | Path, tensors: Tensors, header: Header) -> Path:
     """Write tensors and a JSON header atomically."""
-    path = Path(path)
     contiguous = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     full_header: dict[str, Any] = {"format": FORMAT, **header}
     full_header["checksum"] = _checksum(full_header, contiguous)
     data = to_safetensors(contiguous, metadata={"blips": json.dumps(full_header)})
-    write_atomically(path, data)
-    return path
+    return write_atomically(path, data)
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

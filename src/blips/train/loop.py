@@ -52,7 +52,8 @@ class Trainer:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.seed, self.folder = config.seed, folder
-        self.train_data, self.valid_data, self.replay_data = train, valid, replay
+        self.train_data, self.valid_data = train, valid
+        self.replay_data = replay if settings.replay_weight > 0 else None
         self.fabric = _fabric(settings, folder)
         self.fabric.launch()
         self.model = model.to(checkpoint.DTYPES[settings.dtype])
@@ -129,36 +130,33 @@ class Trainer:
     def _train_epoch(self, epoch: int) -> dict[str, float]:
         self.objective.train()
         settings, seen = self.settings, list[tuple[dict[str, float], int]]()
-        warmup = settings.kl_warmup_epochs
-        kl_scale = 1.0 if warmup == 0 else min(1.0, epoch / warmup)
+        kl_scale = min(1.0, epoch / max(1, settings.kl_warmup_epochs))
         order = _shuffled(self.train_data, "shuffle", self.seed, epoch)
         surplus = -len(order) % self.fabric.world_size  # every process takes as many steps
         order = [*order, *order[:surplus]][self.fabric.global_rank :: self.fabric.world_size]
         for step, batch in enumerate(self._batches(self.train_data, order)):
             key = (self.seed, epoch, step, self.fabric.global_rank)
-            replay = self._replay_batch(key)
+            replay, second = None, self.replay_data
+            if second is not None:  # structures that are a function of (seed, epoch, step)
+                replay = next(self._batches(second, _shuffled(second, "replay", *key)))
             self.optimizer.zero_grad()
             terms = self.objective(batch, ("train", *key), kl_scale, replay)
             if not math.isfinite(terms.parts["loss"]):
                 self._stop_non_finite(epoch, batch, self.train_data)
-            if self.replay_data and replay and not math.isfinite(terms.parts["replay"]):
-                self._stop_non_finite(epoch, replay, self.replay_data)
+            if second and replay and not math.isfinite(terms.parts["replay"]):
+                self._stop_non_finite(epoch, replay, second)
             self.fabric.backward(terms.total)
-            if settings.clip_norm is not None:
-                self.fabric.clip_gradients(
-                    self.objective, self.optimizer, max_norm=settings.clip_norm
-                )
+            if (norm := settings.clip_norm) is not None:
+                self.fabric.clip_gradients(self.objective, self.optimizer, max_norm=norm)
             self.optimizer.step()
             self.schedule.after_step()
             self.average.update()
             seen.append((terms.parts, len(batch.indices)))
             self._show(terms.parts)
-        return self._over_processes(_means(seen))
-
-    def _over_processes(self, means: dict[str, float]) -> dict[str, float]:
-        """Average over all processes, each of which saw as many structures."""
+        means = _means(seen)
         if self.fabric.world_size == 1:
             return means
+        # over all processes, each of which saw as many structures
         values = torch.tensor(list(means.values()), dtype=torch.float64, device=self.fabric.device)
         reduced = self.fabric.all_reduce(values, reduce_op="mean")
         return dict(zip(means, torch.as_tensor(reduced).tolist(), strict=True))
@@ -206,13 +204,6 @@ class Trainer:
         for first in range(0, len(order), size):
             batch = data.batch(list(order[first : first + size]))
             yield batch.to(self.fabric.device, checkpoint.DTYPES[self.settings.dtype])
-
-    def _replay_batch(self, key: tuple[int, ...]) -> Batch | None:
-        """Draw structures of the replay set, a function of (seed, epoch, step)."""
-        data = self.replay_data
-        if data is None or self.settings.replay_weight == 0:
-            return None
-        return next(self._batches(data, _shuffled(data, "replay", *key)))
 
     def _stop_non_finite(self, epoch: int, batch: Batch, data: TrainingData) -> NoReturn:
         names = ", ".join(data.name_of(index) for index in batch.indices)

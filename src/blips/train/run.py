@@ -66,9 +66,7 @@ class RunFolder:
 
     def write_json(self, name: str, content: Any) -> Path:
         """Write a JSON file into the folder, atomically."""
-        path = self.path / name
-        write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
-        return path
+        return write_atomically(self.path / name, f"{json.dumps(content, indent=1)}\n".encode())
 
     def write_history(self, history: list[dict[str, float]]) -> None:
         """Write metrics.csv anew: one row per epoch, whatever was there before."""
