@@ -113,8 +113,7 @@ class Anchor:
     over the T trained tensors of the backbone (a tensor that began as zeros counts without its
     denominator). Up to a constant, weight * A is the negative logarithm of a Gaussian prior
     N(theta0, s_t^2) whose width is the same fraction of the size of every tensor. It is on the
-    means alone: the prior of the posterior's widths is another one. It is made of the model at the
-    start of training, on its device.
+    means alone: the prior of the posterior's widths is another one.
     """
 
     def __init__(self, model: nn.Module) -> None:

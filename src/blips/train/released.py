@@ -5,8 +5,6 @@ Project (`recipes/released_posteriors.py`) and is shipped as draws, with where i
 """
 
 import hashlib
-from contextlib import AbstractContextManager
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from blips.potential import BayesianPotential
 from blips.train import checkpoint
 from blips.train.checkpoint import Saveable, posterior_from, read_tensors
 
-FOLDER = "posteriors"
+SHIPPED = Path(__file__).parents[1] / "data" / "posteriors"
 
 
 def load(
@@ -66,11 +64,11 @@ def load_released(name: str, **options: Any) -> BayesianPotential:
     With options of the adapter (`weights`, `trust`) it has none until it is conditioned.
     """
     potential = bayesianize(load_backbone(name, **options))
-    with _shipped(name) as path:
-        if options or not path.is_file():
-            return potential
-        tensors, header = read_tensors(path)
-        potential.posterior = posterior_from(header["posterior"], tensors, potential, path)
+    path = SHIPPED / f"{name}.safetensors"
+    if options or not path.is_file():
+        return potential
+    tensors, header = read_tensors(path)
+    potential.posterior = posterior_from(header["posterior"], tensors, potential, path)
     if weights_digest(potential) != header["weights"]:
         raise CheckpointError(
             f"the error bars shipped for {name} are of other weights than those installed; "
@@ -82,8 +80,8 @@ def load_released(name: str, **options: Any) -> BayesianPotential:
 
 def provenance(name: str) -> dict[str, Any] | None:
     """Return what a shipped posterior was made from; None where there is none."""
-    with _shipped(name) as path:
-        return read_tensors(path)[1]["provenance"] if path.is_file() else None
+    path = SHIPPED / f"{name}.safetensors"
+    return read_tensors(path)[1]["provenance"] if path.is_file() else None
 
 
 def weights_digest(potential: BayesianPotential) -> str:
@@ -94,8 +92,3 @@ def weights_digest(potential: BayesianPotential) -> str:
         for weight in layer.parameters(recurse=False):
             digest.update(weight.detach().double().mul(1e5).round().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _shipped(name: str) -> AbstractContextManager[Path]:
-    """Return the path of a shipped posterior, whether there is one or not."""
-    return resources.as_file(resources.files("blips.data") / FOLDER / f"{name}.safetensors")
