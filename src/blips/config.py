@@ -37,9 +37,7 @@ class BayesConfig(Section):
 
     enabled: bool = setting(True, "False trains the plain backbone")
     prior_dropout: float | None = setting(None, "0.5; for released weights 0.01", gt=0, lt=1)
-    bounds: tuple[float, float] | None = setting(
-        None, "[1e-5, 4]; for released weights [1e-5, 0.11]"
-    )
+    bounds: tuple[float, float] | None = setting(None, "[1e-5, 4]; released: [1e-5, 0.11]")
     initial: float | None = setting(None, "coefficient at the start", gt=0)
     estimator: Literal["auto", "local", "flipout"] = "auto"
     exclude: list[str] = setting([], "patterns of maps that stay plain")
@@ -50,9 +48,7 @@ class ModelConfig(Section):
     """The backbone and its posterior."""
 
     backbone: str = setting("painn", "or a released model, such as chgnet")
-    hyperparameters: dict[str, Any] = setting(
-        {}, "of the backbone, such as cutoff (A) and features"
-    )
+    hyperparameters: dict[str, Any] = setting({}, "of the backbone: cutoff (A), features, ...")
     pretrained: bool = setting(True, "released models start as released")
     weights: str | None = setting(None, "file of a released model's weights")
     trust: bool = setting(False, "let that file run code as it is read")
@@ -138,9 +134,7 @@ class TrainingConfig(Section):
     ema_decay: float | None = setting(
         None, "of a moving average of the weights, such as 0.99", gt=0, lt=1
     )
-    early_stop_patience: int | None = setting(
-        None, "end after so many epochs without improvement", ge=1
-    )
+    early_stop_patience: int | None = setting(None, "epochs without improvement, then end", ge=1)
     checkpoint_every: int = setting(1, "epochs between checkpoints", ge=1)
     dtype: Literal["float32", "float64"] = "float32"
     accelerator: str = setting("auto", "cpu, cuda, mps, or what there is")
