@@ -1,7 +1,7 @@
 """Commands about files: info, validate, template."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from typer import Argument, Option
@@ -12,32 +12,28 @@ from blips.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-TEMPLATES: dict[str, dict[str, Any]] = {
-    "train": {"data": {"train": "train.extxyz"}},
+TEMPLATES = {
+    "train": ["data.train=train.extxyz"],
     # The paper's settings for silica, without its noise on the weights: see docs/fine-tuning.md.
-    "finetune": {
-        "model": {
-            "backbone": "chgnet",
-            "bayes": {"prior_dropout": 0.01, "bounds": [1e-5, 0.11], "encoder": {"depth": 4}},
-        },
-        "data": {"train": "train.extxyz"},
-        "training": {
-            "epochs": 50,
-            "batch_size": 8,
-            "loss": "huber",
-            "huber_delta": 0.01,
-            "energy_per_atom": True,
-            "weights": {"energy": 1.0, "forces": 1.0},
-            "kl_weight": 0.001,
-            "optimizer": "adamw",
-            "lr": 1e-5,
-            "encoder_lr": 1e-4,
-            "schedule": {"kind": "cosine", "warmup": 0.05},
-            "clip_norm": 0.5,
-        },
-        "folder": "runs/finetune",
-    },
-    "active": {"initial": {"structures": "start.extxyz"}},
+    "finetune": [
+        "model.backbone=chgnet",
+        "model.bayes={prior_dropout: 0.01, bounds: [1e-5, 0.11], encoder: {depth: 4}}",
+        "data.train=train.extxyz",
+        "training.epochs=50",
+        "training.batch_size=8",
+        "training.loss=huber",
+        "training.huber_delta=0.01",
+        "training.energy_per_atom=true",
+        "training.weights={energy: 1.0, forces: 1.0}",
+        "training.kl_weight=0.001",
+        "training.optimizer=adamw",
+        "training.lr=1e-5",
+        "training.encoder_lr=1e-4",
+        "training.schedule={kind: cosine, warmup: 0.05}",
+        "training.clip_norm=0.5",
+        "folder=runs/finetune",
+    ],
+    "active": ["initial.structures=start.extxyz"],
 }
 
 
@@ -145,4 +141,4 @@ def template_config(name: str) -> "BaseModel":
 
     if name not in TEMPLATES:
         raise ConfigError(f"unknown template {name!r}; use one of {', '.join(TEMPLATES)}")
-    return (load_campaign if name == "active" else load_config)(TEMPLATES[name])
+    return (load_campaign if name == "active" else load_config)(*TEMPLATES[name])

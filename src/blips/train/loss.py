@@ -83,8 +83,7 @@ def conditional_huber(samples: Tensor, target: Tensor, delta: float) -> Tensor:
     if target.ndim < 2:
         return huber(samples - target, delta).mean()
     norm = torch.linalg.vector_norm(target, dim=-1, keepdim=True)
-    steps = torch.tensor([1.0, 0.7, 0.4, 0.1], dtype=target.dtype, device=target.device)
-    edges = torch.tensor([1.0, 2.0, 3.0], dtype=target.dtype, device=target.device)
+    steps, edges = target.new_tensor([1.0, 0.7, 0.4, 0.1]), target.new_tensor([1.0, 2.0, 3.0])
     return huber(samples - target, delta * steps[torch.bucketize(norm, edges)]).mean()
 
 

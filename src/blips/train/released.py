@@ -29,7 +29,14 @@ def load(
     Released ones have names such as "chgnet", see `blips.backbones.RELEASED`, and options such as
     `weights` (a file of its package) and `trust`. Where `plain`, they come without error bars.
     """
-    place = usable_device(device)
+    try:
+        place = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"device {str(device)!r} cannot be used here ({reason}); use cpu, or a machine and a "
+            "build of torch that have it"
+        ) from None
     if is_released_name(path):
         return (load_backbone if plain else load_released)(str(path), **options).to(place)
     if not Path(path).suffix and not Path(path).exists():
@@ -39,18 +46,6 @@ def load(
     if options:
         raise ConfigError(f"{path} is no released model and takes no {', '.join(options)}")
     return checkpoint.load(path, place)
-
-
-def usable_device(name: str | torch.device) -> torch.device:
-    """Return the device of that name; raise an error where this machine has none such."""
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise ConfigError(
-            f"device {str(name)!r} cannot be used here ({reason}); use cpu, or a machine and a "
-            "build of torch that have it"
-        ) from None
 
 
 def is_released_name(name: object) -> bool:
