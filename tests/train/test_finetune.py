@@ -17,10 +17,10 @@ from blips.conversion import FROM_SCRATCH, PRETRAINED
 from blips.data.dataset import StructureData
 from blips.errors import CheckpointError, ConfigError
 from blips.train.checkpoint import read_tensors
-from blips.train.command import build_model
 from blips.train.loss import Anchor
 from blips.train.objective import Objective, plain_outputs
 from blips.train.references import set_reference_energies, unexplained_energies
+from blips.train.released import build_model
 from helpers import QUICK, TINY, morse_ammonia, quartz
 from recipes.fetch_weights import fetch
 

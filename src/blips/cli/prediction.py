@@ -113,7 +113,7 @@ def condition(
     Example: blips condition model.safetensors train.extxyz --valid valid.extxyz -o out.safetensors
     """
     from blips.train.checkpoint import backbone_of, save
-    from blips.train.command import conditioned
+    from blips.train.references import conditioned
     from blips.train.released import load
 
     given = {"dimension": dimension, "rows": rows, "maps": maps and (maps if maps[1:] else maps[0])}
@@ -124,7 +124,7 @@ def condition(
     labels = shared.labels_of(backbone.labels, energy_key, forces_key)
     atoms = shared.read_known(structures, backbone, labels)
     known = None if valid is None else shared.read_known(valid, backbone, labels)
-    options |= {"anew": anew, "align": align, "seed": seed, "labels": labels}
+    options |= {"anew": anew, "shift": align, "seed": seed, "labels": labels}
     with writing(output), progress_shown():
         potential = conditioned(found, atoms, known, **options)
         if draws is not None:

@@ -14,8 +14,8 @@ from blips.errors import ConfigError
 def _train(command: str, sources: list[str], resume: bool) -> None:
     from blips.backbones import RELEASED
     from blips.config import load_config
-    from blips.train.command import build_model, is_released
     from blips.train.fit import fit
+    from blips.train.released import build_model, is_released
 
     again = f"blips {command} --resume with the same arguments"
     with shared.going_on(f"{again} continues from the last checkpoint"):

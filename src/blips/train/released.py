@@ -1,5 +1,7 @@
 """`blips.load`: a model from a file, or a released one with its error bars, `load("chgnet")`.
 
+`build_model` makes the one that a configuration describes, for training.
+
 The posterior of a released model's readouts was conditioned once on geometries of the Materials
 Project (`recipes/released_posteriors.py`) and is shipped as draws, with where it comes from.
 """
@@ -10,8 +12,10 @@ from typing import Any
 
 import torch
 
-from blips.backbones import RELEASED, nearest
+from blips.backbones import ADAPTERS, RELEASED, build, nearest
 from blips.backbones import load as load_backbone
+from blips.backbones.base import Backbone
+from blips.config import ModelConfig
 from blips.conversion import bayesianize
 from blips.errors import CheckpointError, ConfigError
 from blips.potential import BayesianPotential
@@ -46,6 +50,37 @@ def load(
     if options:
         raise ConfigError(f"{path} is no released model and takes no {', '.join(options)}")
     return checkpoint.load(path, place)
+
+
+def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:
+    """Build a released or untrained backbone; Bayesian unless the configuration says no."""
+    name = config.backbone
+    if is_released(config):
+        given = {} if config.weights is None else {"weights": config.weights, "trust": config.trust}
+        backbone = load_backbone(name, **config.hyperparameters | given)
+    elif config.weights is not None:
+        raise ConfigError(
+            f"model.weights is for released models, and {name} starts untrained; released are "
+            f"{', '.join(sorted(RELEASED))}"
+        )
+    elif config.pretrained and name in ADAPTERS:
+        names = [released for released, (family, _) in RELEASED.items() if family == name]
+        raise ConfigError(
+            f"{name} is the name of several models: set model.backbone to one of "
+            f"{', '.join(names)}, or model.pretrained=false for random weights"
+        )
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            backbone = build(name, **config.hyperparameters)
+    if not config.bayes.enabled:
+        return backbone
+    return bayesianize(backbone, seed=seed, **config.bayes.model_dump(exclude={"enabled"}))
+
+
+def is_released(config: ModelConfig) -> bool:
+    """Return whether the model starts from released weights."""
+    return config.pretrained and config.backbone in RELEASED
 
 
 def is_released_name(name: object) -> bool:
