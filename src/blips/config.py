@@ -249,7 +249,10 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
         location = [str(part) for part in problem["loc"]]
         where = ".".join(location)
         if problem["type"] == "extra_forbidden":
-            known = list(_section_of(schema, location[:-1]).model_fields)
+            section: Any = schema
+            for part in location[:-1]:
+                section = section.model_fields[part].annotation
+            known = list(section.model_fields)
             nearest = difflib.get_close_matches(location[-1], known, n=1)
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
             lines.append(f"unknown key {where!r}; {hint}")
@@ -258,11 +261,3 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
         else:
             lines.append(f"{where}: {problem['msg']}, got {problem['input']!r}")
     return "invalid configuration:\n  " + "\n  ".join(lines)
-
-
-def _section_of(section: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
-    for part in location:
-        annotation = section.model_fields[part].annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            section = annotation
-    return section

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -129,7 +128,7 @@ def _shown(steps: int) -> Iterator[dict[str, Any]]:
 
     pressed = False
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(*_: object) -> None:
         nonlocal pressed
         pressed = True
         signal.signal(signal.SIGINT, before)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ase import Atoms
-from ase.data import atomic_numbers, chemical_symbols
+from ase.data import chemical_symbols
 
 from blips.backbones.base import Backbone, atomistic
 from blips.backbones.foreign import ForeignBackbone
@@ -46,17 +46,13 @@ class DataSets:
         train = given.train if train is None else train
         valid = given.valid if valid is None else valid
         if train is None:
-            raise ConfigError(
-                "no training data; give fit(..., train=...) or data.train in the config"
-            )
-        if isinstance(train, TrainingData):
-            if not isinstance(valid, TrainingData):
-                raise InputError("a training data set needs a validation data set, not a file")
+            raise ConfigError("no training data; give fit(..., train=...), or data.train")
+        if isinstance(train, TrainingData) and isinstance(valid, TrainingData):
             if isinstance(train, StructureData):
                 self.backbone.labels = train.labels
             return train, valid
-        if isinstance(valid, TrainingData):
-            raise InputError("training structures need validation structures, not a data set")
+        if isinstance(train, TrainingData) or isinstance(valid, TrainingData):
+            raise InputError("training and validation data are two data sets, or neither is one")
         backbone = atomistic(self.backbone)
         backbone.labels = self.labels
         if not given.stream:
@@ -84,12 +80,11 @@ class DataSets:
             return self._data(structures, name)
         path = self.run.path / "replay.json"
         if self.resume and path.exists():
-            by_element = json.loads(path.read_text())
-            shift = {atomic_numbers[symbol]: energy for symbol, energy in by_element.items()}
+            shift = json.loads(path.read_text())
         else:
-            shift = unexplained_energies(self.backbone, structures, self.labels).by_number()
-            by_element = {chemical_symbols[number]: energy for number, energy in shift.items()}
-            self.run.write_json(path.name, by_element)
+            fitted = unexplained_energies(self.backbone, structures, self.labels).by_number()
+            shift = {chemical_symbols[number]: energy for number, energy in fitted.items()}
+            self.run.write_json(path.name, shift)
         structures = moved(structures, shift, self.quantities, self.labels)
         return self._data(structures, name, labels=Labels())
 

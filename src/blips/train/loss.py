@@ -116,24 +116,20 @@ class Anchor:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.start = {name: p.detach().clone() for name, p in _trained_weights(model)}
+        backbone = getattr(model, "backbone", model)  # not the inference network
+        self.weights = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
+        self.start = {name: p.detach().clone() for name, p in self.weights.items()}
         if not self.start:
             raise ConfigError(
                 "training.anchor_weight has nothing to hold, as no weights of the backbone are "
                 "trained; leave it at 0 with training.freeze_backbone"
             )
 
-    def penalty(self, model: nn.Module) -> Tensor:
+    def penalty(self) -> Tensor:
         """Compute A of the model's present weights, one number."""
         distances: list[Tensor] = []
-        for name, weight in _trained_weights(model):
+        for name, weight in self.weights.items():
             start = self.start[name]
             size = start.square().mean()
             distances.append((weight - start).square().mean() / torch.where(size > 0, size, 1.0))
         return torch.stack(distances).mean()
-
-
-def _trained_weights(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the trained parameters, without those of the inference network."""
-    backbone = getattr(model, "backbone", model)
-    return [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]

@@ -96,7 +96,7 @@ class Objective(nn.Module):
             kl = self.kl(self.model, coefficients)
             penalties["kl"] = (config.kl_weight * kl_scale, kl)
         if self.anchor is not None:
-            penalties["anchor"] = (config.anchor_weight, self.anchor.penalty(self.model))
+            penalties["anchor"] = (config.anchor_weight, self.anchor.penalty())
         if replay is not None:
             terms, _ = self.training_terms(replay, (*noise_key, "replay"))
             penalties["replay"] = (config.replay_weight, torch.stack(list(terms.values())).sum())

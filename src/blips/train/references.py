@@ -188,16 +188,16 @@ def conditioned(
 
 def moved(
     structures: Sequence[Atoms],
-    shift: Mapping[int, float],
+    shift: Mapping[str, float],
     quantities: Sequence[str] = (keys.ENERGY, keys.FORCES),
     labels: Labels | None = None,
 ) -> list[Atoms]:
-    """Copy structures with `shift` taken off their energies; labels in eV, A, ASE's names."""
+    """Copy structures with `shift` (eV by element) off their energies; labels as ASE has them."""
     copies: list[Atoms] = []
     for atoms in structures:
         found = extract(atoms, quantities, labels)
         if keys.ENERGY in found:
-            found[keys.ENERGY] = found[keys.ENERGY] - sum(shift[int(z)] for z in atoms.numbers)
+            found[keys.ENERGY] = found[keys.ENERGY] - sum(shift[symbol] for symbol in atoms.symbols)
         copy = atoms.copy()
         copy.calc = SinglePointCalculator(copy, **found)
         copies.append(copy)
