@@ -119,21 +119,15 @@ class TrainingConfig(Section):
     )
     kl_warmup_epochs: int = setting(0, "epochs until lambda is full", ge=0)
     anchor_weight: float = setting(0.0, "keeps weights near those at the start", ge=0)
-    replay_weight: float = setting(
-        1.0, "of the loss on data.replay, which every step then has", ge=0
-    )
-    freeze_backbone: bool = setting(
-        False, "train the inference network alone; MAP predictions stay"
-    )
+    replay_weight: float = setting(1.0, "of the loss on data.replay, in every step", ge=0)
+    freeze_backbone: bool = setting(False, "train the inference network, leave the means")
     optimizer: Literal["adam", "adamw"] = "adam"
     lr: float = setting(1e-3, "learning rate", gt=0)
     encoder_lr: float | None = setting(None, "inference network's", gt=0)
     weight_decay: float = setting(0.0, "of the optimizer", ge=0)
     schedule: ScheduleConfig = ScheduleConfig()
     clip_norm: float | None = setting(None, "largest gradient norm", gt=0)
-    ema_decay: float | None = setting(
-        None, "of a moving average of the weights, such as 0.99", gt=0, lt=1
-    )
+    ema_decay: float | None = setting(None, "of averaged weights, such as 0.99", gt=0, lt=1)
     early_stop_patience: int | None = setting(None, "epochs without improvement, then end", ge=1)
     checkpoint_every: int = setting(1, "epochs between checkpoints", ge=1)
     dtype: Literal["float32", "float64"] = "float32"

@@ -34,8 +34,7 @@ class Bars:
         self.live = Progress(
             "{task.description}", *columns, "left", console=self.console, transient=True
         )
-        self.begun = time.monotonic()
-        self.told = self.begun
+        self.begun = self.told = time.monotonic()
 
     def show(self, task: Any) -> None:
         """Draw the bar, or say how far the task is, if it is time for that."""

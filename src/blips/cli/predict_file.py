@@ -70,10 +70,17 @@ def predict_file(
                 continue
             prediction = potential.predict(batch, **options)
             text = _text(prediction.to_atoms(batch, beside=labels or Labels()))
-            if last > kept:
-                _append(part, text)
-            else:
-                _check_same(part, text)
+            with part.open("a+b") as file:
+                file.seek(0)
+                if last > kept:
+                    file.write(text)  # at the end, wherever the file was read
+                    file.flush()
+                    os.fsync(file.fileno())
+                elif file.read(len(text)) != text:
+                    raise InputError(
+                        f"{part} was made with another model, other structures, settings or "
+                        "another machine; give the same ones, or remove it to start anew"
+                    )
             done = done or Done(prediction, total, kept, labelled)
         if done is None:
             raise InputError(f"{source} has no structures; expected at least one")
@@ -120,21 +127,3 @@ def _text(frames: list[Atoms]) -> bytes:
     text = io.StringIO()
     ase.io.write(text, frames, format="extxyz")
     return text.getvalue().encode()
-
-
-def _check_same(part: Path, text: bytes) -> None:
-    """Refuse to go on where the first batch does not come out as it did before."""
-    with part.open("rb") as file:
-        if file.read(len(text)) != text:
-            raise InputError(
-                f"{part} was made with another model, other structures, settings or another "
-                "machine; give the same ones, or remove it to start anew"
-            )
-
-
-def _append(part: Path, text: bytes) -> None:
-    """Append whole frames and flush them to disk."""
-    with part.open("ab") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
