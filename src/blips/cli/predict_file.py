@@ -13,7 +13,6 @@ from typing import Any
 
 import ase.io
 import numpy as np
-from ase import Atoms
 
 from blips.data.labels import Labels, available
 from blips.data.structures import (
@@ -69,14 +68,16 @@ def predict_file(
             if last <= kept and done is not None:
                 continue
             prediction = potential.predict(batch, **options)
-            text = _text(prediction.to_atoms(batch, beside=labels or Labels()))
+            frames, text = prediction.to_atoms(batch, beside=labels or Labels()), io.StringIO()
+            ase.io.write(text, frames, format="extxyz")
+            new = text.getvalue().encode()
             with part.open("a+b") as file:
                 file.seek(0)
                 if last > kept:
-                    file.write(text)  # at the end, wherever the file was read
+                    file.write(new)  # at the end, wherever the file was read
                     file.flush()
                     os.fsync(file.fileno())
-                elif file.read(len(text)) != text:
+                elif file.read(len(new)) != new:
                     raise InputError(
                         f"{part} was made with another model, other structures, settings or "
                         "another machine; give the same ones, or remove it to start anew"
@@ -121,9 +122,3 @@ def _cut_to_whole_batches(part: Path, sizes: list[int]) -> int:
     kept = int(ends[ends < len(offsets)].max(initial=0))
     os.truncate(part, offsets[kept])
     return kept
-
-
-def _text(frames: list[Atoms]) -> bytes:
-    text = io.StringIO()
-    ase.io.write(text, frames, format="extxyz")
-    return text.getvalue().encode()

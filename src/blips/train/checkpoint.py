@@ -63,10 +63,9 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
     """Read a model written by `save`: a Bayesian potential, a plain backbone or a baseline."""
     tensors, header = read_tensors(path)
     if "optimizer" in header:
-        best = Path(path).with_name("best.safetensors")
         raise CheckpointError(
             f"{path} is the state of a training, which blips train --resume continues; its model "
-            f"is {best}" + ("" if best.is_file() else ", written after the first epoch")
+            f"is {Path(path).with_name('best.safetensors')}, written after the first epoch"
         )
     model = rebuild(header.get("model"), path)
     restore(model, tensors, path, header)

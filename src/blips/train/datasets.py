@@ -68,8 +68,7 @@ class DataSets:
     def replay(self, replay: Data | None) -> TrainingData | None:
         """Return the replay set; its energies are shifted to those of a released model.
 
-        What was moved is in the folder: at a resumption the model may no longer be that of the
-        start.
+        The folder keeps by how much: at a resumption the model is no longer that of the start.
         """
         replay = self.settings.data.replay if replay is None else replay
         if replay is None or isinstance(replay, TrainingData):
@@ -113,13 +112,9 @@ class DataSets:
         return check_structures(data, labels=self.labels), f"{kind} structures"
 
     def _data(self, structures: Any, source: str | Path, **options: Any) -> StructureData:
-        common: dict[str, Any] = {
-            "quantities": self.quantities,
-            "labels": self.labels,
-            "dtype": DTYPES[self.settings.training.dtype],
-        }
-        graph_of = atomistic(self.backbone).graph_of
-        return StructureData(structures, graph_of, source=source, **(common | options))
+        options = {"quantities": self.quantities, "labels": self.labels, **options}
+        graph_of, dtype = atomistic(self.backbone).graph_of, DTYPES[self.settings.training.dtype]
+        return StructureData(structures, graph_of, source=source, dtype=dtype, **options)
 
     def _split(self, structures: Sequence[Atoms], fraction: float) -> Split:
         """Set a fraction aside, at random or by whole groups."""

@@ -59,9 +59,8 @@ class Trainer:
         self.model = model.to(checkpoint.DTYPES[settings.dtype])
         self._frozen = _frozen_parameters(model, settings)
         objective = make_objective(self.model, settings, num_data=len(train))
-        self.objective, self.optimizer = self.fabric.setup(
-            objective, make_optimizer(self.model, settings)
-        )
+        optimizer = make_optimizer(self.model, settings)
+        self.objective, self.optimizer = self.fabric.setup(objective, optimizer)
         # the same number of steps on every process
         steps = math.ceil(len(train) / (settings.batch_size * self.fabric.world_size))
         self.schedule = Schedule(self.optimizer, settings, settings.epochs * steps)
@@ -230,15 +229,14 @@ def _means(batches: Sequence[tuple[dict[str, float], int]]) -> dict[str, float]:
 
 def _frozen_parameters(model: Model, settings: TrainingConfig) -> list[torch.nn.Parameter]:
     """Switch off the training of what the loss does not use; the parameters that were on."""
-    if not isinstance(model, BayesianPotential):
+    frozen = settings.freeze_backbone
+    if not isinstance(model, BayesianPotential) or (settings.noise and not frozen):
         return []
-    if settings.noise and not settings.freeze_backbone:
-        return []
-    unused = model.backbone if settings.freeze_backbone else model.encoder
-    frozen = [parameter for parameter in unused.parameters() if parameter.requires_grad]
-    for parameter in frozen:
+    unused = model.backbone if frozen else model.encoder
+    parameters = [parameter for parameter in unused.parameters() if parameter.requires_grad]
+    for parameter in parameters:
         parameter.requires_grad_(False)
-    return frozen
+    return parameters
 
 
 def _fabric(settings: TrainingConfig, folder: RunFolder) -> Fabric:

@@ -5,9 +5,6 @@ With `training.noise`, data loss of samples + lambda * KL: the paper's objective
 Two more terms, off by default, keep a pretrained model from forgetting: `anchor_weight` times the
 distance of the weights from where they began (`blips.train.loss`), and `replay_weight` times
 the data loss of a batch from a second set.
-
-Training handles plain backbones, Bayesian potentials, and wrappers: backbones with something around
-them that is trained with them, by an objective of their own. `studies/baselines` has several.
 """
 
 from collections.abc import Callable, Mapping
@@ -120,7 +117,12 @@ class Objective(nn.Module):
         outputs = self.sample(batch.graph, count, ("valid", seed), derivatives).outputs
         counts = batch.graph.node_counts()
         terms = total(data_loss(outputs, batch.targets, counts, config)).parts
-        return terms | _mean_absolute_errors(outputs, batch)
+        for name, size in ((keys.ENERGY, counts), (keys.FORCES, 1.0)):
+            if name in batch.targets and name in outputs:
+                target = batch.targets[name]
+                mean = outputs[name].reshape(-1, *target.shape).mean(dim=0)  # of all samples
+                terms[f"mae_{name}"] = 1000.0 * float(((mean - target).abs() / size).mean())
+        return terms
 
     def training_terms(
         self, batch: Batch, noise_key: NoiseKey
@@ -171,17 +173,6 @@ def total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> Lo
         parts[name] = float(value.detach())
         loss = loss + weight * value
     return LossTerms(loss, parts)
-
-
-def _mean_absolute_errors(outputs: Outputs, batch: Batch) -> dict[str, float]:
-    """Compute the MAE of the mean of all samples: energies in meV/atom, forces in meV/A."""
-    errors: dict[str, float] = {}
-    for name, size in ((keys.ENERGY, batch.graph.node_counts()), (keys.FORCES, 1.0)):
-        if name in batch.targets and name in outputs:
-            target = batch.targets[name]
-            mean = outputs[name].reshape(-1, *target.shape).mean(dim=0)
-            errors[f"mae_{name}"] = 1000.0 * float(((mean - target).abs() / size).mean())
-    return errors
 
 
 def plain_outputs(backbone: Backbone, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
