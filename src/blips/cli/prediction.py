@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -12,9 +12,6 @@ from blips.defaults import SAMPLES
 from blips.errors import ConfigError
 from blips.files import writing
 from blips.progress import progress_shown
-
-if TYPE_CHECKING:
-    from blips.prediction import Prediction
 
 ANOTHER_REFERENCE = 5.0  # RMS energy error in std beyond which labels are of another reference
 
@@ -63,17 +60,12 @@ def predict(
         typer.echo(f"{done.kept} of them were there before")
     if done.labelled:
         typer.echo("labels are kept: the predictions are predicted_energy, predicted_forces")
-    typer.echo(f"method {done.example.method}, {_how(done.example)}")
-
-
-def _how(prediction: "Prediction") -> str:
-    """Describe the number of samples, their error and the reason for the method, if any."""
-    words = [f"{prediction.samples} samples"]
-    if errors := prediction.details.get("std_relative_error"):
+    words = [f"{done.example.samples} samples"]
+    if errors := done.example.details.get("std_relative_error"):
         words.append(f"relative error of std {max(errors.values()):.2f}")
-    if reason := prediction.details.get("chosen_because"):
+    if reason := done.example.details.get("chosen_because"):
         words.append(reason)
-    return "; ".join(words)
+    typer.echo(f"method {done.example.method}, {'; '.join(words)}")
 
 
 @shared.app.command()
