@@ -28,12 +28,12 @@ from blips.inference.domain import Domain
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import save, write_tensors
 from blips.train.references import moved
-from blips.train.released import FOLDER, weights_digest
+from blips.train.released import SHIPPED, weights_digest
 from blips.train.run import environment
 from studies.released.data import CONDITIONED, SOURCE, VALID, mptrj_split
 
 ROWS, DIMENSION, DRAWS = 6, 2048, 64  # more dimensions than rows: directions have to stay open
-OUTPUT = Path(__file__).parents[1] / "src/blips/data" / FOLDER
+OUTPUT = Path(__file__).parents[1] / "src/blips/data" / SHIPPED.name
 
 
 def condition(

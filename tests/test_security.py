@@ -109,11 +109,11 @@ def test_what_a_file_lets_run_needs_trust_and_what_is_typed_does_not(door, tmp_p
     assert getattr(trusted, section).trust
     file.write_text(json.dumps(start))
     typed = list(leaves(DOORS[door]))
-    assert getattr(load_campaign(file, *typed, typed=typed), section).trust
+    assert getattr(load_campaign(file, *typed), section).trust
     harmless = [text.partition("=")[0] + "=null" for text in typed]
     file.write_text(json.dumps(start | DOORS[door]))
     with pytest.raises(ConfigError, match=rf"{section}\.trust"):
-        load_campaign(*harmless, file, typed=harmless)  # the file has the last word
+        load_campaign(*harmless, file)  # the file has the last word
 
 
 @pytest.mark.parametrize("door", [name for name in DOORS if "label" in DOORS[name]])

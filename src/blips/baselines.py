@@ -23,13 +23,13 @@ from torch import nn
 
 from blips.backbones import build
 from blips.backbones.base import Backbone, graph_batches
-from blips.config import Source
+from blips.config import Sources, load_config
 from blips.data.dataset import StructureData, TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
 from blips.inference.monte_carlo import monte_carlo
 from blips.prediction import Calibrator, Model, Outputs, Prediction, point_prediction
-from blips.train.fit import Data, FitResult, fit, resolve_config
+from blips.train.fit import Data, FitResult, fit
 from blips.train.objective import Wrapper, plain_outputs
 
 Structures = Atoms | Sequence[Atoms] | Graph
@@ -157,7 +157,7 @@ class DeepEnsemble(Wrapper, Baseline):
         train: Data | None = None,
         *,
         valid: Data | float | None = None,
-        config: Source | Sequence[Source] = (),
+        config: Sources = (),
         folder: str | Path | None = None,
         **options: Any,
     ) -> FitResult:
@@ -165,7 +165,7 @@ class DeepEnsemble(Wrapper, Baseline):
 
         The options are those of `blips.fit`. Returns the result of the first in `folder`.
         """
-        settings = resolve_config(config)
+        settings = load_config(config)
         root = Path(folder or settings.folder)
         models = [self._new(settings.seed + member) for member in range(self.num_members)]
         results: list[FitResult] = []

@@ -37,9 +37,7 @@ class BayesConfig(Section):
 
     enabled: bool = setting(True, "False trains the plain backbone")
     prior_dropout: float | None = setting(None, "0.5; for released weights 0.01", gt=0, lt=1)
-    bounds: tuple[float, float] | None = setting(
-        None, "[1e-5, 4]; for released weights [1e-5, 0.11]"
-    )
+    bounds: tuple[float, float] | None = setting(None, "[1e-5, 4]; released: [1e-5, 0.11]")
     initial: float | None = setting(None, "coefficient at the start", gt=0)
     estimator: Literal["auto", "local", "flipout"] = "auto"
     exclude: list[str] = setting([], "patterns of maps that stay plain")
@@ -50,9 +48,7 @@ class ModelConfig(Section):
     """The backbone and its posterior."""
 
     backbone: str = setting("painn", "or a released model, such as chgnet")
-    hyperparameters: dict[str, Any] = setting(
-        {}, "of the backbone, such as cutoff (A) and features"
-    )
+    hyperparameters: dict[str, Any] = setting({}, "of the backbone: cutoff (A), features, ...")
     pretrained: bool = setting(True, "released models start as released")
     weights: str | None = setting(None, "file of a released model's weights")
     trust: bool = setting(False, "let that file run code as it is read")
@@ -123,24 +119,16 @@ class TrainingConfig(Section):
     )
     kl_warmup_epochs: int = setting(0, "epochs until lambda is full", ge=0)
     anchor_weight: float = setting(0.0, "keeps weights near those at the start", ge=0)
-    replay_weight: float = setting(
-        1.0, "of the loss on data.replay, which every step then has", ge=0
-    )
-    freeze_backbone: bool = setting(
-        False, "train the inference network alone; MAP predictions stay"
-    )
+    replay_weight: float = setting(1.0, "of the loss on data.replay, in every step", ge=0)
+    freeze_backbone: bool = setting(False, "train the inference network, leave the means")
     optimizer: Literal["adam", "adamw"] = "adam"
     lr: float = setting(1e-3, "learning rate", gt=0)
     encoder_lr: float | None = setting(None, "inference network's", gt=0)
     weight_decay: float = setting(0.0, "of the optimizer", ge=0)
     schedule: ScheduleConfig = ScheduleConfig()
     clip_norm: float | None = setting(None, "largest gradient norm", gt=0)
-    ema_decay: float | None = setting(
-        None, "of a moving average of the weights, such as 0.99", gt=0, lt=1
-    )
-    early_stop_patience: int | None = setting(
-        None, "end after so many epochs without improvement", ge=1
-    )
+    ema_decay: float | None = setting(None, "of averaged weights, such as 0.99", gt=0, lt=1)
+    early_stop_patience: int | None = setting(None, "epochs without improvement, then end", ge=1)
     checkpoint_every: int = setting(1, "epochs between checkpoints", ge=1)
     dtype: Literal["float32", "float64"] = "float32"
     accelerator: str = setting("auto", "cpu, cuda, mps, or what there is")
@@ -162,15 +150,16 @@ class RunConfig(Section):
 
 
 Source = str | Path | Mapping[str, Any] | BaseModel
+Sources = Source | Sequence[Source]
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
-def load_config(*sources: Source) -> RunConfig:
-    """Merge files (YAML or JSON), mappings and overrides such as "training.epochs=50"; validate."""
+def load_config(*sources: Sources) -> RunConfig:
+    """Merge files (YAML or JSON), mappings, overrides such as "training.epochs=50", and lists."""
     return load_as(RunConfig, *sources)
 
 
-def load_as(schema: type[Schema], *sources: Source) -> Schema:
+def load_as(schema: type[Schema], *sources: Sources) -> Schema:
     """Load a configuration as `load_config` does, for another schema."""
     try:
         return schema.model_validate(merge_sources(*sources))
@@ -178,7 +167,7 @@ def load_as(schema: type[Schema], *sources: Source) -> Schema:
         raise ConfigError(_explain(error, schema)) from None
 
 
-def merge_sources(*sources: Source) -> dict[str, Any]:
+def merge_sources(*sources: Sources) -> dict[str, Any]:
     """Merge files, mappings and overrides, left to right, without validation."""
     return reduce(_merge, map(_read, sources), {})
 
@@ -204,14 +193,14 @@ def different_settings(first: Any, second: Any, prefix: str = "") -> set[str]:
     return found
 
 
-def _read(source: Source) -> dict[str, Any]:
+def _read(source: Sources) -> dict[str, Any]:
     if isinstance(source, BaseModel):
         return source.model_dump(mode="json", exclude_unset=True)
     if isinstance(source, Mapping):
         return dict(source)
     if isinstance(source, str) and is_override(source):
         return _override(source)
-    return _read_file(Path(source))
+    return _read_file(Path(source)) if isinstance(source, str | Path) else merge_sources(*source)
 
 
 def _override(text: str) -> dict[str, Any]:
@@ -254,7 +243,10 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
         location = [str(part) for part in problem["loc"]]
         where = ".".join(location)
         if problem["type"] == "extra_forbidden":
-            known = list(_section_of(schema, location[:-1]).model_fields)
+            section: Any = schema
+            for part in location[:-1]:
+                section = section.model_fields[part].annotation
+            known = list(section.model_fields)
             nearest = difflib.get_close_matches(location[-1], known, n=1)
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
             lines.append(f"unknown key {where!r}; {hint}")
@@ -263,11 +255,3 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
         else:
             lines.append(f"{where}: {problem['msg']}, got {problem['input']!r}")
     return "invalid configuration:\n  " + "\n  ".join(lines)
-
-
-def _section_of(section: type[BaseModel], location: Sequence[str]) -> type[BaseModel]:
-    for part in location:
-        annotation = section.model_fields[part].annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            section = annotation
-    return section

@@ -24,13 +24,15 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: str | Path, data: bytes) -> Path:
     """Write `data` to `path` so that at every moment the old or the new file is there, whole."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    return path
 
 
 def jsonable(content: Any) -> Any:
@@ -49,17 +51,8 @@ def jsonable(content: Any) -> Any:
 RUN_LOCK = "run.lock"  # in the folder of a training run, while it runs
 
 
-class Locked(BlipsError):
-    """Another process holds the lock."""
-
-    def __init__(self, path: Path, holder: str) -> None:
-        super().__init__(
-            f"process {holder} works in {path.parent} already; wait for it, or use another folder"
-        )
-
-
 def lock(path: Path) -> TextIO:
-    """Open and lock a file, or raise `Locked`; the lock ends with the file or the process."""
+    """Open and lock a file; the lock ends with the file or the process."""
     while True:
         file = path.open("a+", encoding="utf-8")
         try:
@@ -68,7 +61,10 @@ def lock(path: Path) -> TextIO:
             file.seek(0)
             holder = file.read().strip() or "unknown"
             file.close()
-            raise Locked(path, holder) from None
+            raise BlipsError(
+                f"process {holder} works in {path.parent} already; wait for it, or use another "
+                "folder"
+            ) from None
         if _is_at(path, file):
             break
         file.close()  # whoever held it before has removed the file: begin again
@@ -81,7 +77,7 @@ def lock(path: Path) -> TextIO:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock within the block, or raise `Locked`; leave no file behind."""
+    """Hold a lock within the block, and leave no file behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = lock(path)
     try:

@@ -30,6 +30,13 @@ Outputs = dict[str, Tensor]
 
 PER_STRUCTURE = (keys.ENERGY, keys.STRESS)
 UNCERTAIN = (keys.ENERGY, keys.STRESS, keys.ENERGIES, keys.FORCES)  # quantities that ASE knows
+WRITTEN = {  # where `to_atoms` leaves what `Prediction.read` finds
+    keys.ENERGY: ("predicted_energy", keys.ENERGY),
+    "energy_std": (keys.ENERGY_UNCERTAINTY,),
+    keys.FORCES: ("predicted_forces", keys.FORCES),
+    "forces_std": (keys.FORCES_UNCERTAINTY,),
+    keys.IN_DOMAIN: (keys.IN_DOMAIN,),
+}
 SHOWN = 5  # structures in a notebook
 
 
@@ -101,6 +108,20 @@ class Prediction:
         known = {name: array for name, array in arrays.items() if name in attributes}
         others = {name: array for name, array in arrays.items() if name not in attributes}
         return cls(**known, others=others, **about)
+
+    @classmethod
+    def read(cls, frames: Sequence[Atoms]) -> Self:
+        """Read the energies and forces that `to_atoms` left in structures, with their stds."""
+        found: dict[str, list[Array]] = {}
+        for atoms in frames:
+            there = {**atoms.info, **atoms.arrays, **getattr(atoms.calc, "results", {})}
+            for name, places in WRITTEN.items():
+                if known := [there[place] for place in places if place in there]:
+                    found.setdefault(name, []).append(np.atleast_1d(known[0]))
+        if lacking := [name for name, values in found.items() if len(values) < len(frames)]:
+            raise InputError(f"not all structures have {', '.join(lacking)}, but some have")
+        arrays = {name: np.concatenate(values) for name, values in found.items()}
+        return cls.of(arrays, n_atoms=np.array([len(a) for a in frames]), method="read", samples=0)
 
     def __post_init__(self) -> None:
         """Refuse a std that is negative or not a number."""

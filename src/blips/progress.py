@@ -34,17 +34,17 @@ class Bars:
         self.live = Progress(
             "{task.description}", *columns, "left", console=self.console, transient=True
         )
-        self.begun = time.monotonic()
-        self.told = self.begun
+        self.begun = self.told = time.monotonic()
 
     def show(self, task: Any) -> None:
         """Draw the bar, or say how far the task is, if it is time for that."""
         now = time.monotonic()
         between = BETWEEN_UPDATES if self.notebook else BETWEEN_LINES
+        if now - self.begun <= DELAY:
+            return
         if self.console.is_terminal and not self.notebook:
-            if now - self.begun > DELAY:
-                self.live.start()  # once more does nothing
-        elif now - self.begun > DELAY and now - self.told > between:
+            self.live.start()  # once more does nothing
+        elif now - self.told > between:
             self.told = now
             text = f"{task.description}: {task.completed:.0f}"
             if task.total:

@@ -9,9 +9,9 @@ from blips.baselines import predict_plain
 from blips.config import ModelConfig
 from blips.errors import ConfigError
 from blips.potential import BayesianPotential
-from blips.train.command import build_model
 from blips.train.fit import fit
 from blips.train.objective import Model
+from blips.train.released import build_model
 from studies.errorbars.data import NearFar, load_set
 from studies.errorbars.run import measure
 from studies.silica.data import load_data

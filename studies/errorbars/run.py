@@ -18,9 +18,9 @@ from blips.errors import ConfigError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 from blips.train.checkpoint import Saveable, load
-from blips.train.command import build_model
 from blips.train.fit import fit
 from blips.train.objective import Model
+from blips.train.released import build_model
 from blips.uq.assess import References, assess, calibrate
 from studies.baselines import EmbeddingMixture, LastLayerRigidity, ShallowEnsemble
 from studies.errorbars.data import NearFar, load_set

@@ -16,8 +16,8 @@ from blips.errors import ConfigError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 from blips.train.checkpoint import load, write_atomically
-from blips.train.command import build_model
 from blips.train.fit import FitResult, fit
+from blips.train.released import build_model
 from blips.uq.assess import References, assess
 from studies.baselines import MCDropout
 from studies.nbody.data import POSITIONS, ParticleData

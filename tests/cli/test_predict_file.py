@@ -83,10 +83,11 @@ def test_a_file_that_was_cut_anywhere_resumes_to_the_same_bytes(long, share):
 
 def test_an_output_that_another_process_may_write_is_left_alone(folder):
     from blips.cli.predict_file import predict_file
-    from blips.files import Locked, locked
+    from blips.errors import BlipsError
+    from blips.files import locked
 
     potential = blips.load("model.safetensors")
-    with locked(folder / "run.lock"), pytest.raises(Locked, match="already"):
+    with locked(folder / "run.lock"), pytest.raises(BlipsError, match="already"):
         predict_file(potential, folder / "data.extxyz", folder / "out.extxyz", method="map")
     assert not list(folder.glob("out*"))
 

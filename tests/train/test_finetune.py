@@ -17,10 +17,10 @@ from blips.conversion import FROM_SCRATCH, PRETRAINED
 from blips.data.dataset import StructureData
 from blips.errors import CheckpointError, ConfigError
 from blips.train.checkpoint import read_tensors
-from blips.train.command import build_model
 from blips.train.loss import Anchor
 from blips.train.objective import Objective, plain_outputs
 from blips.train.references import set_reference_energies, unexplained_energies
+from blips.train.released import build_model
 from helpers import QUICK, TINY, morse_ammonia, quartz
 from recipes.fetch_weights import fetch
 
@@ -103,7 +103,7 @@ def test_samples_before_training_still_are_the_released_model(name):
 def test_the_anchor_is_the_relative_squared_distance_of_each_tensor():
     model = painn()
     anchor = Anchor(model)
-    assert float(anchor.penalty(model).detach()) == 0.0
+    assert float(anchor.penalty().detach()) == 0.0
     start = {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
     expected = []
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_the_anchor_is_the_relative_squared_distance_of_each_tensor():
             size = start[name].square().mean()
             distance = (parameter - start[name]).square().mean()
             expected.append(float(distance / size if size > 0 else distance))
-    assert float(anchor.penalty(model).detach()) == pytest.approx(np.mean(expected), rel=1e-5)
+    assert float(anchor.penalty().detach()) == pytest.approx(np.mean(expected), rel=1e-5)
     model.backbone.requires_grad_(False)
     with pytest.raises(ConfigError, match="anchor_weight has nothing to hold"):
         Anchor(model)
@@ -145,7 +145,7 @@ def test_a_heavy_anchor_keeps_the_weights(tmp_path):
         model = painn()
         anchor = Anchor(model)
         fit_painn(model, tmp_path / str(weight), anchor_weight=weight)
-        distance[weight] = float(anchor.penalty(model).detach())
+        distance[weight] = float(anchor.penalty().detach())
     assert distance[1e4] < 0.1 * distance[0.0]
 
 

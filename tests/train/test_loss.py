@@ -112,7 +112,7 @@ def test_the_anchor_of_a_tensor_that_began_as_zeros_is_its_mean_square():
     anchor = Anchor(model)
     with torch.no_grad():
         model.bias += 0.3
-    assert float(anchor.penalty(model).detach()) == pytest.approx(0.09 / 2)  # of two tensors
+    assert float(anchor.penalty().detach()) == pytest.approx(0.09 / 2)  # of two tensors
 
 
 def test_the_anchor_is_relative_to_the_size_of_each_tensor():
@@ -124,7 +124,7 @@ def test_the_anchor_is_relative_to_the_size_of_each_tensor():
     with torch.no_grad():
         model.weight += 0.1
         model.bias += 1.0
-    assert float(anchor.penalty(model).detach()) == pytest.approx((0.01 / 0.25 + 1.0 / 4.0) / 2)
+    assert float(anchor.penalty().detach()) == pytest.approx((0.01 / 0.25 + 1.0 / 4.0) / 2)
 
 
 def test_conditional_huber_has_steps_at_one_two_and_three():

@@ -60,12 +60,12 @@ def test_the_moving_average_is_a_geometric_mean_of_the_past_and_swaps_back():
     average = MovingAverage(model, decay=0.9)
     for value in (1.0, 2.0):
         nn.init.constant_(model.weight, value)
-        average.update(model)
+        average.update()
     expected = 0.9 * (0.1 * 1.0) + 0.1 * 2.0
-    with average.applied(model):
+    with average.applied():
         assert float(model.weight.detach()) == pytest.approx(expected)
     assert torch.equal(model.weight.detach(), torch.tensor([[2.0]]))
-    with pytest.raises(KeyboardInterrupt), average.applied(model):
+    with pytest.raises(KeyboardInterrupt), average.applied():
         raise KeyboardInterrupt
     assert torch.equal(model.weight.detach(), torch.tensor([[2.0]]))
 

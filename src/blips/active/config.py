@@ -1,6 +1,6 @@
 """Configuration of a campaign: strict, every field with a default but the structures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import PositiveFloat, model_validator
@@ -10,6 +10,7 @@ from blips.config import (
     Section,
     Source,
     TrainingConfig,
+    is_override,
     load_as,
     merge_sources,
     setting,
@@ -194,12 +195,12 @@ def shell_lines(executor: ExecutorConfig) -> list[str]:
     return lists + [name for name in words if "\n" in str(getattr(executor, name))]
 
 
-def load_campaign(*sources: Source, typed: Sequence[Source] = ()) -> CampaignConfig:
+def load_campaign(*sources: Source) -> CampaignConfig:
     """Merge files, mappings and `a.b=value` overrides, left to right, and validate.
 
-    `typed` are those of them that a person typed: the values that they set need no trust.
+    The values of overrides, which somebody typed, need no trust.
     """
-    merged, by_hand = merge_sources(*sources), merge_sources(*typed)
+    merged, by_hand = merge_sources(*sources), merge_sources(*filter(is_override, sources))
     as_if = load_as(CampaignConfig, merged, {"label": {"trust": True}, "executor": {"trust": True}})
     wanted = {
         "label": needs_trust(as_if.label.calculator, as_if.label.options),

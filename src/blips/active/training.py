@@ -13,8 +13,8 @@ from blips.active.store import CampaignStore
 from blips.active.worker import Model, file_digest, potential_of
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import save
-from blips.train.command import build_model
 from blips.train.fit import fit
+from blips.train.released import build_model
 from blips.uq.assess import References, assess
 
 

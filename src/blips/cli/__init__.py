@@ -2,12 +2,11 @@
 
 import sys
 import warnings
-from typing import Any
 
 import typer
 
 from blips.cli import configuration, prediction, properties, simulation, training  # noqa: F401
-from blips.cli.app import app
+from blips.cli.shared import app
 from blips.errors import BlipsError
 
 __all__ = ["app", "main"]
@@ -22,7 +21,10 @@ def main() -> None:
     if debug:
         sys.argv.remove("--debug")
     else:
-        warnings.showwarning = _show_warning
+        # without the line of code that a warning comes from
+        warnings.showwarning = lambda message, *_, **__: typer.secho(
+            f"blips: {message}", fg="yellow", err=True
+        )
     try:
         app()
     except SystemExit as ended:
@@ -44,8 +46,3 @@ def _explained(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "out of memory; use smaller structures, or fewer samples"
     return f"{error}; check the path, its permissions and the space"
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Show a warning without the line of code that it comes from."""
-    typer.secho(f"blips: {message}", fg="yellow", err=True)

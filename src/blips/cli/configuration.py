@@ -1,53 +1,49 @@
 """Commands about files: info, validate, template."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
+from typer import Argument, Option
 
-from blips.cli.app import Files, Json, Model, app, known_elements, load_typed_campaign, print_json
+from blips.cli import shared
 from blips.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from blips.config import RunConfig
-
-TEMPLATES: dict[str, dict[str, Any]] = {
-    "train": {"data": {"train": "train.extxyz"}},
+TEMPLATES = {
+    "train": ["data.train=train.extxyz"],
     # The paper's settings for silica, without its noise on the weights: see docs/fine-tuning.md.
-    "finetune": {
-        "model": {
-            "backbone": "chgnet",
-            "bayes": {"prior_dropout": 0.01, "bounds": [1e-5, 0.11], "encoder": {"depth": 4}},
-        },
-        "data": {"train": "train.extxyz"},
-        "training": {
-            "epochs": 50,
-            "batch_size": 8,
-            "loss": "huber",
-            "huber_delta": 0.01,
-            "energy_per_atom": True,
-            "weights": {"energy": 1.0, "forces": 1.0},
-            "kl_weight": 0.001,
-            "optimizer": "adamw",
-            "lr": 1e-5,
-            "encoder_lr": 1e-4,
-            "schedule": {"kind": "cosine", "warmup": 0.05},
-            "clip_norm": 0.5,
-        },
-        "folder": "runs/finetune",
-    },
+    "finetune": [
+        "model.backbone=chgnet",
+        "model.bayes={prior_dropout: 0.01, bounds: [1e-5, 0.11], encoder: {depth: 4}}",
+        "data.train=train.extxyz",
+        "training.epochs=50",
+        "training.batch_size=8",
+        "training.loss=huber",
+        "training.huber_delta=0.01",
+        "training.energy_per_atom=true",
+        "training.weights={energy: 1.0, forces: 1.0}",
+        "training.kl_weight=0.001",
+        "training.optimizer=adamw",
+        "training.lr=1e-5",
+        "training.encoder_lr=1e-4",
+        "training.schedule={kind: cosine, warmup: 0.05}",
+        "training.clip_norm=0.5",
+        "folder=runs/finetune",
+    ],
+    "active": ["initial.structures=start.extxyz"],
 }
 
 
-@app.command()
+@shared.app.command()
 def info(
-    model: Model,
+    model: shared.Model,
     everything: Annotated[
-        bool, typer.Option("--all", help="also hyperparameters, and which maps are Bayesian")
+        bool, Option("--all", help="also hyperparameters, and which maps are Bayesian")
     ] = False,
-    json: Json = False,
+    json: shared.Json = False,
 ) -> None:
     """Show what a model is: architecture, elements, error bars, calibration.
 
@@ -62,11 +58,11 @@ def info(
     if is_released_name(model):
         about["error_bars_made_from"] = provenance(model)
     if json:
-        print_json({**about, "bayesian_maps": report and str(report())})
+        shared.print_json({**about, "bayesian_maps": report and str(report())})
         return
     backbone = backbone_of(found)
     weights = sum(weight.numel() for weight in backbone.parameters())
-    elements = known_elements(backbone)
+    elements = getattr(backbone, "trained_numbers", None)
     known = f"{len(elements)} elements" if elements else "elements unknown"
     typer.echo(f"{type(backbone).__name__}, {weights} weights in {about['dtype']}, {known}")
     typer.echo(f"error bars: {error_bars(found)}")
@@ -75,51 +71,47 @@ def info(
     if report is not None:
         typer.echo(report() if everything else str(report()).splitlines()[-1])
     if everything:
-        print_json(about)
+        shared.print_json(about)
 
 
-@app.command()
+@shared.app.command()
 def validate(
-    sources: Files,
+    sources: shared.Files,
     active: Annotated[
-        bool, typer.Option("--active", help="the configuration of a campaign (blips active)")
+        bool, Option("--active", help="the configuration of a campaign (blips active)")
     ] = False,
-    json: Json = False,
+    json: shared.Json = False,
 ) -> None:
     """Check a configuration and print it with all defaults.
 
     Example: blips validate config.yaml training.epochs=50
     """
+    from blips.active.config import load_campaign
     from blips.config import dump_config, load_config
 
-    config = load_typed_campaign(sources) if active else load_config(*sources)
+    config = load_campaign(*sources) if active else load_config(*sources)
     if json:
-        print_json(config.model_dump(mode="json"))
+        shared.print_json(config.model_dump(mode="json"))
     else:
         typer.echo(dump_config(config), nl=False)
 
 
-@app.command()
+@shared.app.command()
 def template(
     name: Annotated[
-        str, typer.Argument(help="train, finetune (released models) or active (campaigns)")
+        str, Argument(help="train, finetune (released models) or active (campaigns)")
     ] = "train",
     schema: Annotated[
-        bool, typer.Option("--schema", help="the JSON schema of configurations instead")
+        bool, Option("--schema", help="the JSON schema of configurations instead")
     ] = False,
 ) -> None:
     """Print a configuration to start from.
 
     Example: blips template > config.yaml
     """
-    if name == "active":
-        from blips.active.config import load_campaign
-
-        config = load_campaign({"initial": {"structures": "start.extxyz"}})
-    else:
-        config = template_config(name)
+    config = template_config(name)
     if schema:
-        print_json(type(config).model_json_schema())
+        shared.print_json(type(config).model_json_schema())
     else:
         typer.echo("\n".join(_commented(config)))
 
@@ -142,10 +134,11 @@ def _commented(section: "BaseModel", indent: str = "") -> Iterator[str]:
             yield f"{indent}{line.strip()[1:-1]:<{32 - len(indent)}}  # {about}"
 
 
-def template_config(name: str) -> "RunConfig":
+def template_config(name: str) -> "BaseModel":
     """Return a configuration by its name, with every default."""
+    from blips.active.config import load_campaign
     from blips.config import load_config
 
     if name not in TEMPLATES:
-        raise ConfigError(f"unknown template {name!r}; use one of {', '.join(TEMPLATES)}, active")
-    return load_config(TEMPLATES[name])
+        raise ConfigError(f"unknown template {name!r}; use one of {', '.join(TEMPLATES)}")
+    return (load_campaign if name == "active" else load_config)(*TEMPLATES[name])

@@ -7,18 +7,13 @@ goes on after its last whole batch ends with the bytes of one that was never int
 
 import io
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ase.io
 import numpy as np
-from ase import Atoms
 
-from blips import keys
-from blips.cli.app import known_elements
 from blips.data.labels import Labels, available
 from blips.data.structures import (
     XYZ_SUFFIXES,
@@ -35,12 +30,12 @@ from blips.progress import track
 
 @dataclass
 class Done:
-    """What a prediction of a file was: numbers of structures, and the first batch."""
+    """What a prediction of a file was: the first batch, and numbers of structures."""
 
     example: Prediction
-    structures: int = 0
-    kept: int = 0  # from the run that was interrupted
-    labelled: int = 0
+    structures: int
+    kept: int  # from the run that was interrupted
+    labelled: int
 
 
 def predict_file(
@@ -58,33 +53,39 @@ def predict_file(
     interrupted. The other options are those of `potential.predict`.
     """
     part = _part_of(output, source, resume)
-    elements = known_elements(potential.backbone)
+    elements = getattr(potential.backbone, "trained_numbers", None)
     checked = iter_checked(iter_structures(source), source, elements=elements, labels=labels)
-    total = sum(1 for _ in track(checked, "reading"))
-    offsets = whole_xyz_frames(part) if part.exists() else np.zeros(1, dtype=int)
-    batches = batches_of(iter_structures(source))
+    sizes, labelled = list[int](), 0  # of the batches
+    for batch in batches_of(track(checked, "reading")):
+        sizes.append(len(batch))
+        labelled += sum(bool(available(atoms, labels)) for atoms in batch)
+    total, last = sum(sizes), 0
     done: Done | None = None
-    first = position = 0  # structures done, and bytes that are theirs
-    with writing(output), _opened(part) as file:
-        for batch in track(batches, "predicting", total, len):
-            last = first + len(batch)
-            there = last < len(offsets)
-            if done is None or not there:
-                prediction = potential.predict(batch, **options)
-                done = done or Done(prediction)
-                text = _text(prediction.to_atoms(batch, beside=labels or Labels()))
-                if there:
-                    _check_same(file, text, part)
-                else:
-                    _write(file, position, text)
-            done.kept += len(batch) if there else 0
-            done.labelled += sum(bool(available(atoms, labels)) for atoms in batch)
-            first, position = last, int(offsets[last]) if there else file.tell()
-        file.truncate(position)
-    if done is None:
-        raise InputError(f"{source} has no structures; expected at least one")
-    os.replace(part, output)
-    done.structures = first
+    with writing(output):
+        kept = _cut_to_whole_batches(part, sizes) if part.exists() else 0
+        for batch in track(batches_of(iter_structures(source)), "predicting", total, len):
+            last += len(batch)
+            if last <= kept and done is not None:
+                continue
+            prediction = potential.predict(batch, **options)
+            frames, text = prediction.to_atoms(batch, beside=labels or Labels()), io.StringIO()
+            ase.io.write(text, frames, format="extxyz")
+            new = text.getvalue().encode()
+            with part.open("a+b") as file:
+                file.seek(0)
+                if last > kept:
+                    file.write(new)  # at the end, wherever the file was read
+                    file.flush()
+                    os.fsync(file.fileno())
+                elif file.read(len(new)) != new:
+                    raise InputError(
+                        f"{part} was made with another model, other structures, settings or "
+                        "another machine; give the same ones, or remove it to start anew"
+                    )
+            done = done or Done(prediction, total, kept, labelled)
+        if done is None:
+            raise InputError(f"{source} has no structures; expected at least one")
+        os.replace(part, output)
     return done
 
 
@@ -92,18 +93,9 @@ def summary_of(path: Path) -> dict[str, list[float | bool]]:
     """Summarise each structure of a predicted file, as `Prediction.summary` does."""
     found: dict[str, list[float | bool]] = {}
     for atoms in iter_structures(path):
-        results = {} if atoms.calc is None else atoms.calc.results
-        std = atoms.arrays.get(keys.FORCES_UNCERTAINTY)
-        in_domain = atoms.arrays.get(keys.IN_DOMAIN)
-        values = {
-            keys.ENERGY: atoms.info.get(f"predicted_{keys.ENERGY}", results.get(keys.ENERGY)),
-            keys.ENERGY_UNCERTAINTY: atoms.info.get(keys.ENERGY_UNCERTAINTY),
-            "largest_force_uncertainty": std if std is None else np.linalg.norm(std, axis=1).max(),
-            keys.IN_DOMAIN: in_domain if in_domain is None else in_domain.all(),
-        }
-        for name, value in values.items():
-            if value is not None:
-                found.setdefault(name, []).append(np.asarray(value).item())
+        for name, values in Prediction.read([atoms]).summary().items():
+            if isinstance(values, list):
+                found.setdefault(name, []).extend(values)
     return found
 
 
@@ -124,37 +116,9 @@ def _part_of(output: Path, source: Path, resume: bool) -> Path:
     return part
 
 
-@contextmanager
-def _opened(part: Path) -> Iterator[BinaryIO]:
-    """Open a partial file, and remove it again if nothing is in it."""
-    with part.open("r+b" if part.exists() else "wb") as file:
-        try:
-            yield file
-        finally:
-            if file.seek(0, os.SEEK_END) == 0:
-                part.unlink()
-
-
-def _text(frames: list[Atoms]) -> bytes:
-    text = io.StringIO()
-    ase.io.write(text, frames, format="extxyz")
-    return text.getvalue().encode()
-
-
-def _check_same(file: BinaryIO, text: bytes, part: Path) -> None:
-    """Refuse to go on where the first batch does not come out as it did before."""
-    file.seek(0)
-    if file.read(len(text)) != text:
-        raise InputError(
-            f"{part} was made with another model, other structures, settings or another machine; "
-            "give the same ones, or remove it to start anew"
-        )
-
-
-def _write(file: BinaryIO, position: int, text: bytes) -> None:
-    """Append whole frames and flush them to disk."""
-    file.seek(position)
-    file.truncate()
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
+def _cut_to_whole_batches(part: Path, sizes: list[int]) -> int:
+    """Cut what was written to batches of these sizes; return the number of structures left."""
+    offsets, ends = whole_xyz_frames(part), np.cumsum(sizes)
+    kept = int(ends[ends < len(offsets)].max(initial=0))
+    os.truncate(part, offsets[kept])
+    return kept

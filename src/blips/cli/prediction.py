@@ -2,59 +2,36 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from blips.cli.app import (
-    Bootstrap,
-    Device,
-    EnergyKey,
-    ForcesKey,
-    Json,
-    Model,
-    Output,
-    Resume,
-    Samples,
-    Seed,
-    Structures,
-    Trust,
-    Weights,
-    app,
-    labels_of,
-    load_model,
-    print_json,
-    read_known,
-)
+from blips.cli import shared
 from blips.defaults import SAMPLES
 from blips.errors import ConfigError
 from blips.files import writing
 from blips.progress import progress_shown
 
-if TYPE_CHECKING:
-    from blips.prediction import Prediction
-
 ANOTHER_REFERENCE = 5.0  # RMS energy error in std beyond which labels are of another reference
 
 
-@app.command()
+@shared.app.command()
 def predict(
-    model: Model,
-    structures: Structures,
-    output: Output,
-    samples: Annotated[
-        str, typer.Option(help="posterior samples; auto: as many as the std needs")
-    ] = str(SAMPLES),
-    method: Annotated[
-        str, typer.Option(help="auto, conditioned, mc, frozen, onepass or map")
-    ] = "auto",
-    seed: Seed = 0,
-    stress: Annotated[bool, typer.Option("--stress", help="also the stress")] = False,
-    resume: Resume = False,
-    device: Device = "cpu",
-    energy_key: EnergyKey = None,
-    forces_key: ForcesKey = None,
-    json: Json = False,
+    model: shared.Model,
+    structures: shared.Structures,
+    output: shared.Output,
+    samples: Annotated[str, Option(help="posterior samples; auto: as many as the std needs")] = str(
+        SAMPLES
+    ),
+    method: Annotated[str, Option(help="auto, conditioned, mc, frozen, onepass or map")] = "auto",
+    seed: shared.Seed = 0,
+    stress: Annotated[bool, Option("--stress", help="also the stress")] = False,
+    resume: shared.Resume = False,
+    device: shared.Device = "cpu",
+    energy_key: shared.EnergyKey = None,
+    forces_key: shared.ForcesKey = None,
+    json: shared.Json = False,
 ) -> None:
     """Predict energies and forces with their uncertainties, into an extxyz file.
 
@@ -65,72 +42,59 @@ def predict(
     """
     from blips.cli.predict_file import predict_file, summary_of
 
-    potential = load_model(model, device)
-    number = _number_or_auto(samples)
+    if samples != "auto" and not samples.isdigit():
+        raise ConfigError(f"--samples {samples}: expected a whole number or auto")
+    potential = shared.load_model(model, device)
+    number = samples if samples == "auto" else int(samples)
     options = {"samples": number, "method": method, "seed": seed, "stress": stress}
-    labels = labels_of(potential.backbone, energy_key, forces_key)
+    labels = shared.labels_of(potential.backbone.labels, energy_key, forces_key)
     with progress_shown():
         done = predict_file(potential, structures, output, resume=resume, labels=labels, **options)
     if json:
         about = {"output": str(output), "structures": done.structures}
         about |= {"method": done.example.method, "samples": done.example.samples}
-        print_json(about | summary_of(output))
+        shared.print_json(about | summary_of(output))
         return
     typer.echo(f"{done.structures} structures written to {output}")
     if done.kept:
         typer.echo(f"{done.kept} of them were there before")
     if done.labelled:
         typer.echo("labels are kept: the predictions are predicted_energy, predicted_forces")
-    typer.echo(f"method {done.example.method}, {_how(done.example)}")
-
-
-def _number_or_auto(samples: str) -> Literal["auto"] | int:
-    if samples == "auto":
-        return "auto"
-    if not samples.isdigit():
-        raise ConfigError(f"--samples {samples}: expected a whole number or auto")
-    return int(samples)
-
-
-def _how(prediction: "Prediction") -> str:
-    """Describe the number of samples, their error and the reason for the method, if any."""
-    words = [f"{prediction.samples} samples"]
-    if errors := prediction.details.get("std_relative_error"):
+    words = [f"{done.example.samples} samples"]
+    if errors := done.example.details.get("std_relative_error"):
         words.append(f"relative error of std {max(errors.values()):.2f}")
-    if reason := prediction.details.get("chosen_because"):
+    if reason := done.example.details.get("chosen_because"):
         words.append(reason)
-    return "; ".join(words)
+    typer.echo(f"method {done.example.method}, {'; '.join(words)}")
 
 
-@app.command()
+@shared.app.command()
 def condition(
-    model: Model,
-    structures: Structures,
-    output: Output,
+    model: shared.Model,
+    structures: shared.Structures,
+    output: shared.Output,
     valid: Annotated[
-        Path | None, typer.Option(help="labelled structures for the scale of the error bars")
+        Path | None, Option(help="labelled structures for the scale of the error bars")
     ] = None,
     maps: Annotated[
-        list[str] | None, typer.Option(help="readout, all, or patterns of names; repeatable")
+        list[str] | None, Option(help="readout, all, or patterns of names; repeatable")
     ] = None,
-    dimension: Annotated[int | None, typer.Option(help="more weights are sketched")] = None,
-    rows: Annotated[int | None, typer.Option(help="force rows of a structure, at most")] = None,
-    anew: Annotated[
-        bool, typer.Option("--anew", help="forget structures of an earlier call")
-    ] = False,
+    dimension: Annotated[int | None, Option(help="more weights are sketched")] = None,
+    rows: Annotated[int | None, Option(help="force rows of a structure, at most")] = None,
+    anew: Annotated[bool, Option("--anew", help="forget structures of an earlier call")] = False,
     align: Annotated[
-        bool, typer.Option(help="released models: fit energies per element to --valid")
+        bool, Option(help="released models: fit energies per element to --valid")
     ] = True,
     draws: Annotated[
-        int | None, typer.Option(help="keep so many draws only: a small file, final")
+        int | None, Option(help="keep so many draws only: a small file, final")
     ] = None,
-    weights: Weights = None,
-    trust: Trust = False,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    energy_key: EnergyKey = None,
-    forces_key: ForcesKey = None,
-    json: Json = False,
+    weights: shared.Weights = None,
+    trust: shared.Trust = False,
+    seed: shared.Seed = 0,
+    device: shared.Device = "cpu",
+    energy_key: shared.EnergyKey = None,
+    forces_key: shared.ForcesKey = None,
+    json: shared.Json = False,
 ) -> None:
     """Condition a model's error bars on structures that it was trained on, or is trusted on.
 
@@ -141,23 +105,25 @@ def condition(
     Example: blips condition model.safetensors train.extxyz --valid valid.extxyz -o out.safetensors
     """
     from blips.train.checkpoint import backbone_of, save
-    from blips.train.command import conditioned, plain_or_saved
+    from blips.train.references import conditioned
+    from blips.train.released import load
 
     given = {"dimension": dimension, "rows": rows, "maps": maps and (maps if maps[1:] else maps[0])}
     options = {name: value for name, value in given.items() if value is not None}
-    found = plain_or_saved(model, weights, trust, device)
+    chosen = {} if weights is None else {"weights": weights, "trust": trust}
+    found = load(model, device, plain=True, **chosen)
     backbone = backbone_of(found)
-    labels = labels_of(backbone, energy_key, forces_key)
-    atoms = read_known(structures, backbone, labels)
-    known = None if valid is None else read_known(valid, backbone, labels)
-    options |= {"anew": anew, "align": align, "seed": seed, "labels": labels}
+    labels = shared.labels_of(backbone.labels, energy_key, forces_key)
+    atoms = shared.read_known(structures, backbone, labels)
+    known = None if valid is None else shared.read_known(valid, backbone, labels)
+    options |= {"anew": anew, "shift": align, "seed": seed, "labels": labels}
     with writing(output), progress_shown():
         potential = conditioned(found, atoms, known, **options)
         if draws is not None:
             potential.posterior = potential.conditioned().only_draws(draws)
         save(potential, output)
     if json:
-        print_json({"output": str(output), "posterior": potential.conditioned().to_dict()})
+        shared.print_json({"output": str(output), "posterior": potential.conditioned().to_dict()})
         return
     typer.echo(str(potential.posterior))
     if potential.alignment is not None:
@@ -165,19 +131,19 @@ def condition(
     typer.echo(f"model in {output}; predict, evaluate, md and report use its error bars")
 
 
-@app.command()
+@shared.app.command()
 def evaluate(
-    model: Model,
-    structures: Structures,
-    folder: Annotated[Path, typer.Option(help="for metrics.json and figures")] = Path("evaluation"),
-    samples: Samples = SAMPLES,
-    seed: Seed = 0,
-    bootstrap: Bootstrap = 1000,
-    everything: Annotated[bool, typer.Option("--all", help="print every metric")] = False,
-    device: Device = "cpu",
-    energy_key: EnergyKey = None,
-    forces_key: ForcesKey = None,
-    json: Json = False,
+    model: shared.Model,
+    structures: shared.Structures,
+    folder: Annotated[Path, Option(help="for metrics.json and figures")] = Path("evaluation"),
+    samples: shared.Samples = SAMPLES,
+    seed: shared.Seed = 0,
+    bootstrap: shared.Bootstrap = 1000,
+    everything: Annotated[bool, Option("--all", help="print every metric")] = False,
+    device: shared.Device = "cpu",
+    energy_key: shared.EnergyKey = None,
+    forces_key: shared.ForcesKey = None,
+    json: shared.Json = False,
 ) -> None:
     """Compare predictions with labels: a verdict in words, metrics.json and figures.
 
@@ -188,32 +154,24 @@ def evaluate(
     from blips.baselines import predict_with
     from blips.train.checkpoint import backbone_of
     from blips.train.released import load
-    from blips.uq.assess import (
-        References,
-        assess,
-        evaluation_table,
-        stress_too,
-        verdict,
-        write_evaluation,
-        write_figures,
-    )
+    from blips.uq import assess
 
     potential = load(model, device)
     backbone = backbone_of(potential)
-    labels = labels_of(backbone, energy_key, forces_key)
-    atoms = read_known(structures, backbone, labels)
-    references = References.of(atoms, labels)
-    stress = bool(stress_too(atoms, references))
+    labels = shared.labels_of(backbone.labels, energy_key, forces_key)
+    atoms = shared.read_known(structures, backbone, labels)
+    references = assess.References.of(atoms, labels)
+    options = {"samples": samples, "seed": seed, **assess.stress_too(atoms, references)}
     with progress_shown():
-        prediction = predict_with(potential, atoms, samples=samples, seed=seed, stress=stress)
-        result = assess(prediction, references, n_bootstrap=bootstrap)
+        prediction = predict_with(potential, atoms, **options)
+        result = assess.assess(prediction, references, n_bootstrap=bootstrap)
         name = Path(model).stem
-        path = write_evaluation(folder / "metrics.json", {name: result})
-        write_figures(folder / "figures", {name: prediction}, references)
+        path = assess.write_evaluation(folder / "metrics.json", {name: result})
+        assess.write_figures(folder / "figures", {name: prediction}, references)
     if json:
-        print_json({"file": str(path), **result.to_dict()})
+        shared.print_json({"file": str(path), **result.to_dict()})
         return
-    typer.echo(verdict(result))
+    typer.echo(assess.verdict(result))
     zms = result.energy.get("zms")
     far_off = zms is not None and zms.value > ANOTHER_REFERENCE**2
     if far_off and getattr(potential, "alignment", None) is None:
@@ -222,23 +180,23 @@ def evaluate(
             "--valid fits them to a released model and keeps them with it."
         )
     if everything:
-        Console().print(evaluation_table({name: result}))
+        Console().print(assess.evaluation_table({name: result}))
     more = "" if everything else "; --all prints every metric"
     typer.echo(f"metrics in {path}, figures in {folder / 'figures'}{more}")
 
 
-@app.command()
+@shared.app.command()
 def calibrate(
-    model: Model,
-    structures: Structures,
-    output: Output,
-    kind: Annotated[str, typer.Option(help="scale or conformal")] = "scale",
-    samples: Samples = SAMPLES,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    energy_key: EnergyKey = None,
-    forces_key: ForcesKey = None,
-    json: Json = False,
+    model: shared.Model,
+    structures: shared.Structures,
+    output: shared.Output,
+    kind: Annotated[str, Option(help="scale or conformal")] = "scale",
+    samples: shared.Samples = SAMPLES,
+    seed: shared.Seed = 0,
+    device: shared.Device = "cpu",
+    energy_key: shared.EnergyKey = None,
+    forces_key: shared.ForcesKey = None,
+    json: shared.Json = False,
 ) -> None:
     """Fit the error bars to held-out structures and store the calibration with the model.
 
@@ -247,9 +205,9 @@ def calibrate(
     from blips.train.checkpoint import save
     from blips.uq.assess import calibrate as fit_calibration
 
-    potential = load_model(model, device)
-    labels = labels_of(potential.backbone, energy_key, forces_key)
-    atoms = read_known(structures, potential.backbone, labels)
+    potential = shared.load_model(model, device)
+    labels = shared.labels_of(potential.backbone.labels, energy_key, forces_key)
+    atoms = shared.read_known(structures, potential.backbone, labels)
     with writing(output), progress_shown():
         options = {"kind": kind, "samples": samples, "seed": seed, "labels": labels}
         say = partial(typer.echo, err=json)  # stdout is for machines then
@@ -257,32 +215,30 @@ def calibrate(
         save(potential, output)  # pyright: ignore[reportArgumentType]
     if json:
         fitted = {name: one.to_dict() for name, one in found.items()}
-        print_json({"output": str(output), "calibration": fitted})
+        shared.print_json({"output": str(output), "calibration": fitted})
         return
     typer.echo(f"calibrated model in {output}; its error bars use the calibration from now on")
 
 
-@app.command()
+@shared.app.command()
 def report(
     target: Annotated[
         Path,
-        typer.Argument(
-            help="a run, a model, a released one's name, a campaign, or what predict wrote"
-        ),
+        Argument(help="a run, a model, a released one's name, a campaign, or what predict wrote"),
     ],
-    output: Output = Path("report.html"),
+    output: shared.Output = Path("report.html"),
     structures: Annotated[
         list[Path] | None,
-        typer.Option(help="structures to predict, instead of the target's own; repeatable"),
+        Option(help="structures to predict, instead of the target's own; repeatable"),
     ] = None,
-    samples: Samples = SAMPLES,
-    seed: Seed = 0,
-    bootstrap: Bootstrap = 1000,
+    samples: shared.Samples = SAMPLES,
+    seed: shared.Seed = 0,
+    bootstrap: shared.Bootstrap = 1000,
     baseline: Annotated[
-        Path | None, typer.Option(help="of a campaign: folder of a random one to compare with")
+        Path | None, Option(help="of a campaign: folder of a random one to compare with")
     ] = None,
-    energy_key: EnergyKey = None,
-    forces_key: ForcesKey = None,
+    energy_key: shared.EnergyKey = None,
+    forces_key: shared.ForcesKey = None,
 ) -> None:
     """Write one HTML file that opens offline: metrics, plots, structures in 3D.
 
@@ -291,7 +247,7 @@ def report(
     from blips.report import write_report
 
     with progress_shown():
-        labels = labels_of(None, energy_key, forces_key)
+        labels = shared.labels_of(None, energy_key, forces_key)
         options = {"samples": samples, "seed": seed, "bootstrap": bootstrap, "labels": labels}
         options |= {"structures": structures or (), "baseline": baseline}
         path = write_report(target, output, **options)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from blips.cli.app import Json, Model, Seed, Structures, app, load_model, print_json, read_known
+from blips.cli import shared
 from blips.errors import ConfigError
 from blips.progress import progress_shown, track
 
@@ -20,39 +21,36 @@ if TYPE_CHECKING:
 
 KINDS = "relax, formation, equation_of_state, elastic, phonons, barrier or dynamics"
 OWN = {  # options of single kinds; all others are for every kind
-    "reference": "formation",
-    "end": "barrier",
-    "images": "barrier",
-    "scan": "barrier",
-    "temperature": "dynamics",
-    "timestep": "dynamics",
+    "formation": ("reference",),
+    "barrier": ("end", "images", "scan"),
+    "dynamics": ("temperature", "timestep"),
 }
 
 of_formation, of_barrier, of_dynamics = (
-    partial(typer.Option, rich_help_panel=f"Options of {kind}")
-    for kind in ("formation", "barrier", "dynamics")
+    partial(Option, rich_help_panel=f"Options of {kind}") for kind in OWN
 )
 
 
-@app.command("property")
+@shared.app.command("property")
 def property_(
-    kind: Annotated[str, typer.Argument(help=KINDS)],
-    model: Model,
-    structures: Structures,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="folder for JSON and figures")
-    ] = Path("runs/property"),
+    given: typer.Context,
+    kind: Annotated[str, Argument(help=KINDS)],
+    model: shared.Model,
+    structures: shared.Structures,
+    output: Annotated[Path, Option("--output", "-o", help="folder for JSON and figures")] = Path(
+        "runs/property"
+    ),
     method: Annotated[
-        str, typer.Option(help="linear (first order, quick) or members (each by itself)")
+        str, Option(help="linear (first order, quick) or members (each by itself)")
     ] = "linear",
-    members: Annotated[int, typer.Option(help="members of the posterior")] = 16,
-    fmax: Annotated[float | None, typer.Option(help="largest force left, eV/A")] = None,
+    members: Annotated[int, Option(help="members of the posterior")] = 16,
+    fmax: Annotated[float | None, Option(help="largest force left, eV/A")] = None,
     steps: Annotated[
-        int | None, typer.Option(help="of a relaxation or band at most; of dynamics")
+        int | None, Option(help="of a relaxation or band at most; of dynamics")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="structures side by side, by Dask")] = 1,
-    seed: Seed = 0,
-    json: Json = False,
+    workers: Annotated[int, Option(min=1, help="structures side by side, by Dask")] = 1,
+    seed: shared.Seed = 0,
+    json: shared.Json = False,
     reference: Annotated[
         list[str] | None,
         of_formation(help="file with single elements, or an energy in eV/atom such as O=-4.95"),
@@ -86,20 +84,24 @@ def property_(
     from blips.properties import Properties
     from blips.properties.pool import run_pool
 
-    shared = {"images": images, "temperature": temperature, "timestep": timestep}
-    own = {"reference": reference or None, "end": end, "scan": scan or None, **shared}
-    for name, value in own.items():
-        if value is not None and OWN[name] != kind:
-            raise ConfigError(f"--{name} is an option of {OWN[name]}, not of {kind}")
-    backbone = load_model(model).backbone
-    frames = read_known(structures, backbone)
-    options = {"method": method, "members": members, "seed": seed, "fmax": fmax, "steps": steps}
-    options = {k: value for k, value in (options | shared).items() if value is not None}
+    sources = {name: given.get_parameter_source(name) for name in given.params}
+    typed = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    for owner, names in OWN.items():
+        if owner != kind and (others := typed.intersection(names)):
+            raise ConfigError(f"--{min(others)} is an option of {owner}, not of {kind}")
+    backbone = shared.load_model(model).backbone
+    frames = shared.read_known(structures, backbone)
+    names = ["method", "members", "seed", "fmax", "steps", "images", "temperature", "timestep"]
+    options = {name: given.params[name] for name in names if given.params[name] is not None}
     jobs: Sequence[Any] = frames
     if kind == "formation":
         options["references"] = _references(reference or [], backbone)
     if kind == "barrier":
-        jobs, options["band"] = _paths(frames, end and read_known(end, backbone)), not scan
+        ends = None if end is None else shared.read_known(end, backbone)
+        if ends is not None and len(ends) != len(frames):
+            raise ConfigError(f"{len(frames)} structures and {len(ends)} ends; expected as many")
+        jobs = [frames] if ends is None else [list(pair) for pair in zip(frames, ends, strict=True)]
+        options["band"] = not scan
     outcomes: dict[int, Any] = {}
     config = ExecutorConfig(kind="local", workers=workers)
     with make_executor(config) if workers > 1 else nullcontext() as executor, progress_shown():
@@ -111,7 +113,7 @@ def property_(
             if not json:
                 typer.echo(f"structure {number}, {frames[number].symbols}\n{found}")
     if json:
-        print_json([outcomes[number] for number in sorted(outcomes)])
+        shared.print_json([outcomes[number] for number in sorted(outcomes)])
     if all("error" in outcome for outcome in outcomes.values()):
         raise typer.Exit(1)
 
@@ -129,7 +131,7 @@ def _references(given: Sequence[str], backbone: "Backbone") -> dict[str, "Atoms 
                     f"--reference {text}: expected an energy, as in O=-4.95"
                 ) from None
             continue
-        for atoms in read_known(Path(text), backbone):
+        for atoms in shared.read_known(Path(text), backbone):
             elements = sorted(set(atoms.symbols))
             if len(elements) > 1 or elements[0] in found:
                 raise ConfigError(
@@ -137,15 +139,6 @@ def _references(given: Sequence[str], backbone: "Backbone") -> dict[str, "Atoms 
                 )
             found[elements[0]] = atoms
     return found
-
-
-def _paths(frames: list["Atoms"], ends: list["Atoms"] | None) -> list[list["Atoms"]]:
-    """Pair structures with their ends; without ends they are one path."""
-    if ends is None:
-        return [frames]
-    if len(ends) != len(frames):
-        raise ConfigError(f"{len(frames)} structures and {len(ends)} ends; expected one for each")
-    return [list(pair) for pair in zip(frames, ends, strict=True)]
 
 
 def _kept(found: "Properties", file: Path) -> dict[str, Any]:

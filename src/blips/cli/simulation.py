@@ -5,22 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from blips.cli.app import (
-    Device,
-    Json,
-    Model,
-    Samples,
-    Seed,
-    app,
-    load_model,
-    print_json,
-    read_known,
-)
+from blips.cli import shared
 from blips.defaults import SAMPLES
 from blips.errors import ConfigError
 
@@ -28,11 +18,10 @@ if TYPE_CHECKING:
     from ase import Atoms
 
     from blips.prediction import Model as Potential
-    from blips.sim.dynamics import Outcome
     from blips.sim.guard import Guard
 
-of_guard = partial(typer.Option, rich_help_panel="Guard")
-of_dynamics = partial(typer.Option, rich_help_panel="Dynamics")
+of_guard = partial(Option, rich_help_panel="Guard")
+of_dynamics = partial(Option, rich_help_panel="Dynamics")
 
 Method = Annotated[
     str, of_dynamics(help="what moves the atoms: map (means), frozen (one draw), auto or mc")
@@ -50,14 +39,14 @@ SaveEvery = Annotated[int, of_guard(help="least steps between two saved frames")
 Distinct = Annotated[float, of_guard(help="A, by which distances of saved frames differ at least")]
 
 
-@app.command()
+@shared.app.command()
 def md(
     given: typer.Context,
-    model: Model,
-    structure: Annotated[Path, typer.Argument(help="where to start, any file that ASE reads")],
-    frame: Annotated[int, typer.Option(help="of that file; -1 is the last")] = -1,
-    folder: Annotated[Path, typer.Option(help="for the trajectory and outcome")] = Path("runs/md"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="an earlier run there")] = False,
+    model: shared.Model,
+    structure: Annotated[Path, Argument(help="where to start, any file that ASE reads")],
+    frame: Annotated[int, Option(help="of that file; -1 is the last")] = -1,
+    folder: Annotated[Path, Option(help="for the trajectory and outcome")] = Path("runs/md"),
+    overwrite: Annotated[bool, Option("--overwrite", help="an earlier run there")] = False,
     temperature: Annotated[float, of_dynamics(help="K")] = 300.0,
     to: Annotated[float | None, of_dynamics(help="K at the end: a linear ramp")] = None,
     steps: Annotated[int, of_dynamics(min=0, help="time steps")] = 1000,
@@ -84,10 +73,10 @@ def md(
         str | None, of_guard(help="ask it above --high: gfn2-xtb, pyscf, emt, ... or module:Name")
     ] = None,
     reference_limit: Annotated[float, of_guard(help="true force error to go on with, eV/A")] = 0.5,
-    samples: Samples = SAMPLES,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    json: Json = False,
+    samples: shared.Samples = SAMPLES,
+    seed: shared.Seed = 0,
+    device: shared.Device = "cpu",
+    json: shared.Json = False,
 ) -> None:
     """Run molecular dynamics that stops where the potential becomes too uncertain.
 
@@ -104,8 +93,8 @@ def md(
 
     settings = load_as(MDSettings, {name: given.params[name] for name in MDSettings.model_fields})
     asked = None if reference is None else make_calculator(reference, trust=True)
-    potential = load_model(model, device)
-    atoms = read_known(structure, potential.backbone, index=frame)[0]
+    potential = shared.load_model(model, device)
+    atoms = shared.read_known(structure, potential.backbone, index=frame)[0]
     geometry = {"closest": closest, "farthest": farthest}
     guard = make_guard(potential, low, high, error, energy_std_per_atom=max_energy_std, **geometry)
     if not guard.needs_std:
@@ -114,10 +103,16 @@ def md(
     with _shown(settings.steps) as hooks:
         options = {"reference": asked, "overwrite": overwrite, **hooks}
         outcome = run_md(potential, atoms, settings, guard, folder, **options)
+    said = f"{outcome.steps} steps done, {len(outcome.frames)} frames saved for labelling"
+    if outcome.stopped:
+        said = f"stopped after {outcome.steps} steps: {outcome.reason}"
+    if outcome.interrupted:
+        go_on = f"go on from {folder / 'trajectory.extxyz'} in another folder"
+        said = f"interrupted after {outcome.steps} steps; {go_on}"
     if json:
-        print_json(outcome_dict(outcome, settings, guard, folder))
+        shared.print_json(outcome_dict(outcome, settings, guard, folder))
     else:
-        _tell(outcome, folder)
+        typer.echo(f"{said}\ntrajectory, uncertain frames and outcome.json in {folder}")
     if outcome.interrupted:
         raise typer.Exit(130)
 
@@ -133,7 +128,7 @@ def _shown(steps: int) -> Iterator[dict[str, Any]]:
 
     pressed = False
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(*_: object) -> None:
         nonlocal pressed
         pressed = True
         signal.signal(signal.SIGINT, before)
@@ -146,8 +141,8 @@ def _shown(steps: int) -> Iterator[dict[str, Any]]:
         bar.update(task, completed=step, description=text)
 
     console = Console(stderr=True)
-    console.quiet = not console.is_terminal
-    bar = Progress(MofNCompleteColumn(), *Progress.get_default_columns(), console=console)
+    columns, hidden = Progress.get_default_columns(), not console.is_terminal
+    bar = Progress(MofNCompleteColumn(), *columns, console=console, disable=hidden)
     task = bar.add_task("", total=steps)
     before = signal.signal(signal.SIGINT, handle)
     try:
@@ -155,19 +150,6 @@ def _shown(steps: int) -> Iterator[dict[str, Any]]:
             yield {"should_end": lambda: pressed, "progress": show}
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _tell(outcome: "Outcome", folder: Path) -> None:
-    if outcome.stopped:
-        typer.echo(f"stopped after {outcome.steps} steps: {outcome.reason}")
-    elif outcome.interrupted:
-        typer.echo(
-            f"interrupted after {outcome.steps} steps; go on from {folder / 'trajectory.extxyz'} "
-            "in another folder"
-        )
-    else:
-        typer.echo(f"{outcome.steps} steps done, {len(outcome.frames)} frames saved for labelling")
-    typer.echo(f"trajectory, uncertain frames and outcome.json in {folder}")
 
 
 def make_guard(
@@ -183,7 +165,12 @@ def make_guard(
             "--low and --high are either both in eV/A, such as --low 0.1 --high 0.5, or both "
             "shares of force errors above --error, such as --low 1% --high 10% --error 0.5"
         )
-    limits = {name: _threshold(name, text) for name, text in texts.items()}
+    limits: dict[str, float] = {}
+    for name, text in texts.items():
+        try:
+            limits[name] = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            raise ConfigError(f"--{name} is {text!r}; expected a number in eV/A, or 5%") from None
     if error is None:
         return Guard(**limits, **others)
     if "forces" not in potential.calibration and getattr(potential, "posterior", None) is None:
@@ -194,21 +181,14 @@ def make_guard(
     return Guard.by_error_rate(error, **limits, **others)
 
 
-def _threshold(name: str, text: str) -> float:
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise ConfigError(f"--{name} is {text!r}; expected a number in eV/A, or 5%") from None
-
-
-@app.command()
+@shared.app.command()
 def lammps(
-    script: Annotated[Path, typer.Argument(help="input script of LAMMPS, see below")],
-    model: Annotated[str, typer.Option(help="a model written by blips, or a released one's name")],
-    elements: Annotated[str, typer.Option(help="of the atom types, in order: Si,O")],
+    script: Annotated[Path, Argument(help="input script of LAMMPS, see below")],
+    model: Annotated[str, Option(help="a model written by blips, or a released one's name")],
+    elements: Annotated[str, Option(help="of the atom types, in order: Si,O")],
     method: Method = "map",
     member: Member = 0,
-    frames: Annotated[Path, typer.Option(help="frames for labelling are appended to it")] = Path(
+    frames: Annotated[Path, Option(help="frames for labelling are appended to it")] = Path(
         "uncertain.extxyz"
     ),
     low: Low = None,
@@ -217,9 +197,9 @@ def lammps(
     every: Every = 10,
     save_every: SaveEvery = 10,
     distinct: Distinct = 0.1,
-    samples: Samples = SAMPLES,
-    seed: Seed = 0,
-    json: Json = False,
+    samples: shared.Samples = SAMPLES,
+    seed: shared.Seed = 0,
+    json: shared.Json = False,
 ) -> None:
     """Run a LAMMPS script with the potential's forces, and its std as LAMMPS variables.
 
@@ -232,7 +212,7 @@ def lammps(
     from blips.sim.frames import FrameSaver
     from blips.sim.lammps import run_script, start
 
-    potential = load_model(model)
+    potential = shared.load_model(model)
     guard = make_guard(potential, low, high, error)
     saver = FrameSaver(frames, every=save_every, distinct=distinct)
     calculator = Calculator(potential, method, member=member, samples=samples, seed=seed)
@@ -244,10 +224,7 @@ def lammps(
     reason = coupling.stopped
     if json:
         content = {"step": step, "stopped": bool(reason), "reason": reason, "saved": saved}
-        print_json({**content, "frames": str(frames)})
+        shared.print_json({**content, "frames": str(frames)})
     else:
-        done = (
-            f"stopped at step {step}: {reason}" if reason else f"the script is done, at step {step}"
-        )
-        typer.echo(done)
+        typer.echo(f"stopped at step {step}: {reason}" if reason else f"done, at step {step}")
         typer.echo(f"{saved} frames saved for labelling in {frames}")

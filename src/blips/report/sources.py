@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ase import Atoms
 
 from blips.config import RunConfig, load_config
@@ -100,31 +99,8 @@ def _of_predictions(file: Path, given: dict[str, list[Atoms]]) -> Sources:
         title=f"Predictions {file.name}",
         model=None,
         structures={file.stem: labelled},
-        predictions={file.stem: _prediction(frames)},
+        predictions={file.stem: Prediction.read(frames)},
     )
-
-
-def _prediction(frames: Sequence[Atoms]) -> Prediction:
-    """Read a prediction: `predicted_forces` beside labels, else `forces`, and their std."""
-    energies, forces = [], []
-    for atoms in frames:
-        results = getattr(atoms.calc, "results", {})
-        energies.append(atoms.info.get("predicted_energy", results.get("energy", np.nan)))
-        forces.append(atoms.arrays.get("predicted_forces", results.get("forces")))
-    try:
-        return Prediction(
-            n_atoms=np.array([len(atoms) for atoms in frames]),
-            method="read",
-            samples=0,
-            energy=np.array(energies, dtype=float),
-            energy_std=np.array([atoms.info["energy_uncertainty"] for atoms in frames]),
-            forces=np.concatenate(forces),
-            forces_std=np.concatenate([a.arrays["forces_uncertainty"] for a in frames]),
-        )
-    except (KeyError, ValueError, TypeError) as error:
-        raise InputError(
-            f"not all structures have energy, forces and their error bars ({error})"
-        ) from None
 
 
 def _labels_alone(atoms: Atoms) -> Atoms:

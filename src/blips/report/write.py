@@ -89,8 +89,7 @@ def write_report(
         other = None if baseline is None else campaign_summary(baseline)
         picked = picked_sets(target, summary)
         page = render_campaign(target.resolve().name, summary, sets=picked, baseline=other)
-        write_atomically(output, page.encode())
-        return output
+        return write_atomically(output, page.encode())
     if baseline is not None:
         raise InputError(f"{target} is no campaign; a baseline is for campaigns of active learning")
     sources = find_sources(target, structures)
@@ -125,8 +124,7 @@ def write_report(
         ("provenance", "Provenance", _provenance(sources)),
     ]
     page = document(sources.title, lead, sections, {"sets": sets, "figures": data})
-    write_atomically(output, page.encode())
-    return output
+    return write_atomically(output, page.encode())
 
 
 def _settings(model: Saveable, sources: Sources) -> dict[str, str]:

@@ -9,7 +9,8 @@ whole.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -37,12 +38,13 @@ from blips.uq.calibrate import calibrator_from_dict
 
 FORMAT = "blips-2"
 POSTERIOR, ALIGNMENT = "posterior.", "alignment."  # prefixes of their tensors
-HEADER_LENGTH_BYTES = 8
 LARGEST_SIZE = 10_000  # of a hyperparameter: features, blocks, ...
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 CALIBRATED = {keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES}
 
 Saveable = BayesianPotential | Backbone | Wrapper
+Tensors = Mapping[str, Tensor]
+Header = Mapping[str, Any]
 
 
 def save(potential: Saveable, path: str | Path) -> Path:
@@ -61,10 +63,9 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
     """Read a model written by `save`: a Bayesian potential, a plain backbone or a baseline."""
     tensors, header = read_tensors(path)
     if "optimizer" in header:
-        best = Path(path).with_name("best.safetensors")
         raise CheckpointError(
             f"{path} is the state of a training, which blips train --resume continues; its model "
-            f"is {best}" + ("" if best.is_file() else ", written after the first epoch")
+            f"is {Path(path).with_name('best.safetensors')}, written after the first epoch"
         )
     model = rebuild(header.get("model"), path)
     restore(model, tensors, path, header)
@@ -129,7 +130,7 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
             "before and give them to its load_state_dict: read_tensors(path)[0] of "
             "blips.train.checkpoint"
         )
-    try:
+    with _reading("a model", path):
         for name, value in description["hyperparameters"].items():  # before memory is asked for
             if isinstance(value, int) and abs(value) > LARGEST_SIZE:
                 raise CheckpointError(f"{name}={value} is larger than {LARGEST_SIZE}")
@@ -140,38 +141,36 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
         if "bayes" in description:
             model = from_settings(backbone, description["bayes"])
         elif "wrapper" in description:
-            model = _wrapped(backbone, **description["wrapper"])
+            import_module("blips.baselines")  # its kinds are known once it is imported
+            kind, settings = description["wrapper"]["kind"], description["wrapper"]["settings"]
+            if kind not in Wrapper.kinds:
+                raise CheckpointError(f"unknown kind {kind!r}; import the module that defines it")
+            model = Wrapper.kinds[kind].rebuilt(backbone, settings)
         else:
             return backbone
         for quantity, saved in description["calibration"].items():
             if quantity not in CALIBRATED:
                 raise CheckpointError(f"a calibration of {quantity!r}, which no model predicts")
             model.calibration[quantity] = calibrator_from_dict(saved)
-    except _CANNOT_BUILD as error:
+        return model
+
+
+@contextmanager
+def _reading(what: str, path: str | Path) -> Iterator[None]:
+    """Turn whatever a description that makes no sense raises into an error with the file's name."""
+    try:
+        yield
+    # RuntimeError and MemoryError are what torch and Python raise for sizes that no memory has
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, MemoryError) as error:
         reason = str(error).split("\n")[0]
         raise CheckpointError(
-            f"{path} does not describe a model that this version of blips can build "
+            f"{path} does not describe {what} that this version of blips can build "
             f"({type(error).__name__}: {reason}); was it made by blips.save?"
         ) from error
-    return model
-
-
-# RuntimeError and MemoryError are what torch and Python raise for sizes that no memory has.
-_CANNOT_BUILD = (KeyError, TypeError, AttributeError, ValueError, RuntimeError, MemoryError)
-
-
-def _wrapped(backbone: Backbone, kind: str, settings: dict[str, Any]) -> Wrapper:
-    import_module("blips.baselines")  # its kinds are known once it is imported
-    if kind not in Wrapper.kinds:
-        raise CheckpointError(f"unknown kind {kind!r} of model; import the module that defines it")
-    return Wrapper.kinds[kind].rebuilt(backbone, settings)
 
 
 def restore(
-    model: torch.nn.Module,
-    tensors: Mapping[str, Tensor],
-    path: str | Path,
-    header: Mapping[str, Any] | None = None,
+    model: torch.nn.Module, tensors: Tensors, path: str | Path, header: Header | None = None
 ) -> None:
     """Load weights and, with a header, the posterior and the alignment that it describes."""
     beside = (POSTERIOR, ALIGNMENT)
@@ -188,50 +187,37 @@ def restore(
     if content := described.get("posterior"):
         model.posterior = posterior_from(content, under(POSTERIOR, tensors), model, path)
     if content := described.get("alignment"):
-        try:
+        with _reading("an alignment", path):
             model.alignment = Alignment.from_dict(content, under(ALIGNMENT, tensors))
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"the alignment in {path} cannot be read: {error!r}") from None
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def under(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
     """Return the tensors whose names begin with `prefix`, by the rest of their names."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def posterior_from(
-    described: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    model: BayesianPotential,
-    path: str | Path,
+    described: Header, tensors: Tensors, model: BayesianPotential, path: str | Path
 ) -> ConditionedPosterior:
     """Restore a saved posterior, checked against the model that it is for."""
-    try:
+    with _reading("a posterior", path):
         posterior = ConditionedPosterior.from_dict(described, tensors)
-        sketch = posterior.maps.sketch
-        fresh = ChosenMaps.of(
-            model.backbone, posterior.maps.roles, sketch.dimension, sketch.seed, last=True
-        )
-    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(
-            f"the posterior in {path} cannot be read ({type(error).__name__}: {error})"
-        ) from None
-    if unknown := sorted(set(described) - set(posterior.to_dict())):
-        raise CheckpointError(f"the posterior in {path} has unknown keys: {', '.join(unknown)}")
-    if dict(fresh.sketch.shapes) != dict(sketch.shapes):
-        raise CheckpointError(f"the posterior in {path} is of another model's weights")
-    return posterior
+        maps, sketch = posterior.maps, posterior.maps.sketch
+        fresh = ChosenMaps.of(model.backbone, maps.roles, sketch.dimension, sketch.seed, last=True)
+        if unknown := sorted(set(described) - set(posterior.to_dict())):
+            raise CheckpointError(f"unknown keys: {', '.join(unknown)}")
+        if dict(fresh.sketch.shapes) != dict(sketch.shapes):
+            raise CheckpointError("it is of another model's weights")
+        return posterior
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping) -> Path:
+def write_tensors(path: str | Path, tensors: Tensors, header: Header) -> Path:
     """Write tensors and a JSON header atomically."""
-    path = Path(path)
     contiguous = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     full_header: dict[str, Any] = {"format": FORMAT, **header}
     full_header["checksum"] = _checksum(full_header, contiguous)
     data = to_safetensors(contiguous, metadata={"blips": json.dumps(full_header)})
-    write_atomically(path, data)
-    return path
+    return write_atomically(path, data)
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -241,8 +227,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except FileNotFoundError:
         raise CheckpointError(f"no checkpoint {path}; check the path") from None
     except IsADirectoryError:
-        best = Path(path) / "best.safetensors"
-        example = best if best.is_file() else "runs/blips/best.safetensors"
+        example = Path(path) / "best.safetensors"
         raise CheckpointError(f"{path} is a folder; give a model file, such as {example}") from None
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error}") from None
@@ -253,9 +238,8 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     try:
         tensors = parse_safetensors(data)
-        length = int.from_bytes(data[:HEADER_LENGTH_BYTES], "little")
-        end = HEADER_LENGTH_BYTES + length
-        metadata = json.loads(data[HEADER_LENGTH_BYTES:end]).get("__metadata__", {})
+        length = int.from_bytes(data[:8], "little")  # as safetensors begin
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
         header = json.loads(metadata.get("blips", "null"))
     except (SafetensorError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from None
@@ -266,7 +250,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, header
 
 
-def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+def _checksum(header: Header, tensors: Tensors) -> str:
     """Compute the SHA-256 of the header (sorted JSON), and of names, types, shapes and data."""
     described = {key: value for key, value in header.items() if key != "checksum"}
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ase import Atoms
-from ase.data import atomic_numbers, chemical_symbols
+from ase.data import chemical_symbols
 
 from blips.backbones.base import Backbone, atomistic
 from blips.backbones.foreign import ForeignBackbone
@@ -46,17 +46,13 @@ class DataSets:
         train = given.train if train is None else train
         valid = given.valid if valid is None else valid
         if train is None:
-            raise ConfigError(
-                "no training data; give fit(..., train=...) or data.train in the config"
-            )
-        if isinstance(train, TrainingData):
-            if not isinstance(valid, TrainingData):
-                raise InputError("a training data set needs a validation data set, not a file")
+            raise ConfigError("no training data; give fit(..., train=...), or data.train")
+        if isinstance(train, TrainingData) and isinstance(valid, TrainingData):
             if isinstance(train, StructureData):
                 self.backbone.labels = train.labels
             return train, valid
-        if isinstance(valid, TrainingData):
-            raise InputError("training structures need validation structures, not a data set")
+        if isinstance(train, TrainingData) or isinstance(valid, TrainingData):
+            raise InputError("training and validation data are two data sets, or neither is one")
         backbone = atomistic(self.backbone)
         backbone.labels = self.labels
         if not given.stream:
@@ -72,8 +68,7 @@ class DataSets:
     def replay(self, replay: Data | None) -> TrainingData | None:
         """Return the replay set; its energies are shifted to those of a released model.
 
-        What was moved is in the folder: at a resumption the model may no longer be that of the
-        start.
+        The folder keeps by how much: at a resumption the model is no longer that of the start.
         """
         replay = self.settings.data.replay if replay is None else replay
         if replay is None or isinstance(replay, TrainingData):
@@ -84,12 +79,11 @@ class DataSets:
             return self._data(structures, name)
         path = self.run.path / "replay.json"
         if self.resume and path.exists():
-            by_element = json.loads(path.read_text())
-            shift = {atomic_numbers[symbol]: energy for symbol, energy in by_element.items()}
+            shift = json.loads(path.read_text())
         else:
-            shift = unexplained_energies(self.backbone, structures, self.labels).by_number()
-            by_element = {chemical_symbols[number]: energy for number, energy in shift.items()}
-            self.run.write_json(path.name, by_element)
+            fitted = unexplained_energies(self.backbone, structures, self.labels).by_number()
+            shift = {chemical_symbols[number]: energy for number, energy in fitted.items()}
+            self.run.write_json(path.name, shift)
         structures = moved(structures, shift, self.quantities, self.labels)
         return self._data(structures, name, labels=Labels())
 
@@ -118,13 +112,9 @@ class DataSets:
         return check_structures(data, labels=self.labels), f"{kind} structures"
 
     def _data(self, structures: Any, source: str | Path, **options: Any) -> StructureData:
-        common: dict[str, Any] = {
-            "quantities": self.quantities,
-            "labels": self.labels,
-            "dtype": DTYPES[self.settings.training.dtype],
-        }
-        graph_of = atomistic(self.backbone).graph_of
-        return StructureData(structures, graph_of, source=source, **(common | options))
+        options = {"quantities": self.quantities, "labels": self.labels, **options}
+        graph_of, dtype = atomistic(self.backbone).graph_of, DTYPES[self.settings.training.dtype]
+        return StructureData(structures, graph_of, source=source, dtype=dtype, **options)
 
     def _split(self, structures: Sequence[Atoms], fraction: float) -> Split:
         """Set a fraction aside, at random or by whole groups."""

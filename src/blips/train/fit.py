@@ -1,17 +1,16 @@
 """`fit`: from structures, files or data sets to a trained potential in a run folder."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
 from blips.backbones.base import Backbone, atomistic
-from blips.config import RunConfig, Source, TrainingConfig, load_config
+from blips.config import RunConfig, Sources, TrainingConfig, load_config
 from blips.data.dataset import StructureData, TrainingData
 from blips.errors import BlipsError, ConfigError
 from blips.potential import BayesianPotential
@@ -47,7 +46,7 @@ def fit(
     *,
     valid: Data | float | None = None,
     replay: Data | None = None,
-    config: Source | Sequence[Source] = (),
+    config: Sources = (),
     folder: str | Path | None = None,
     resume: bool = False,
     display: bool = True,
@@ -76,9 +75,7 @@ def fit(
         training: settings of the configuration's `training`, such as epochs, lr and batch_size;
             they count more than `config`.
     """
-    settings = resolve_config(config)
-    if training:
-        settings = load_config(settings, {"training": training})
+    settings = load_config(config, {"training": training})
     _check_noise(potential, settings.training)
     run = RunFolder(folder or settings.folder)
     with run.locked(), progress_shown() if display else nullcontext():
@@ -90,8 +87,7 @@ def fit(
         data = DataSets(backbone_of(potential), settings, run, resume=resume)
         train_data, valid_data = data.main(train, valid)
         replay_data = data.replay(replay)
-        own = potential.objective if isinstance(potential, Wrapper) else None
-        minimised = objective or own or Objective
+        minimised = objective or getattr(potential, "objective", None) or Objective
         trainer = Trainer(potential, train_data, valid_data, settings, run, replay_data, minimised)
         if resume:
             trainer.resume()
@@ -102,19 +98,17 @@ def fit(
 
 def _check_noise(potential: Model, training: TrainingConfig) -> None:
     """Refuse settings that need sampled weights where there are none, or no use of them."""
-    bayesian = isinstance(potential, BayesianPotential)
-    sampled = training.noise if bayesian else not isinstance(potential, Backbone)
-    distribution = training.loss in DISTRIBUTION_LOSSES
-    needing = ["freeze_backbone"] if training.freeze_backbone else []
-    needing += [f"loss={training.loss}"] if distribution else []
-    if needing and not sampled:
+    distribution, frozen = training.loss in DISTRIBUTION_LOSSES, training.freeze_backbone
+    sampled = isinstance(potential, Wrapper) and not frozen
+    if isinstance(potential, BayesianPotential):
+        sampled = training.noise
+    if (distribution or frozen) and not sampled:
+        needing = "freeze_backbone" if frozen else f"loss={training.loss}"
         raise ConfigError(
-            f"training.{', training.'.join(needing)} needs sampled weights; set "
-            "training.noise=true, for a potential that bayesianize (model.bayes) has made"
+            f"training.{needing} needs sampled weights; set training.noise=true, for a potential "
+            "that bayesianize (model.bayes) has made"
         )
-    if training.freeze_backbone and not bayesian:
-        raise ConfigError("training.freeze_backbone needs a Bayesian potential; see bayesianize")
-    if training.freeze_backbone and not distribution:
+    if frozen and not distribution:
         raise ConfigError(
             f"training.freeze_backbone with loss {training.loss!r} would only make the posterior "
             f"vanish; use training.loss={' or '.join(DISTRIBUTION_LOSSES)}"
@@ -151,9 +145,3 @@ def _finish(
                 warnings.warn(text, stacklevel=3)
     if run.best.exists():
         write_model(run.best, potential, finished=True)
-
-
-def resolve_config(config: Source | Sequence[Source]) -> RunConfig:
-    """Load the configuration that one source, or several merged left to right, describe."""
-    one = isinstance(config, str | Path | Mapping | BaseModel)
-    return load_config(*([config] if one else config))

@@ -7,29 +7,19 @@ interrupted.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
-import ase.io
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
 from blips.bayes.noise import seeded_generator
 from blips.config import RunConfig, TrainingConfig
-from blips.data.dataset import Batch, StructureData, TrainingData
+from blips.data.dataset import Batch, TrainingData
 from blips.errors import BlipsError, CheckpointError, ConfigError
 from blips.potential import BayesianPotential
 from blips.progress import retitle, track
-from blips.train.checkpoint import (
-    DTYPES,
-    describe,
-    read_tensors,
-    restore,
-    under,
-    write_model,
-    write_tensors,
-)
+from blips.train import checkpoint
 from blips.train.loss import Anchor
 from blips.train.objective import Model, Objective
 from blips.train.optim import MovingAverage, Schedule, make_optimizer
@@ -62,23 +52,22 @@ class Trainer:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         self.seed, self.folder = config.seed, folder
-        self.train_data, self.valid_data, self.replay_data = train, valid, replay
+        self.train_data, self.valid_data = train, valid
+        self.replay_data = replay if settings.replay_weight > 0 else None
         self.fabric = _fabric(settings, folder)
         self.fabric.launch()
-        self.model = model.to(DTYPES[settings.dtype])
+        self.model = model.to(checkpoint.DTYPES[settings.dtype])
         self._frozen = _frozen_parameters(model, settings)
         objective = make_objective(self.model, settings, num_data=len(train))
-        self.objective, self.optimizer = self.fabric.setup(
-            objective, make_optimizer(self.model, settings)
-        )
+        optimizer = make_optimizer(self.model, settings)
+        self.objective, self.optimizer = self.fabric.setup(objective, optimizer)
         # the same number of steps on every process
         steps = math.ceil(len(train) / (settings.batch_size * self.fabric.world_size))
         self.schedule = Schedule(self.optimizer, settings, settings.epochs * steps)
-        decay = settings.ema_decay
-        self.average = None if decay is None else MovingAverage(self.model, decay)
+        self.average = MovingAverage(self.model, settings.ema_decay)
         anchor = objective.anchor = Anchor(self.model) if settings.anchor_weight > 0 else None
         self._kept: dict[str, dict[str, Tensor]] = {  # beside the model, for a resumption
-            "average": self.average.values if self.average else {},
+            "average": self.average.values,
             "anchor": anchor.start if anchor else {},
         }
         self.progress = Progress()
@@ -88,12 +77,12 @@ class Trainer:
         path = self.folder.last
         if not path.exists():
             return
-        tensors, header = read_tensors(path)
+        tensors, header = checkpoint.read_tensors(path)
         if "optimizer" not in header:
             raise CheckpointError(f"{path} is no training state; resume from a run's folder")
-        restore(self.model, under("model.", tensors), path)
+        checkpoint.restore(self.model, checkpoint.under("model.", tensors), path)
         state: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in under("optimizer.", tensors).items():
+        for name, tensor in checkpoint.under("optimizer.", tensors).items():
             index, _, key = name.partition(".")
             state.setdefault(int(index), {})[key] = tensor
         groups = self.optimizer.state_dict()["param_groups"]
@@ -112,13 +101,13 @@ class Trainer:
         states = {f"{i}.{k}": v for i, of in optimizer["state"].items() for k, v in of.items()}
         parts = {"model": self.model.state_dict(), "optimizer": states, **self._kept}
         header = {
-            "model": describe(self.model),
+            "model": checkpoint.describe(self.model),
             "optimizer": {"lr": [group["lr"] for group in optimizer["param_groups"]]},
             "schedule": self.schedule.state(),
             "progress": vars(self.progress),
         }
         tensors = {f"{part}.{k}": v for part, group in parts.items() for k, v in group.items()}
-        write_tensors(self.folder.last, tensors, header)
+        checkpoint.write_tensors(self.folder.last, tensors, header)
 
     def run(self) -> Progress:
         """Train until the last epoch or the early stop; return the history."""
@@ -127,53 +116,46 @@ class Trainer:
             for epoch in track(epochs, "training", len(epochs)):
                 if self._should_stop():
                     break
-                self._run_epoch(epoch)
+                row = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}
+                row |= {f"train_{k}": v for k, v in self._train_epoch(epoch).items()}
+                row |= {f"valid_{k}": v for k, v in self._validate().items()}
+                self.schedule.after_epoch(row["valid_loss"])
+                self._finish_epoch(epoch, row)
         finally:
             for parameter in self._frozen:
                 parameter.requires_grad_(True)
         return self.progress
 
-    def _run_epoch(self, epoch: int) -> None:
-        row = {"epoch": epoch, "lr": self.optimizer.param_groups[0]["lr"]}
-        row |= {f"train_{k}": v for k, v in self._train_epoch(epoch).items()}
-        row |= {f"valid_{k}": v for k, v in self._validate().items()}
-        self.schedule.after_epoch(row["valid_loss"])
-        self._finish_epoch(epoch, row)
-
     def _train_epoch(self, epoch: int) -> dict[str, float]:
         self.objective.train()
         settings, seen = self.settings, list[tuple[dict[str, float], int]]()
-        warmup = settings.kl_warmup_epochs
-        kl_scale = 1.0 if warmup == 0 else min(1.0, epoch / warmup)
+        kl_scale = min(1.0, epoch / max(1, settings.kl_warmup_epochs))
         order = _shuffled(self.train_data, "shuffle", self.seed, epoch)
         surplus = -len(order) % self.fabric.world_size  # every process takes as many steps
         order = [*order, *order[:surplus]][self.fabric.global_rank :: self.fabric.world_size]
         for step, batch in enumerate(self._batches(self.train_data, order)):
             key = (self.seed, epoch, step, self.fabric.global_rank)
-            replay = self._replay_batch(key)
+            replay, second = None, self.replay_data
+            if second is not None:  # structures that are a function of (seed, epoch, step)
+                replay = next(self._batches(second, _shuffled(second, "replay", *key)))
             self.optimizer.zero_grad()
             terms = self.objective(batch, ("train", *key), kl_scale, replay)
             if not math.isfinite(terms.parts["loss"]):
                 self._stop_non_finite(epoch, batch, self.train_data)
-            if self.replay_data and replay and not math.isfinite(terms.parts["replay"]):
-                self._stop_non_finite(epoch, replay, self.replay_data)
+            if second and replay and not math.isfinite(terms.parts["replay"]):
+                self._stop_non_finite(epoch, replay, second)
             self.fabric.backward(terms.total)
-            if settings.clip_norm is not None:
-                self.fabric.clip_gradients(
-                    self.objective, self.optimizer, max_norm=settings.clip_norm
-                )
+            if (norm := settings.clip_norm) is not None:
+                self.fabric.clip_gradients(self.objective, self.optimizer, max_norm=norm)
             self.optimizer.step()
             self.schedule.after_step()
-            if self.average is not None:
-                self.average.update(self.model)
+            self.average.update()
             seen.append((terms.parts, len(batch.indices)))
             self._show(terms.parts)
-        return self._over_processes(_means(seen))
-
-    def _over_processes(self, means: dict[str, float]) -> dict[str, float]:
-        """Average over all processes, each of which saw as many structures."""
+        means = _means(seen)
         if self.fabric.world_size == 1:
             return means
+        # over all processes, each of which saw as many structures
         values = torch.tensor(list(means.values()), dtype=torch.float64, device=self.fabric.device)
         reduced = self.fabric.all_reduce(values, reduce_op="mean")
         return dict(zip(means, torch.as_tensor(reduced).tolist(), strict=True))
@@ -183,12 +165,8 @@ class Trainer:
         self.objective.eval()
         objective: Any = self.objective.module
         batches = self._batches(self.valid_data, range(len(self.valid_data)))
-        with self._averaged():
+        with self.average.applied():
             return _means([(objective.evaluate(b, self.seed), len(b.indices)) for b in batches])
-
-    def _averaged(self) -> AbstractContextManager[None]:
-        """Use the moving average of the weights, where there is one, within the block."""
-        return nullcontext() if self.average is None else self.average.applied(self.model)
 
     def _finish_epoch(self, epoch: int, row: dict[str, float]) -> None:
         self.progress.epoch = epoch
@@ -198,8 +176,8 @@ class Trainer:
             self.progress.best_loss, self.progress.best_epoch = row["valid_loss"], epoch
         if self.fabric.is_global_zero:
             if improved:
-                with self._averaged():
-                    write_model(self.folder.best, self.model)
+                with self.average.applied():
+                    checkpoint.write_model(self.folder.best, self.model)
             last_epoch = epoch == self.settings.epochs or self._should_stop()
             if epoch % self.settings.checkpoint_every == 0 or last_epoch:
                 self._save()
@@ -224,26 +202,13 @@ class Trainer:
         size = self.settings.batch_size
         for first in range(0, len(order), size):
             batch = data.batch(list(order[first : first + size]))
-            yield batch.to(self.fabric.device, DTYPES[self.settings.dtype])
-
-    def _replay_batch(self, key: tuple[int, ...]) -> Batch | None:
-        """Draw structures of the replay set, a function of (seed, epoch, step)."""
-        data = self.replay_data
-        if data is None or self.settings.replay_weight == 0:
-            return None
-        return next(self._batches(data, _shuffled(data, "replay", *key)))
+            yield batch.to(self.fabric.device, checkpoint.DTYPES[self.settings.dtype])
 
     def _stop_non_finite(self, epoch: int, batch: Batch, data: TrainingData) -> NoReturn:
-        names = [data.name_of(index) for index in batch.indices]
-        shown = ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
-        written = ""
-        if isinstance(data, StructureData):
-            path = self.folder.path / "nonfinite.extxyz"
-            ase.io.write(path, [data.structures[index] for index in batch.indices])
-            written = f" They were written to {path}."
+        names = ", ".join(data.name_of(index) for index in batch.indices)
         raise NonFiniteLossError(
-            f"the loss is not finite in epoch {epoch} on: {shown}.{written} Check their labels, "
-            f"or lower training.lr; the last good state is {self.folder.last}"
+            f"the loss is not finite in epoch {epoch} on: {names}. Check their labels, or lower "
+            f"training.lr; the last good state is {self.folder.last}"
         )
 
 
@@ -264,15 +229,14 @@ def _means(batches: Sequence[tuple[dict[str, float], int]]) -> dict[str, float]:
 
 def _frozen_parameters(model: Model, settings: TrainingConfig) -> list[torch.nn.Parameter]:
     """Switch off the training of what the loss does not use; the parameters that were on."""
-    if not isinstance(model, BayesianPotential):
+    frozen = settings.freeze_backbone
+    if not isinstance(model, BayesianPotential) or (settings.noise and not frozen):
         return []
-    if settings.noise and not settings.freeze_backbone:
-        return []
-    unused = model.backbone if settings.freeze_backbone else model.encoder
-    frozen = [parameter for parameter in unused.parameters() if parameter.requires_grad]
-    for parameter in frozen:
+    unused = model.backbone if frozen else model.encoder
+    parameters = [parameter for parameter in unused.parameters() if parameter.requires_grad]
+    for parameter in parameters:
         parameter.requires_grad_(False)
-    return frozen
+    return parameters
 
 
 def _fabric(settings: TrainingConfig, folder: RunFolder) -> Fabric:

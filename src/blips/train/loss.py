@@ -28,28 +28,23 @@ def data_loss(
 ) -> dict[str, Tensor]:
     """Compute the weighted loss of every labelled quantity; their sum is the data loss.
 
-    Outputs are [K, rows, ...] by quantity, K = 1 for point losses; targets [rows, ...];
-    `node_counts` are the atoms of each structure, [S].
+    Outputs are [K, rows, ...] by quantity, or replica-major [K * rows, ...], K = 1 for point
+    losses; targets [rows, ...]; `node_counts` are the atoms of each structure, [S]. Quantities of
+    the user's own have weight 1.
     """
     terms = {}
     for name, target in targets.items():
-        weight = weight_of(name, config)
-        if weight == 0:
-            continue
-        factor = loss_factor(name, node_counts, config)
-        distance = _distance(config)(outputs[name] * factor, target * factor)
-        terms[name] = weight * distance.double()
+        weight = getattr(config.weights, name, 1.0)
+        if weight > 0:
+            factor = loss_factor(name, node_counts, config)
+            samples = outputs[name].reshape(-1, *target.shape)
+            terms[name] = weight * _distance(config)(samples * factor, target * factor).double()
     if not terms:
         raise ConfigError(
             f"nothing to train on: the data have {', '.join(targets) or 'no labels'}, all of "
             "weight 0 in training.weights"
         )
     return terms
-
-
-def weight_of(quantity: str, config: TrainingConfig) -> float:
-    """Return the weight of a quantity in the data loss; 1 for those of the user's own."""
-    return getattr(config.weights, quantity, 1.0)
 
 
 def loss_factor(name: str, node_counts: Tensor, config: TrainingConfig) -> float | Tensor:
@@ -88,8 +83,7 @@ def conditional_huber(samples: Tensor, target: Tensor, delta: float) -> Tensor:
     if target.ndim < 2:
         return huber(samples - target, delta).mean()
     norm = torch.linalg.vector_norm(target, dim=-1, keepdim=True)
-    steps = torch.tensor([1.0, 0.7, 0.4, 0.1], dtype=target.dtype, device=target.device)
-    edges = torch.tensor([1.0, 2.0, 3.0], dtype=target.dtype, device=target.device)
+    steps, edges = target.new_tensor([1.0, 0.7, 0.4, 0.1]), target.new_tensor([1.0, 2.0, 3.0])
     return huber(samples - target, delta * steps[torch.bucketize(norm, edges)]).mean()
 
 
@@ -118,29 +112,24 @@ class Anchor:
     over the T trained tensors of the backbone (a tensor that began as zeros counts without its
     denominator). Up to a constant, weight * A is the negative logarithm of a Gaussian prior
     N(theta0, s_t^2) whose width is the same fraction of the size of every tensor. It is on the
-    means alone: the prior of the posterior's widths is another one. It is made of the model at the
-    start of training, on its device.
+    means alone: the prior of the posterior's widths is another one.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.start = {name: p.detach().clone() for name, p in _trained_weights(model)}
+        backbone = getattr(model, "backbone", model)  # not the inference network
+        self.weights = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
+        self.start = {name: p.detach().clone() for name, p in self.weights.items()}
         if not self.start:
             raise ConfigError(
                 "training.anchor_weight has nothing to hold, as no weights of the backbone are "
                 "trained; leave it at 0 with training.freeze_backbone"
             )
 
-    def penalty(self, model: nn.Module) -> Tensor:
+    def penalty(self) -> Tensor:
         """Compute A of the model's present weights, one number."""
         distances: list[Tensor] = []
-        for name, weight in _trained_weights(model):
+        for name, weight in self.weights.items():
             start = self.start[name]
             size = start.square().mean()
             distances.append((weight - start).square().mean() / torch.where(size > 0, size, 1.0))
         return torch.stack(distances).mean()
-
-
-def _trained_weights(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the trained parameters, without those of the inference network."""
-    backbone = getattr(model, "backbone", model)
-    return [(name, p) for name, p in backbone.named_parameters() if p.requires_grad]

@@ -5,9 +5,6 @@ With `training.noise`, data loss of samples + lambda * KL: the paper's objective
 Two more terms, off by default, keep a pretrained model from forgetting: `anchor_weight` times the
 distance of the weights from where they began (`blips.train.loss`), and `replay_weight` times
 the data loss of a batch from a second set.
-
-Training handles plain backbones, Bayesian potentials, and wrappers: backbones with something around
-them that is trained with them, by an objective of their own. `studies/baselines` has several.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +23,7 @@ from blips.data.graph import AtomGraph, Graph
 from blips.inference.sampling import Sample
 from blips.potential import BayesianPotential
 from blips.prediction import Calibrator, Outputs
-from blips.train.loss import DISTRIBUTION_LOSSES, Anchor, data_loss, weight_of
+from blips.train.loss import DISTRIBUTION_LOSSES, Anchor, data_loss
 
 
 class Wrapper(nn.Module):
@@ -96,14 +93,16 @@ class Objective(nn.Module):
             kl = self.kl(self.model, coefficients)
             penalties["kl"] = (config.kl_weight * kl_scale, kl)
         if self.anchor is not None:
-            penalties["anchor"] = (config.anchor_weight, self.anchor.penalty(self.model))
+            penalties["anchor"] = (config.anchor_weight, self.anchor.penalty())
         if replay is not None:
             terms, _ = self.training_terms(replay, (*noise_key, "replay"))
             penalties["replay"] = (config.replay_weight, torch.stack(list(terms.values())).sum())
         loss = total(data_terms, penalties)
         if isinstance(self.model, BayesianPotential) and coefficients:
-            for role, mean in _mean_coefficients(self.model, coefficients).items():
-                loss.parts[f"coef_{role}"] = mean
+            roles = self.model.conversion.roles
+            for role in dict.fromkeys(roles.values()):
+                group = [coefficients[name] for name, of in roles.items() if of == role]
+                loss.parts[f"coef_{role}"] = float(torch.cat(group).detach().mean())
         return loss
 
     @torch.no_grad()  # forces switch gradients on where they need them
@@ -116,8 +115,14 @@ class Objective(nn.Module):
         derivatives = self.derivatives(batch, create_graph=False)
         count = max(config.samples, 8) if config.loss in DISTRIBUTION_LOSSES else 0
         outputs = self.sample(batch.graph, count, ("valid", seed), derivatives).outputs
-        terms = total(self._data_terms(outputs, batch)).parts
-        return terms | _mean_absolute_errors(outputs, batch)
+        counts = batch.graph.node_counts()
+        terms = total(data_loss(outputs, batch.targets, counts, config)).parts
+        for name, size in ((keys.ENERGY, counts), (keys.FORCES, 1.0)):
+            if name in batch.targets and name in outputs:
+                target = batch.targets[name]
+                mean = outputs[name].reshape(-1, *target.shape).mean(dim=0)  # of all samples
+                terms[f"mae_{name}"] = 1000.0 * float(((mean - target).abs() / size).mean())
+        return terms
 
     def training_terms(
         self, batch: Batch, noise_key: NoiseKey
@@ -128,7 +133,8 @@ class Objective(nn.Module):
         if isinstance(self.model, BayesianPotential) and not self.config.noise:
             count = 0
         sample = self.sample(batch.graph, count, noise_key, derivatives)
-        return self._data_terms(sample.outputs, batch), sample.coefficients
+        counts = batch.graph.node_counts()
+        return data_loss(sample.outputs, batch.targets, counts, self.config), sample.coefficients
 
     def sample(
         self, graph: Graph, count: int, noise_key: NoiseKey, derivatives: Derivatives
@@ -156,15 +162,6 @@ class Objective(nn.Module):
             create_graph=create_graph,
         )
 
-    def _data_terms(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Compute the weighted loss of every quantity, of samples that are replica-major."""
-        by_sample = {
-            name: _by_sample(outputs[name], target)
-            for name, target in batch.targets.items()
-            if weight_of(name, self.config) > 0
-        }
-        return data_loss(by_sample, batch.targets, batch.graph.node_counts(), self.config)
-
 
 def total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> LossTerms:
     """Sum of the data terms and of the weighted penalties (weight, value)."""
@@ -178,22 +175,6 @@ def total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> Lo
     return LossTerms(loss, parts)
 
 
-def _by_sample(output: Tensor, target: Tensor) -> Tensor:
-    """Tell samples apart, [K * rows, ...] -> [K, rows, ...]."""
-    return output.reshape(len(output) // len(target), *target.shape)
-
-
-def _mean_absolute_errors(outputs: Outputs, batch: Batch) -> dict[str, float]:
-    """Compute the MAE of the mean of all samples: energies in meV/atom, forces in meV/A."""
-    errors: dict[str, float] = {}
-    for name, size in ((keys.ENERGY, batch.graph.node_counts()), (keys.FORCES, 1.0)):
-        if name in batch.targets and name in outputs:
-            target = batch.targets[name]
-            mean = _by_sample(outputs[name], target).mean(dim=0)
-            errors[f"mae_{name}"] = 1000.0 * float(((mean - target).abs() / size).mean())
-    return errors
-
-
 def plain_outputs(backbone: Backbone, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
     """Compute the outputs of a backbone without posterior."""
     if backbone.conservative and isinstance(graph, AtomGraph):
@@ -201,12 +182,3 @@ def plain_outputs(backbone: Backbone, graph: Graph, **derivatives: Unpack[Deriva
             lambda graph: backbone(graph)[keys.ENERGIES], graph, **derivatives
         )
     return backbone(graph)
-
-
-def _mean_coefficients(
-    model: BayesianPotential, coefficients: Mapping[str, Tensor]
-) -> dict[str, float]:
-    by_role: dict[str, list[Tensor]] = {}
-    for name, role in model.conversion.roles.items():
-        by_role.setdefault(role, []).append(coefficients[name].detach())
-    return {role: float(torch.cat(group).mean()) for role, group in by_role.items()}

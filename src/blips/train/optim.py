@@ -74,30 +74,32 @@ class Schedule:
 
 
 class MovingAverage:
-    """Exponential moving average of a model's parameters, used for validation and results."""
+    """Exponential moving average of a model's parameters; without a decay it averages nothing."""
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: nn.Module, decay: float | None) -> None:
         self.decay = decay
-        self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.parameters = {} if decay is None else dict(model.named_parameters())
+        self.values = {name: p.detach().clone() for name, p in self.parameters.items()}
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
+    def update(self) -> None:
         """Set average <- decay * average + (1 - decay) * parameter."""
-        for name, parameter in model.named_parameters():
-            self.values[name].lerp_(parameter, 1.0 - self.decay)
+        if self.decay is not None:
+            for name, parameter in self.parameters.items():
+                self.values[name].lerp_(parameter, 1.0 - self.decay)
 
     @contextmanager
-    def applied(self, model: nn.Module) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """Exchange the parameters with their averages within the block."""
-        self._swap(model)
+        self._swap()
         try:
             yield
         finally:
-            self._swap(model)
+            self._swap()
 
     @torch.no_grad()
-    def _swap(self, model: nn.Module) -> None:
-        for name, parameter in model.named_parameters():
+    def _swap(self) -> None:
+        for name, parameter in self.parameters.items():
             kept = parameter.detach().clone()
             parameter.copy_(self.values[name])
-            self.values[name] = kept
+            self.values[name].copy_(kept)

@@ -8,6 +8,7 @@ theory is moved to where the model is.
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +20,16 @@ from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone, ReferenceEnergies, atomistic
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig
+from blips.conversion import bayesianize
 from blips.data.labels import Labels, available, extract
+from blips.data.sanity import warn_of_labels
 from blips.data.structures import batches_of
 from blips.errors import ConfigError
 from blips.inference.alignment import Alignment, element_counts, fit_alignment
+from blips.inference.scale import keys_of
 from blips.potential import BayesianPotential
-from blips.train.objective import plain_outputs
+from blips.train.checkpoint import Saveable
+from blips.train.objective import Wrapper, plain_outputs
 
 
 def set_reference_energies(
@@ -145,18 +150,54 @@ def align(
     return found
 
 
+def conditioned(
+    model: Saveable,
+    structures: Sequence[Atoms],
+    valid: Sequence[Atoms] | None,
+    *,
+    anew: bool = False,
+    shift: bool = True,
+    labels: Labels | None = None,
+    **options: Any,
+) -> BayesianPotential:
+    """Condition a model on geometries, with labelled ones for the scale of its error bars.
+
+    What it was conditioned on before is forgotten if `anew`. Energies per element of a released
+    model are fitted to those of `valid` if `shift`. Options are those of `condition`.
+    """
+    if isinstance(model, Wrapper):
+        raise ConfigError(f"this is a {model.kind}, which has error bars of its own")
+    potential = bayesianize(model) if isinstance(model, Backbone) else model
+    if anew:
+        potential.posterior = None
+    warn_of_labels(valid or (), labels)
+    has = () if valid is None else keys_of(valid, labels)
+    released = isinstance(model, Backbone) and model.pretrained
+    if valid is None or not (shift and released and keys.ENERGY in has):
+        potential.condition(structures, valid=valid, labels=labels, **options)
+    elif keys.FORCES not in has:  # aligned first: else elements' energies would count as errors
+        align(potential, valid, labels)
+        potential.condition(structures, valid=valid, labels=labels, **options)
+    else:
+        forces = moved(valid, {}, (keys.FORCES,), labels)
+        potential.condition(structures, valid=forces, labels=Labels(), **options)
+        std = potential.predict(valid, method="onepass", forces=False).array("energy_std")
+        align(potential, valid, labels, std**2)
+    return potential
+
+
 def moved(
     structures: Sequence[Atoms],
-    shift: Mapping[int, float],
+    shift: Mapping[str, float],
     quantities: Sequence[str] = (keys.ENERGY, keys.FORCES),
     labels: Labels | None = None,
 ) -> list[Atoms]:
-    """Copy structures with `shift` taken off their energies; labels in eV, A, ASE's names."""
+    """Copy structures with `shift` (eV by element) off their energies; labels as ASE has them."""
     copies: list[Atoms] = []
     for atoms in structures:
         found = extract(atoms, quantities, labels)
         if keys.ENERGY in found:
-            found[keys.ENERGY] = found[keys.ENERGY] - sum(shift[int(z)] for z in atoms.numbers)
+            found[keys.ENERGY] = found[keys.ENERGY] - sum(shift[symbol] for symbol in atoms.symbols)
         copy = atoms.copy()
         copy.calc = SinglePointCalculator(copy, **found)
         copies.append(copy)

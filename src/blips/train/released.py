@@ -1,37 +1,48 @@
 """`blips.load`: a model from a file, or a released one with its error bars, `load("chgnet")`.
 
+`build_model` makes the one that a configuration describes, for training.
+
 The posterior of a released model's readouts was conditioned once on geometries of the Materials
 Project (`recipes/released_posteriors.py`) and is shipped as draws, with where it comes from.
 """
 
 import hashlib
-from contextlib import AbstractContextManager
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from blips.backbones import RELEASED, nearest
+from blips.backbones import ADAPTERS, RELEASED, build, nearest
 from blips.backbones import load as load_backbone
+from blips.backbones.base import Backbone
+from blips.config import ModelConfig
 from blips.conversion import bayesianize
 from blips.errors import CheckpointError, ConfigError
 from blips.potential import BayesianPotential
 from blips.train import checkpoint
 from blips.train.checkpoint import Saveable, posterior_from, read_tensors
 
-FOLDER = "posteriors"
+SHIPPED = Path(__file__).parents[1] / "data" / "posteriors"
 
 
-def load(path: str | Path, device: str | torch.device = "cpu", **options: Any) -> Saveable:
+def load(
+    path: str | Path, device: str | torch.device = "cpu", *, plain: bool = False, **options: Any
+) -> Saveable:
     """Load a model: a file that `save` wrote, or a released model with its error bars.
 
     Released ones have names such as "chgnet", see `blips.backbones.RELEASED`, and options such as
-    `weights` (a file of its package) and `trust`.
+    `weights` (a file of its package) and `trust`. Where `plain`, they come without error bars.
     """
-    place = usable_device(device)
+    try:
+        place = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"device {str(device)!r} cannot be used here ({reason}); use cpu, or a machine and a "
+            "build of torch that have it"
+        ) from None
     if is_released_name(path):
-        return load_released(str(path), **options).to(place)
+        return (load_backbone if plain else load_released)(str(path), **options).to(place)
     if not Path(path).suffix and not Path(path).exists():
         raise ConfigError(
             f"{path} is neither a file nor a released model; {nearest(str(path), RELEASED)}"
@@ -41,16 +52,35 @@ def load(path: str | Path, device: str | torch.device = "cpu", **options: Any) -
     return checkpoint.load(path, place)
 
 
-def usable_device(name: str | torch.device) -> torch.device:
-    """Return the device of that name; raise an error where this machine has none such."""
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:
+    """Build a released or untrained backbone; Bayesian unless the configuration says no."""
+    name = config.backbone
+    if is_released(config):
+        given = {} if config.weights is None else {"weights": config.weights, "trust": config.trust}
+        backbone = load_backbone(name, **config.hyperparameters | given)
+    elif config.weights is not None:
         raise ConfigError(
-            f"device {str(name)!r} cannot be used here ({reason}); use cpu, or a machine and a "
-            "build of torch that have it"
-        ) from None
+            f"model.weights is for released models, and {name} starts untrained; released are "
+            f"{', '.join(sorted(RELEASED))}"
+        )
+    elif config.pretrained and name in ADAPTERS:
+        names = [released for released, (family, _) in RELEASED.items() if family == name]
+        raise ConfigError(
+            f"{name} is the name of several models: set model.backbone to one of "
+            f"{', '.join(names)}, or model.pretrained=false for random weights"
+        )
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            backbone = build(name, **config.hyperparameters)
+    if not config.bayes.enabled:
+        return backbone
+    return bayesianize(backbone, seed=seed, **config.bayes.model_dump(exclude={"enabled"}))
+
+
+def is_released(config: ModelConfig) -> bool:
+    """Return whether the model starts from released weights."""
+    return config.pretrained and config.backbone in RELEASED
 
 
 def is_released_name(name: object) -> bool:
@@ -64,11 +94,11 @@ def load_released(name: str, **options: Any) -> BayesianPotential:
     With options of the adapter (`weights`, `trust`) it has none until it is conditioned.
     """
     potential = bayesianize(load_backbone(name, **options))
-    with _shipped(name) as path:
-        if options or not path.is_file():
-            return potential
-        tensors, header = read_tensors(path)
-        potential.posterior = posterior_from(header["posterior"], tensors, potential, path)
+    path = SHIPPED / f"{name}.safetensors"
+    if options or not path.is_file():
+        return potential
+    tensors, header = read_tensors(path)
+    potential.posterior = posterior_from(header["posterior"], tensors, potential, path)
     if weights_digest(potential) != header["weights"]:
         raise CheckpointError(
             f"the error bars shipped for {name} are of other weights than those installed; "
@@ -80,8 +110,8 @@ def load_released(name: str, **options: Any) -> BayesianPotential:
 
 def provenance(name: str) -> dict[str, Any] | None:
     """Return what a shipped posterior was made from; None where there is none."""
-    with _shipped(name) as path:
-        return read_tensors(path)[1]["provenance"] if path.is_file() else None
+    path = SHIPPED / f"{name}.safetensors"
+    return read_tensors(path)[1]["provenance"] if path.is_file() else None
 
 
 def weights_digest(potential: BayesianPotential) -> str:
@@ -92,8 +122,3 @@ def weights_digest(potential: BayesianPotential) -> str:
         for weight in layer.parameters(recurse=False):
             digest.update(weight.detach().double().mul(1e5).round().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _shipped(name: str) -> AbstractContextManager[Path]:
-    """Return the path of a shipped posterior, whether there is one or not."""
-    return resources.as_file(resources.files("blips.data") / FOLDER / f"{name}.safetensors")

@@ -19,15 +19,16 @@ import platform
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from blips import __version__
 from blips.config import RunConfig, different_settings, dump_config, load_config
 from blips.errors import ConfigError
 from blips.files import RUN_LOCK, locked, write_atomically
 
-RECORDED = ("blips-mlip", "torch", "numpy", "ase", "vesin", "lightning-fabric")
+REQUIRED = ("torch", "numpy", "ase", "vesin", "lightning-fabric")
 
 
 class RunFolder:
@@ -66,9 +67,7 @@ class RunFolder:
 
     def write_json(self, name: str, content: Any) -> Path:
         """Write a JSON file into the folder, atomically."""
-        path = self.path / name
-        write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
-        return path
+        return write_atomically(self.path / name, f"{json.dumps(content, indent=1)}\n".encode())
 
     def write_history(self, history: list[dict[str, float]]) -> None:
         """Write metrics.csv anew: one row per epoch, whatever was there before."""
@@ -83,14 +82,8 @@ class RunFolder:
 def environment() -> dict[str, Any]:
     """Record versions, platform and command; the home folder is ~ in it."""
     home = f"{Path.home()}/"
-    versions = {}
-    for package in RECORDED:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
     return {
-        "versions": versions,
+        "versions": {"blips-mlip": __version__, **{name: version(name) for name in REQUIRED}},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "command": [Path(sys.argv[0]).name, *(a.replace(home, "~/") for a in sys.argv[1:])],

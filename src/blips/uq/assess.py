@@ -284,8 +284,7 @@ def _ranks(table: Mapping[str, Interval]) -> str:
 def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) -> Path:
     """Write metrics as JSON, by label."""
     content = {label: evaluation.to_dict() for label, evaluation in evaluations.items()}
-    write_atomically(Path(path), f"{json.dumps(content, indent=1)}\n".encode())
-    return Path(path)
+    return write_atomically(path, f"{json.dumps(content, indent=1)}\n".encode())
 
 
 def by_metric(

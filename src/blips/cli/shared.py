@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from blips.errors import ConfigError
 from blips.files import jsonable
@@ -14,7 +15,6 @@ from blips.files import jsonable
 if TYPE_CHECKING:
     from ase import Atoms
 
-    from blips.active.config import CampaignConfig
     from blips.backbones.base import Backbone
     from blips.data.labels import Labels
     from blips.prediction import Model as Potential
@@ -40,7 +40,7 @@ def _show_version(asked: bool) -> None:
 def common(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
         ),
     ] = False,
@@ -55,24 +55,24 @@ def no_folder(output: Path) -> Path:
     return output
 
 
-Files = Annotated[list[str], typer.Argument(help="config files and a.b=value, left to right")]
+Files = Annotated[list[str], Argument(help="config files and a.b=value, left to right")]
 Model = Annotated[
-    str, typer.Argument(help="a model written by blips (.safetensors), or a released one's name")
+    str, Argument(help="a model written by blips (.safetensors), or a released one's name")
 ]
-Structures = Annotated[Path, typer.Argument(help="structures, any file that ASE reads")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="file to write", callback=no_folder)]
-Samples = Annotated[int, typer.Option(help="posterior samples")]
-Seed = Annotated[int, typer.Option(help="the same seed gives the same result")]
-Device = Annotated[str, typer.Option(help="to compute on: cpu, cuda, cuda:1, mps")]
-Json = Annotated[bool, typer.Option("--json", help="print the outcome as JSON, for machines")]
+Structures = Annotated[Path, Argument(help="structures, any file that ASE reads")]
+Output = Annotated[Path, Option("--output", "-o", help="file to write", callback=no_folder)]
+Samples = Annotated[int, Option(help="posterior samples")]
+Seed = Annotated[int, Option(help="the same seed gives the same result")]
+Device = Annotated[str, Option(help="to compute on: cpu, cuda, cuda:1, mps")]
+Json = Annotated[bool, Option("--json", help="print the outcome as JSON, for machines")]
 EnergyKey = Annotated[
-    str | None, typer.Option(help="name of the energy in the file", rich_help_panel="Labels")
+    str | None, Option(help="name of the energy in the file", rich_help_panel="Labels")
 ]
-ForcesKey = Annotated[str | None, typer.Option(help="of the forces", rich_help_panel="Labels")]
-Resume = Annotated[bool, typer.Option("--resume", help="continue what was interrupted")]
-Bootstrap = Annotated[int, typer.Option(help="resamples for the intervals")]
-Weights = Annotated[Path | None, typer.Option(help="file of a released model's weights")]
-Trust = Annotated[bool, typer.Option("--trust", help="let that file run code as it is read")]
+ForcesKey = Annotated[str | None, Option(help="of the forces", rich_help_panel="Labels")]
+Resume = Annotated[bool, Option("--resume", help="continue what was interrupted")]
+Bootstrap = Annotated[int, Option(help="resamples for the intervals")]
+Weights = Annotated[Path | None, Option(help="file of a released model's weights")]
+Trust = Annotated[bool, Option("--trust", help="let that file run code as it is read")]
 
 
 def print_json(content: Any) -> None:
@@ -95,7 +95,7 @@ def load_model(model: str, device: str = "cpu") -> "Potential":
 
 
 def labels_of(
-    backbone: "Backbone | None", energy_key: str | None, forces_key: str | None
+    trained_with: "Labels | None", energy_key: str | None, forces_key: str | None
 ) -> "Labels | None":
     """Return the names of labels: those typed, else those that the model was trained with."""
     from dataclasses import replace
@@ -104,7 +104,6 @@ def labels_of(
 
     given = {"energy_key": energy_key, "forces_key": forces_key}
     typed = {name: key for name, key in given.items() if key is not None}
-    trained_with = None if backbone is None else backbone.labels
     return replace(trained_with or Labels(), **typed) if typed else trained_with
 
 
@@ -114,21 +113,8 @@ def read_known(
     """Read and check structures of a file; refuse elements the model was not trained on."""
     from blips.data.structures import check_structures, read_structures
 
-    elements = known_elements(backbone)
+    elements = getattr(backbone, "trained_numbers", None)
     return check_structures(read_structures(path, index), path, elements=elements, labels=labels)
-
-
-def load_typed_campaign(sources: list[str]) -> "CampaignConfig":
-    """Load the configuration of a campaign; what is typed as a.b=value needs no trust."""
-    from blips.active.config import load_campaign
-    from blips.config import is_override
-
-    return load_campaign(*sources, typed=[text for text in sources if is_override(text)])
-
-
-def known_elements(backbone: "Backbone") -> frozenset[int] | None:
-    """Return the atomic numbers that a model was trained on; None if unknown."""
-    return getattr(backbone, "trained_numbers", None)
 
 
 @contextmanager
