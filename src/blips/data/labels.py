@@ -73,7 +73,12 @@ def extract(
         key = labels.key(quantity)
         stored = _lookup(atoms, key)
         if stored is None:
-            raise InputError(_missing(atoms, quantity, key))
+            there = {*_results(atoms), *atoms.info, *atoms.arrays} - {"numbers", "positions"}
+            raise InputError(
+                f"no {quantity} under the name {key!r}; the structure has "
+                f"{', '.join(sorted(map(str, there))) or 'no labels at all'}. Set {quantity}_key "
+                f"to the right name, or leave {quantity} out of the quantities"
+            )
         value = _shaped(stored, quantity, key, len(atoms)) * labels.factor(quantity)
         if not np.isfinite(value).all():
             raise InputError(f"{quantity} ({key!r}) holds NaN or infinity; remove the structure")
@@ -146,18 +151,3 @@ def _shaped(stored: Any, quantity: str, key: str, num_atoms: int) -> np.ndarray:
     if value.size != np.prod(shape) or (quantity == keys.FORCES and value.shape != shape):
         raise InputError(f"{quantity} ({key!r}) has shape {value.shape}; expected {expected}")
     return value.reshape(shape)
-
-
-def _missing(atoms: Atoms, quantity: str, key: str) -> str:
-    places = {
-        "calculator": _results(atoms),
-        "info": atoms.info,
-        "arrays": atoms.arrays.keys() - {"numbers", "positions"},
-    }
-    there = "; ".join(
-        f"{name}: {', '.join(sorted(map(str, k)))}" for name, k in places.items() if k
-    )
-    return (
-        f"no {quantity} under the name {key!r}; the structure has {there or 'no labels at all'}. "
-        f"Set {quantity}_key to the right name, or leave {quantity} out of the quantities"
-    )

@@ -29,6 +29,7 @@ from blips import keys
 from blips.data.labels import Labels, available, extract
 from blips.data.neighbours import search
 from blips.data.structures import XyzFrames
+from blips.units import ENERGY_UNITS
 
 MOST_FRAMES, LEAST_FRAMES, LEAST_BONDS = 200, 8, 24
 BONDED = 1.1  # times the sum of covalent radii
@@ -38,7 +39,6 @@ LARGEST_MOVE = 0.6  # A, of an atom between two frames that are compared
 HIGH_CORRELATION = 0.9  # of energies with forces
 THOMAS_FERMI, BINDING = 20.92, 15.0  # eV Z^(7/3), and eV that an atom may be bound with
 COULOMB = units.Hartree * units.Bohr  # e^2 / (4 pi epsilon_0), eV A
-FACTORS = {23.06: "kcal/mol", 96.49: "kJ/mol", 27.21: "Hartree", 13.61: "Rydberg"}
 
 Array = np.ndarray
 Structures = Sequence[Atoms] | XyzFrames
@@ -148,8 +148,8 @@ def _energies_against_forces(frames: Sequence[Frame]) -> str | None:
 
 def _units(factor: float) -> str:
     """Return the unit that a factor between energies and forces suggests."""
-    for known, unit in FACTORS.items():
-        for value, who in ((known, "energies"), (1 / known, "forces")):
+    for unit, size in ENERGY_UNITS.items():
+        for value, who in ((1 / size, "energies"), (size, "forces")):
             if abs(np.log(factor / value)) < 0.1:
                 return f"are the {who} in {unit}, the others in eV?"
     return "they are not in the same unit"
