@@ -71,10 +71,9 @@ class PySCF(Calculator):
             if self.dispersion is not None:
                 from dftd3.ase import DFTD3
 
-                corrected = structure.copy()
-                corrected.calc = DFTD3(method=self.dispersion, damping="d3bj")
-                energy += corrected.get_potential_energy()
-                forces = forces + corrected.get_forces()
+                correction = DFTD3(method=self.dispersion, damping="d3bj")
+                energy += correction.get_potential_energy(structure)
+                forces = forces + correction.get_forces(structure)
         except ImportError as error:
             raise MissingPackageError(
                 f"labelling by PySCF needs the package {error.name!r}, which cannot be imported; "
