@@ -1,8 +1,8 @@
 """Labels of a structure: where they are found and in which units; eV and A come out.
 
-    energy [eV] = energy_factor * energy
-    forces [eV/A] = energy_factor / length_factor * forces
-    stress [eV/A^3] = energy_factor / length_factor^3 * stress
+    energy [eV] = energy_unit * energy
+    forces [eV/A] = energy_unit / length_unit * forces
+    stress [eV/A^3] = energy_unit / length_unit^3 * stress
 
 Stress has ASE's sign (dE/dstrain / V, positive under tension) and, where it is given as six
 numbers, ASE's order (xx, yy, zz, yz, xz, xy). A structure without "energy" but with "REF_energy",
@@ -20,7 +20,7 @@ from ase.stress import voigt_6_to_full_3x3_stress
 
 from blips import keys
 from blips.errors import InputError
-from blips.units import energy_factor, length_factor
+from blips.units import ENERGY_UNITS, LENGTH_UNITS
 
 QUANTITIES = (keys.ENERGY, keys.FORCES, keys.STRESS)
 MACE_PREFIX = "REF_"
@@ -43,8 +43,9 @@ class Labels:
     length_unit: str = "A"  # of the length in forces and stress
 
     def __post_init__(self) -> None:
-        energy_factor(self.energy_unit)
-        length_factor(self.length_unit)
+        for unit, known in ((self.energy_unit, ENERGY_UNITS), (self.length_unit, LENGTH_UNITS)):
+            if unit not in known:
+                raise InputError(f"unknown unit {unit!r} of labels; use one of {', '.join(known)}")
 
     def key(self, quantity: str) -> str:
         """Return the name under which "energy", "forces" or "stress" is stored."""
@@ -55,7 +56,7 @@ class Labels:
     def factor(self, quantity: str) -> float:
         """Return the factor that turns a stored quantity into eV, eV/A or eV/A^3."""
         power = {keys.ENERGY: 0, keys.FORCES: 1, keys.STRESS: 3}[quantity]
-        return energy_factor(self.energy_unit) / length_factor(self.length_unit) ** power
+        return ENERGY_UNITS[self.energy_unit] / LENGTH_UNITS[self.length_unit] ** power
 
 
 def extract(

@@ -36,7 +36,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 from blips.config import Section
 from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.files import write_atomically
+from blips.files import jsonable, write_atomically
 from blips.prediction import Model
 from blips.sim.calculator import Calculator, snapshot
 from blips.sim.frames import FrameSaver
@@ -230,8 +230,8 @@ def run_md(
         progress=after,
         should_end=should_end,
     )
-    content = json.dumps(outcome_dict(outcome, settings, guard, folder), indent=1)
-    write_atomically(paths["outcome.json"], content.encode())
+    content = jsonable(outcome_dict(outcome, settings, guard, folder))
+    write_atomically(paths["outcome.json"], json.dumps(content, indent=1).encode())
     return outcome
 
 
@@ -239,16 +239,13 @@ def outcome_dict(
     outcome: Outcome, settings: MDSettings, guard: Guard, folder: str | Path
 ) -> dict[str, Any]:
     """Describe an outcome with its settings, for JSON."""
-    events = [asdict(event) for event in outcome.events]
-    for event in events:  # NaN is no JSON
-        event["value"] = event["value"] if np.isfinite(event["value"]) else None
     return {
         "steps": outcome.steps,
         "time_fs": outcome.steps * settings.timestep,
         "stopped": outcome.stopped,
         "interrupted": outcome.interrupted,
         "reason": outcome.reason,
-        "events": events,
+        "events": [asdict(event) for event in outcome.events],
         "settings": settings.model_dump(),
         "guard": asdict(guard),
         "files": {name.split(".")[0]: str(Path(folder) / name) for name in FILES},
