@@ -11,12 +11,12 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from ase import Atoms
-from ase.calculators.calculator import Calculator
 from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
 from torch import Tensor
 
@@ -172,18 +172,13 @@ def check_second_derivatives(
 
 
 def _with_energy(model: AtomisticBackbone, atoms: Atoms) -> Atoms:
-    """Return a copy whose calculator has the model's energies."""
-
-    class Energies(Calculator):
-        implemented_properties = ["energy"]  # noqa: RUF012 (ASE declares it so)
-
-        def calculate(self, *arguments: Any) -> None:
-            super().calculate(*arguments)
-            graph = backbone.graph(self.atoms, torch.float64)
-            self.results["energy"] = backbone(graph)[keys.ENERGIES].sum().item()
-
+    """Return a copy whose calculator has the model's energies, and nothing else."""
     backbone, copy = deepcopy(model).double(), atoms.copy()
-    copy.calc = Energies()
+
+    def energy(moved: Atoms) -> float:
+        return backbone(backbone.graph(moved, torch.float64))[keys.ENERGIES].sum().item()
+
+    copy.calc = SimpleNamespace(get_potential_energy=energy)
     return copy
 
 
@@ -229,8 +224,8 @@ def check_row_features(backbone: Backbone, graph: Graph) -> None:
     """Check that row features have the declared sizes and, but for vectors, are invariant."""
     features, sizes = backbone.row_features(graph), backbone.feature_sizes
     rows = backbone.row_counts(graph)
-    shapes = {name: (rows[name], sizes[name]) for name in (keys.NODE, keys.EDGE) if name in sizes}
-    shapes[keys.EDGE_WEIGHT] = (rows[keys.EDGE],)
+    shapes: dict[str, tuple[int, ...]] = {keys.EDGE_WEIGHT: (rows[keys.EDGE],)}
+    shapes |= {name: (rows[name], sizes[name]) for name in (keys.NODE, keys.EDGE) if name in sizes}
     if keys.NODE_TYPE in sizes:
         shapes[keys.NODE_TYPE] = (rows[keys.NODE],)
     for name, shape in shapes.items():

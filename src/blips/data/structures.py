@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import ase.io
 import numpy as np
@@ -214,7 +214,7 @@ def xyz_frame_offsets(path: Path) -> np.ndarray:
     return np.array(offsets)
 
 
-def _frame_starts(file: BinaryIO, path: Path) -> Iterator[int]:
+def _frame_starts(file: IO[bytes], path: Path) -> Iterator[int]:
     """Yield the byte at which each frame begins, before it is read, and that of the end."""
     frame = 0
 
@@ -251,7 +251,7 @@ def _frame_starts(file: BinaryIO, path: Path) -> Iterator[int]:
     yield start
 
 
-def read_xyz_frame(file: BinaryIO, path: Path, frame: int, offsets: np.ndarray) -> Atoms:
+def read_xyz_frame(file: IO[bytes], path: Path, frame: int, offsets: np.ndarray) -> Atoms:
     """Read frame `frame` of an open xyz file."""
     file.seek(int(offsets[frame]))
     content = file.read(int(offsets[frame + 1] - offsets[frame]))

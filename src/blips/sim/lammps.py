@@ -33,8 +33,7 @@ from ase.data import atomic_numbers
 from ase.units import kcal, mol
 
 from blips import keys
-from blips.backbones.foreign import require
-from blips.errors import InputError
+from blips.errors import InputError, require
 from blips.sim.calculator import Calculator
 from blips.sim.frames import FrameSaver
 from blips.sim.guard import Finding, Guard, results_with, stop_reason

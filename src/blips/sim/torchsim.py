@@ -25,10 +25,9 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import first_parameter, graph_batches
-from blips.backbones.foreign import require
 from blips.data.graph import Graph
 from blips.data.neighbours import NeighbourCache
-from blips.errors import InputError
+from blips.errors import InputError, require
 from blips.prediction import Model, Prediction
 from blips.sim.calculator import UNCERTAINTIES, Calculator, annotate
 from blips.sim.dynamics import check_run
@@ -209,7 +208,8 @@ def integrate(
     here = {"dtype": STATE_DTYPE, "device": model.device}
     kT = torch.tensor(temperatures * units.temperature, **here)  # [S] eV
     dt = torch.tensor(timestep * 1e-3 * units.time, **here)
-    init, update = (integrator or ts.nvt_langevin)(model, dt=dt, kT=kT, **options)
+    make: Any = integrator or ts.nvt_langevin
+    init, update = make(model, dt=dt, kT=kT, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         state: Any = ts.initialize_state(structures, model.device, model.dtype)
