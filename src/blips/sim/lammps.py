@@ -220,9 +220,8 @@ def _numbers_of_types(lmp: Any, calculator: Calculator, elements: Sequence[str])
     unknown = [symbol for symbol in elements if symbol not in atomic_numbers or symbol == "X"]
     if unknown or len(elements) != count:
         raise InputError(
-            f"LAMMPS has {count} atom types, and {', '.join(elements) or 'no element'} was given"
-            f"{' (no element: ' + ', '.join(unknown) + ')' if unknown else ''}; name the element "
-            "of each type in order, such as --elements Si,O"
+            f"LAMMPS has {count} atom types, and {', '.join(elements)} was given (no element: "
+            f"{', '.join(unknown) or 'none'}); name those of the types in order, as --elements Si,O"
         )
     trained = getattr(calculator.potential.backbone, "trained_numbers", None)
     foreign = [s for s in elements if trained and atomic_numbers[s] not in trained]
