@@ -256,13 +256,16 @@ def _net_direction(graph: AtomGraph, power: int = 1) -> Tensor:
     return vectors.new_zeros(graph.num_nodes, 3).index_add(0, graph.edge_index[0], rows)
 
 
+@pytest.mark.parametrize("name", testing.SYMMETRIES)
+def test_each_broken_symmetry_is_found(name: str):
+    with pytest.raises(AssertionError, match=name):
+        testing.check_symmetry(Checked(name), testing.random_structure(0), name)
+    testing.check_symmetry(Checked(), testing.random_structure(0), name)
+
+
 @pytest.mark.parametrize(
     ("check", "message"),
     [
-        ("rotation", "rotation"),
-        ("reflection", "reflection"),
-        ("translation", "translation"),
-        ("permutation", "permutation"),
         ("batching", "batching"),
         ("smoothness", "smoothness"),
         ("forces", "finite differences"),
@@ -282,11 +285,11 @@ def test_each_check_finds_its_fault(check: str, message: str):
 
 
 def test_handed_energies_pass_the_check_of_rotation():
-    testing.check_rotation(Checked("reflection"), testing.random_structure(0))
+    testing.check_symmetry(Checked("reflection"), testing.random_structure(0), "rotation")
 
 
-def test_a_faultless_function_passes():
-    for check in (testing.check_rotation, testing.check_reflection, testing.check_forces):
+def test_a_faultless_function_has_the_right_forces_and_stress():
+    for check in (testing.check_forces, testing.check_stress):
         check(Checked(), testing.random_structure(0))
 
 

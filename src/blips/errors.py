@@ -1,5 +1,10 @@
 """Errors meant for users: each says what is wrong, what was expected and what to do."""
 
+import importlib
+import sys
+import warnings
+from types import ModuleType
+
 
 class BlipsError(ValueError):
     """Base class of every error that blips raises on purpose."""
@@ -29,3 +34,21 @@ class ConversionError(BlipsError):
 
 class MissingPackageError(BlipsError, ImportError):
     """An optional package that is not installed."""
+
+
+def require(module: str, pip_line: str) -> ModuleType:
+    """Import a package that blips does not depend on, or say how to install it.
+
+    What a package warns of while it is imported concerns its authors, and is not shown.
+    """
+    try:
+        if module in sys.modules:  # often, and from many threads
+            return importlib.import_module(module)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackageError(
+            f"this needs the package {module.split('.')[0]!r}, which cannot be imported "
+            f"({error}); install it with: {pip_line}"
+        ) from error

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.backbones.foreign import require
 from blips.data.graph import Graph
 from blips.data.labels import Labels, available
-from blips.errors import InputError
+from blips.errors import InputError, require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

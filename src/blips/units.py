@@ -1,8 +1,6 @@
-"""Unit factors, used only where data enters or leaves (eV and Angstrom inside)."""
+"""Units in eV and Angstrom, used only where data enters or leaves."""
 
 from ase import units
-
-from blips.errors import InputError
 
 ENERGY_UNITS = {
     "eV": 1.0,
@@ -15,19 +13,3 @@ ENERGY_UNITS = {
 LENGTH_UNITS = {"A": 1.0, "Angstrom": 1.0, "Bohr": units.Bohr, "nm": units.nm}
 
 KCAL_PER_MOL = ENERGY_UNITS["kcal/mol"]
-
-
-def energy_factor(unit: str) -> float:
-    """Return the factor that turns energies in `unit` into eV."""
-    return _factor(unit, ENERGY_UNITS, "energy")
-
-
-def length_factor(unit: str) -> float:
-    """Return the factor that turns lengths in `unit` into Angstrom."""
-    return _factor(unit, LENGTH_UNITS, "length")
-
-
-def _factor(unit: str, known: dict[str, float], kind: str) -> float:
-    if unit not in known:
-        raise InputError(f"unknown {kind} unit {unit!r}; use one of {', '.join(known)}")
-    return known[unit]

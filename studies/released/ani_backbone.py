@@ -27,10 +27,10 @@ from torch import Tensor
 from blips import keys
 from blips.backbones import BACKBONES
 from blips.backbones.base import edge_lengths, gather_rows
-from blips.backbones.foreign import ForeignBackbone, require
+from blips.backbones.foreign import ForeignBackbone
 from blips.backbones.rows import edge_pairs
 from blips.data.graph import AtomGraph
-from blips.errors import CheckpointError, ConfigError
+from blips.errors import CheckpointError, ConfigError, require
 
 MEMBERS = 8
 

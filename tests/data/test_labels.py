@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blips.data.labels import Labels, available, extract
 from blips.errors import InputError
-from blips.units import energy_factor
+from blips.units import ENERGY_UNITS
 
 STRESS = np.array([[1.0, 0.4, 0.5], [0.4, 2.0, 0.6], [0.5, 0.6, 3.0]])
 VOIGT = np.array([1.0, 2.0, 3.0, 0.6, 0.5, 0.4])  # xx, yy, zz, yz, xz, xy
@@ -117,4 +117,4 @@ def test_unknown_units_and_quantities_are_refused():
      ("Ry", 13.6057)],
 )  # fmt: skip
 def test_units_of_energy_have_their_published_values(unit, ev):
-    assert energy_factor(unit) == pytest.approx(ev, rel=1e-5)
+    assert ENERGY_UNITS[unit] == pytest.approx(ev, rel=1e-5)

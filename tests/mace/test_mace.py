@@ -149,9 +149,9 @@ def test_single_precision_holds_far_from_the_origin(size: str, request):
 def test_a_released_model_keeps_the_contract(released):
     silicon = bulk("Si")
     silicon.rattle(0.05, seed=0)
-    for check in (testing.check_rotation, testing.check_reflection, testing.check_translation):
-        check(released, quartz(rattle=0.05))
-    testing.check_permutation(released, ammonia())
+    for name in ("rotation", "reflection", "translation"):
+        testing.check_symmetry(released, quartz(rattle=0.05), name)
+    testing.check_symmetry(released, ammonia(), "permutation")
     testing.check_forces(released, ammonia())
     testing.check_stress(released, silicon)
     testing.check_batching(released, [silicon, ammonia()])

@@ -62,12 +62,12 @@ def test_heated_ammonia_stops_at_the_guard_and_the_mean_alone_goes_on(
     outcome = run_guarded(heating(atoms), steps, guard, every=5, saver=FrameSaver(file))
     assert outcome.stopped
     assert outcome.steps < steps
-    assert [event.finding.limit for event in outcome.events] == ["force_std"]  # not exploded yet
+    assert [event.limit for event in outcome.events] == ["force_std"]  # not exploded yet
     frame = ase.io.read(file)
     assert frame.info["step"] == outcome.steps
     assert "exceeds" in frame.info["guard"]
     saved = np.linalg.norm(frame.arrays["forces_uncertainty"], axis=1).max()
-    assert saved == pytest.approx(outcome.events[0].finding.value, rel=1e-5)
+    assert saved == pytest.approx(outcome.events[0].value, rel=1e-5)
 
     unguarded = heated(ammonia_potential, 300)
     heating(unguarded).run(outcome.steps + 50)  # nothing holds it
@@ -99,7 +99,7 @@ def test_between_the_thresholds_frames_are_saved_and_the_run_goes_on(ammonia_pot
     assert [frame.info["step"] for frame in frames] == [0, 4, 8]
     assert [event.step for event in outcome.events] == [0, 4, 8]
     std = np.linalg.norm(frames[1].arrays["forces_uncertainty"], axis=1).max()
-    assert std == pytest.approx(outcome.events[1].finding.value, rel=1e-5)
+    assert std == pytest.approx(outcome.events[1].value, rel=1e-5)
 
 
 def test_the_frame_that_stops_a_run_is_saved_though_it_is_not_due(ammonia_potential, limit):
@@ -113,7 +113,7 @@ def test_the_frame_that_stops_a_run_is_saved_though_it_is_not_due(ammonia_potent
     saver = FrameSaver(every=40)
     outcome = run_guarded(dynamics, 400, guard, every=5, saver=saver)
     assert outcome.stopped
-    values = [event.finding.value for event in outcome.events]
+    values = [event.value for event in outcome.events]
     assert all(guard.low < value <= guard.high for value in values[:-1])
     assert values[-1] > guard.high
     steps = [frame.info["step"] for frame in outcome.frames]

@@ -15,7 +15,7 @@ from typing import Any
 from blips.active.config import ExecutorConfig
 from blips.active.database import CampaignError
 from blips.active.labeller import THREADS
-from blips.backbones.foreign import require
+from blips.errors import require
 
 Work = Callable[[Any], Any]
 PIP_LINE = "pip install 'blips-mlip[active]'"

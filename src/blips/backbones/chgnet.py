@@ -28,10 +28,10 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import edge_lengths, gather_rows
-from blips.backbones.foreign import ForeignBackbone, read_checkpoint, require
+from blips.backbones.foreign import ForeignBackbone, read_checkpoint
 from blips.backbones.rows import edge_pairs, element_features, undirected_bonds
 from blips.data.graph import AtomGraph, Graph
-from blips.errors import CheckpointError, InputError
+from blips.errors import CheckpointError, InputError, require
 
 BOND, ANGLE = "bond", "angle"
 NUMBERS = range(1, 95)

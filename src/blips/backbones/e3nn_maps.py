@@ -25,8 +25,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from blips.backbones.foreign import ForeignBackbone, require
+from blips.backbones.foreign import ForeignBackbone
 from blips.bayes.linear import Block, BlockKind, MapKind, WeightAndBias, register_kind
+from blips.errors import require
 
 E3NN_PIP_LINE = "pip install e3nn"
 NEQUIP_PIP_LINE = "pip install nequip"

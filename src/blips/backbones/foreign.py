@@ -7,13 +7,9 @@ package's model is kept whole as `model`: its parameters keep their names behind
 `export` writes them back in the package's own format.
 """
 
-import importlib
-import sys
-import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from pickle import UnpicklingError
-from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -23,7 +19,7 @@ from torch import Tensor, nn
 from blips import keys
 from blips.backbones.base import AtomisticBackbone
 from blips.data.graph import AtomGraph, Graph
-from blips.errors import CheckpointError, InputError, MissingPackageError
+from blips.errors import CheckpointError, InputError
 
 
 class ForeignBackbone(AtomisticBackbone):
@@ -94,24 +90,6 @@ class ForeignBackbone(AtomisticBackbone):
     def state_copy(self) -> dict[str, Tensor]:
         """Copy the state dict of the package's model, for `export` to change."""
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
-
-
-def require(module: str, pip_line: str) -> ModuleType:
-    """Import a package that blips does not depend on, or say how to install it.
-
-    What a package warns of while it is imported concerns its authors, and is not shown.
-    """
-    try:
-        if module in sys.modules:  # often, and from many threads
-            return importlib.import_module(module)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingPackageError(
-            f"this needs the package {module.split('.')[0]!r}, which cannot be imported "
-            f"({error}); install it with: {pip_line}"
-        ) from error
 
 
 def read_checkpoint(path: str | Path, *, trust: bool = False) -> Any:

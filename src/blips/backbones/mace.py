@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from blips import keys
 from blips.backbones.base import MAX_ATOMIC_NUMBER, first_parameter
 from blips.backbones.e3nn_maps import E3nnBackbone, contained
-from blips.backbones.foreign import read_checkpoint, require
+from blips.backbones.foreign import read_checkpoint
 from blips.bayes.convert import revert
 from blips.data.graph import AtomGraph
-from blips.errors import CheckpointError, InputError
+from blips.errors import CheckpointError, InputError, require
 
 CLASSES = ("interaction_cls", "interaction_cls_first", "readout_cls")
 IRREPS = ("hidden_irreps", "MLP_irreps", "edge_irreps")

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import edge_lengths, gather_rows
-from blips.backbones.foreign import ForeignBackbone, read_checkpoint, require
+from blips.backbones.foreign import ForeignBackbone, read_checkpoint
 from blips.backbones.rows import edge_pairs
 from blips.data.graph import AtomGraph
 from blips.defaults import cache_folder
-from blips.errors import CheckpointError
+from blips.errors import CheckpointError, require
 
 MODEL_NAME = "m3gnet"  # of this architecture in the package's checkpoints
 COSINE_MARGIN = 1e-7  # as in the package: the angle of a straight line has no derivative

@@ -26,10 +26,10 @@ from torch.nn.functional import one_hot
 
 from blips import keys
 from blips.backbones.base import equal_shares, first_parameter
-from blips.backbones.foreign import ForeignBackbone, read_checkpoint, require
+from blips.backbones.foreign import ForeignBackbone, read_checkpoint
 from blips.data.graph import AtomGraph, Graph, near_origin
 from blips.data.neighbours import NeighbourCache
-from blips.errors import CheckpointError, InputError
+from blips.errors import CheckpointError, InputError, require
 
 RADIUS = 6.0  # A, also of the envelope inside the package
 NUMBERS = range(1, 118)

@@ -28,9 +28,8 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.e3nn_maps import E3nnBackbone
-from blips.backbones.foreign import require
 from blips.data.graph import AtomGraph
-from blips.errors import CheckpointError, InputError
+from blips.errors import CheckpointError, InputError, require
 
 # What the package's builder reads, but for the elements, which are a list of atomic numbers here.
 SETTINGS = (

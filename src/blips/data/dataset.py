@@ -97,7 +97,9 @@ class StructureData:
         self.structures = structures if isinstance(structures, XyzFrames) else tuple(structures)
         self.source = source
         self.frames = range(len(structures)) if frames is None else frames
-        self.cutoff = cutoff
+        self.graph_of: GraphOf = (
+            cutoff if callable(cutoff) else lambda a, dtype: AtomGraph.from_atoms(a, cutoff, dtype)
+        )
         self.quantities = tuple(quantities)
         self.labels = labels or Labels()
         self.dtype = dtype or torch.get_default_dtype()
@@ -127,16 +129,11 @@ class StructureData:
             return self._samples[index]
         atoms = self.structures[index]
         targets = self._labels_read[index] if self._labels_read else self._targets(atoms, index)
-        sample = Batch(self._graph(atoms, index), targets, (index,))
+        with _named(self.name_of(index)):
+            sample = Batch(self.graph_of(atoms, self.dtype), targets, (index,))
         if self._labels_read:
             self._samples[index] = sample
         return sample
-
-    def _graph(self, atoms: Atoms, index: int) -> AtomGraph:
-        with _named(self.name_of(index)):
-            if callable(self.cutoff):
-                return self.cutoff(atoms, self.dtype)
-            return AtomGraph.from_atoms(atoms, self.cutoff, self.dtype)
 
     def _targets(self, atoms: Atoms, index: int) -> dict[str, Tensor]:
         """Return energy [1], forces [n, 3] and stress [1, 3, 3] of one structure."""

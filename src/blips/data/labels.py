@@ -1,8 +1,8 @@
 """Labels of a structure: where they are found and in which units; eV and A come out.
 
-    energy [eV] = energy_factor * energy
-    forces [eV/A] = energy_factor / length_factor * forces
-    stress [eV/A^3] = energy_factor / length_factor^3 * stress
+    energy [eV] = energy_unit * energy
+    forces [eV/A] = energy_unit / length_unit * forces
+    stress [eV/A^3] = energy_unit / length_unit^3 * stress
 
 Stress has ASE's sign (dE/dstrain / V, positive under tension) and, where it is given as six
 numbers, ASE's order (xx, yy, zz, yz, xz, xy). A structure without "energy" but with "REF_energy",
@@ -20,7 +20,7 @@ from ase.stress import voigt_6_to_full_3x3_stress
 
 from blips import keys
 from blips.errors import InputError
-from blips.units import energy_factor, length_factor
+from blips.units import ENERGY_UNITS, LENGTH_UNITS
 
 QUANTITIES = (keys.ENERGY, keys.FORCES, keys.STRESS)
 MACE_PREFIX = "REF_"
@@ -43,8 +43,9 @@ class Labels:
     length_unit: str = "A"  # of the length in forces and stress
 
     def __post_init__(self) -> None:
-        energy_factor(self.energy_unit)
-        length_factor(self.length_unit)
+        for unit, known in ((self.energy_unit, ENERGY_UNITS), (self.length_unit, LENGTH_UNITS)):
+            if unit not in known:
+                raise InputError(f"unknown unit {unit!r} of labels; use one of {', '.join(known)}")
 
     def key(self, quantity: str) -> str:
         """Return the name under which "energy", "forces" or "stress" is stored."""
@@ -55,7 +56,7 @@ class Labels:
     def factor(self, quantity: str) -> float:
         """Return the factor that turns a stored quantity into eV, eV/A or eV/A^3."""
         power = {keys.ENERGY: 0, keys.FORCES: 1, keys.STRESS: 3}[quantity]
-        return energy_factor(self.energy_unit) / length_factor(self.length_unit) ** power
+        return ENERGY_UNITS[self.energy_unit] / LENGTH_UNITS[self.length_unit] ** power
 
 
 def extract(
@@ -73,7 +74,12 @@ def extract(
         key = labels.key(quantity)
         stored = _lookup(atoms, key)
         if stored is None:
-            raise InputError(_missing(atoms, quantity, key))
+            there = {*_results(atoms), *atoms.info, *atoms.arrays} - {"numbers", "positions"}
+            raise InputError(
+                f"no {quantity} under the name {key!r}; the structure has "
+                f"{', '.join(sorted(map(str, there))) or 'no labels at all'}. Set {quantity}_key "
+                f"to the right name, or leave {quantity} out of the quantities"
+            )
         value = _shaped(stored, quantity, key, len(atoms)) * labels.factor(quantity)
         if not np.isfinite(value).all():
             raise InputError(f"{quantity} ({key!r}) holds NaN or infinity; remove the structure")
@@ -146,18 +152,3 @@ def _shaped(stored: Any, quantity: str, key: str, num_atoms: int) -> np.ndarray:
     if value.size != np.prod(shape) or (quantity == keys.FORCES and value.shape != shape):
         raise InputError(f"{quantity} ({key!r}) has shape {value.shape}; expected {expected}")
     return value.reshape(shape)
-
-
-def _missing(atoms: Atoms, quantity: str, key: str) -> str:
-    places = {
-        "calculator": _results(atoms),
-        "info": atoms.info,
-        "arrays": atoms.arrays.keys() - {"numbers", "positions"},
-    }
-    there = "; ".join(
-        f"{name}: {', '.join(sorted(map(str, k)))}" for name, k in places.items() if k
-    )
-    return (
-        f"no {quantity} under the name {key!r}; the structure has {there or 'no labels at all'}. "
-        f"Set {quantity}_key to the right name, or leave {quantity} out of the quantities"
-    )

@@ -36,16 +36,13 @@ def check_geometry(atoms: Atoms, cutoff: float) -> None:
             f"{cell.tolist()}; set a cell with a volume, or pbc=False for a molecule"
         )
     lattice = cell[pbc]  # [P, 3]
-    extents = {
-        "atoms": float(np.ptp(positions, axis=0).max()) if len(positions) else 0.0,
-        "ends of a periodic lattice vector": float(np.linalg.norm(lattice, axis=1).max(initial=0)),
-    }
-    for what, extent in extents.items():
-        if extent > LARGEST_EXTENT:
-            raise InputError(
-                f"{what} are {extent:.3g} A apart, more than {LARGEST_EXTENT:.0g}; is the file "
-                "damaged, or did the dynamics explode?"
-            )
+    spread = np.ptp(positions, axis=0).max() if len(positions) else 0.0
+    extent = float(np.linalg.norm(lattice, axis=1).max(initial=spread))
+    if extent > LARGEST_EXTENT:
+        raise InputError(
+            f"atoms, or ends of a lattice vector, are {extent:.3g} A apart, more than "
+            f"{LARGEST_EXTENT:.0g}; is the file damaged, or did the dynamics explode?"
+        )
     if not len(lattice):
         return
     thickness = 1.0 / np.linalg.norm(np.linalg.pinv(lattice), axis=0)  # between planes, A, [P]

@@ -3,20 +3,19 @@
 Frames count from 0, as in ASE. Every complaint names the file and the frame.
 """
 
-import bz2
-import gzip
 import io
 import lzma
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import ase.io
 import numpy as np
 from ase import Atoms
 from ase.data import chemical_symbols
+from ase.io.formats import get_compression, open_with_compression
 from ase.utils import string2index
 
 from blips.data.labels import Labels, available, extract, found_as_mace
@@ -27,7 +26,6 @@ MINIMUM_DISTANCE = 0.1  # A
 BATCH_ATOMS = 512  # of a batch that is predicted
 MOST_DIGITS = 15  # of the number of atoms in an xyz file
 XYZ_SUFFIXES = (".xyz", ".extxyz")
-COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 LONGEST_LINE = 2**24  # bytes
 SEARCH_CUTOFF = 3.0  # A; a neighbour search within MINIMUM_DISTANCE would make needless cells
 MAX_PROBLEMS = 10
@@ -80,13 +78,9 @@ def iter_structures(path: str | Path, index: str | int | slice = ":") -> Iterato
     wanted = string2index(index) if isinstance(index, str) else index
     if not isinstance(wanted, int | slice):
         raise InputError(f"{path}: index {index!r} is not a number or a slice such as '::10'")
-    unpacked = path.with_suffix("") if path.suffix in COMPRESSED else path
-    xyz = unpacked.suffix.lower() in XYZ_SUFFIXES
+    unpacked, _ = get_compression(str(path))
+    xyz = Path(unpacked).suffix.lower() in XYZ_SUFFIXES
     yield from _iter_xyz(path, wanted) if xyz else _iter_any(path, wanted)
-
-
-def _opened(path: Path) -> BinaryIO:
-    return COMPRESSED.get(path.suffix, open)(path, "rb")
 
 
 def _iter_xyz(path: Path, index: int | slice) -> Iterator[Atoms]:
@@ -95,7 +89,7 @@ def _iter_xyz(path: Path, index: int | slice) -> Iterator[Atoms]:
     frames = range(len(offsets) - 1)
     if isinstance(index, int) and not -len(frames) <= index < len(frames):
         raise InputError(f"{path}: no frame {index}; it has {len(frames)}")
-    with _opened(path) as file:
+    with open_with_compression(str(path), "rb") as file:
         for frame in frames[index] if isinstance(index, slice) else [frames[index]]:
             yield read_xyz_frame(file, path, frame, offsets)
 
@@ -211,61 +205,53 @@ def xyz_frame_offsets(path: Path) -> np.ndarray:
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     try:
-        with _opened(path) as file:
+        with open_with_compression(str(path), "rb") as file:
             offsets = list(_frame_starts(file, path))
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
+    except (EOFError, OSError, lzma.LZMAError) as error:
         raise InputError(f"{path}: damaged ({error}); copy or compress the file again") from None
     if len(offsets) == 1:
         raise InputError(f"{path}: no frames; expected an xyz file with at least one")
     return np.array(offsets)
 
 
-def _frame_starts(file: BinaryIO, path: Path) -> Iterator[int]:
+def _frame_starts(file: IO[bytes], path: Path) -> Iterator[int]:
     """Yield the byte at which each frame begins, before it is read, and that of the end."""
-    frame = position = 0
-    while header := _line(file, f"{path}, frame {frame}"):
-        start, position = position, position + len(header)
-        if not header.strip() or (frame and header.lstrip().startswith(b"VEC")):
-            continue
-        yield start
-        position += _rest_of_frame(file, f"{path}, frame {frame}", header.strip())
-        frame += 1
-    yield position
+    frame = 0
 
-
-def _line(file: BinaryIO, where: str) -> bytes:
-    """Read the next line; refuse one that is too long before reading it whole."""
-    line = file.readline(LONGEST_LINE)
-    if len(line) == LONGEST_LINE:
-        raise InputError(
-            f"{where}: a line of more than {LONGEST_LINE // 2**20} MB; "
-            "expected an xyz file, one atom a line"
-        )
-    return line
-
-
-def _rest_of_frame(file: BinaryIO, where: str, header: bytes) -> int:
-    """Read past the comment and the atoms that the header announces; their bytes."""
-    if not header.isdigit() or len(header) > MOST_DIGITS:
-        raise InputError(
-            f"{where}: expected the number of atoms, found "
-            f"{header[:60].decode(errors='replace')!r}; the file is not "
-            "xyz, or the frame before has more lines than it says"
-        )
-    num_atoms = int(header)
-    total = len(_line(file, where))
-    for atom in range(num_atoms):
-        line = _line(file, where)
-        if not line or (atom == num_atoms - 1 and not line.strip()):
+    def line() -> bytes:
+        found = file.readline(LONGEST_LINE)
+        if len(found) == LONGEST_LINE:
             raise InputError(
-                f"{where}: ends after {atom} of {num_atoms} atoms; the file was cut off "
-                "(remove the frame or write the file again)"
+                f"{path}, frame {frame}: a line of more than {LONGEST_LINE // 2**20} MB; "
+                "expected an xyz file, one atom a line"
             )
-        total += len(line)
-    return total
+        return found
+
+    start = file.tell()
+    while header := line():
+        count = header.strip()
+        if count and not (frame and count.startswith(b"VEC")):
+            yield start
+            if not count.isdigit() or len(count) > MOST_DIGITS:
+                raise InputError(
+                    f"{path}, frame {frame}: expected the number of atoms, found "
+                    f"{count[:60].decode(errors='replace')!r}; the file is not "
+                    "xyz, or the frame before has more lines than it says"
+                )
+            num_atoms = int(count)
+            line()  # the comment
+            for atom in range(num_atoms):
+                if not (found := line()) or (atom == num_atoms - 1 and not found.strip()):
+                    raise InputError(
+                        f"{path}, frame {frame}: ends after {atom} of {num_atoms} atoms; the file "
+                        "was cut off (remove the frame or write the file again)"
+                    )
+            frame += 1
+        start = file.tell()
+    yield start
 
 
-def read_xyz_frame(file: BinaryIO, path: Path, frame: int, offsets: np.ndarray) -> Atoms:
+def read_xyz_frame(file: IO[bytes], path: Path, frame: int, offsets: np.ndarray) -> Atoms:
     """Read frame `frame` of an open xyz file."""
     file.seek(int(offsets[frame]))
     content = file.read(int(offsets[frame + 1] - offsets[frame]))
@@ -292,7 +278,7 @@ class XyzFrames:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if self.path.suffix in COMPRESSED:
+        if get_compression(str(path))[1]:
             raise InputError(f"{path}: compressed files cannot be streamed; unpack it first")
         self._offsets = xyz_frame_offsets(self.path)
         self._stamp = self._file_stamp()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from ase import Atoms
 
-from blips.backbones.foreign import require
+from blips.errors import require
 from blips.potential import BayesianPotential
 from blips.properties.calculation import Calculation, Surface
 from blips.properties.eos import isotropic

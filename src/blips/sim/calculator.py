@@ -140,19 +140,14 @@ class Calculator(ASECalculator):
         (graph,) = graph_batches(self.potential.backbone, structure, 1, [self.neighbours])
         always = self.always_uncertain
         if not always:
-            self.results |= _results(self.plain(graph, stress))
+            self.results |= self.plain(graph, stress).ase_results()
         if always or due or wanted & set(UNCERTAINTIES):
-            found = _results(self.sampled(graph, stress))
+            found = self.sampled(graph, stress).ase_results()
             own = found if always else (*UNCERTAINTIES, keys.IN_DOMAIN)
             self.results |= {name: found[name] for name in own if name in found}
+        self.results["free_energy"] = self.results[keys.ENERGY]
         if atoms is not None:
             annotate(atoms, self.results)
-
-
-def _results(prediction: Prediction) -> dict[str, Any]:
-    """Return the results of one structure, ASE's free energy among them."""
-    found = prediction.ase_results()
-    return {**found, "free_energy": found[keys.ENERGY]}
 
 
 def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import ase.io
 import numpy as np
 from ase import Atoms
 from ase.md.langevin import Langevin
@@ -35,23 +36,22 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 from blips.config import Section
 from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.files import write_atomically
+from blips.files import jsonable, write_atomically
 from blips.prediction import Model
 from blips.sim.calculator import Calculator, snapshot
-from blips.sim.frames import FrameSaver, append_frame
-from blips.sim.guard import Finding, Guard
+from blips.sim.frames import FrameSaver
+from blips.sim.guard import Finding, Guard, stop_reason
 
 FILES = ("trajectory.extxyz", "uncertain.extxyz", "outcome.json")
 STD_LIMITS = ("force_std", "energy_std_per_atom")  # beyond which a reference calculator decides
 
 
-@dataclass(frozen=True)
-class Event:
-    """A finding of the guard, and what a reference calculator said, if one was asked."""
+@dataclass(frozen=True, kw_only=True)
+class Event(Finding):
+    """A finding in a run, and what a reference calculator said, if one was asked."""
 
     step: int
-    finding: Finding
-    reference_error: float | None = None  # largest atomic force error, eV/A
+    reference_error: float | None  # largest atomic force error, eV/A
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Outcome:
     @property
     def reason(self) -> str:
         """Why the run was stopped; empty if it was not."""
-        return self.events[-1].finding.text if self.stopped else ""
+        return self.events[-1].text if self.stopped else ""
 
 
 def run_guarded(
@@ -98,7 +98,7 @@ def run_guarded(
 
     def look() -> None:
         findings, error = guard.check(atoms), None
-        stops = any(finding.stops for finding in findings)
+        stops = bool(stop_reason(findings))
         of_std = all(finding.limit in STD_LIMITS for finding in findings)
         if stops and of_std and reference is not None:
             forces = atoms.get_forces(apply_constraint=False)
@@ -107,7 +107,8 @@ def run_guarded(
             stops = not error <= reference_limit
         saved = findings and saver.offer(atoms, outcome.steps, findings, last=stops)
         if saved or error is not None:
-            outcome.events += [Event(outcome.steps, finding, error) for finding in findings]
+            about = {"step": outcome.steps, "reference_error": error}
+            outcome.events += [Event(**vars(finding), **about) for finding in findings]
         outcome.stopped = stops
         progress(outcome.steps)
 
@@ -213,7 +214,7 @@ def run_md(
     def after(step: int) -> None:
         frame = snapshot(atoms)
         frame.info["step"] = step
-        append_frame(paths["trajectory.extxyz"], frame)
+        ase.io.write(paths["trajectory.extxyz"], frame, format="extxyz", append=True)
         progress(step, atoms)
 
     if settings.to is not None:
@@ -229,8 +230,8 @@ def run_md(
         progress=after,
         should_end=should_end,
     )
-    content = json.dumps(outcome_dict(outcome, settings, guard, folder), indent=1)
-    write_atomically(paths["outcome.json"], content.encode())
+    content = jsonable(outcome_dict(outcome, settings, guard, folder))
+    write_atomically(paths["outcome.json"], json.dumps(content, indent=1).encode())
     return outcome
 
 
@@ -238,19 +239,13 @@ def outcome_dict(
     outcome: Outcome, settings: MDSettings, guard: Guard, folder: str | Path
 ) -> dict[str, Any]:
     """Describe an outcome with its settings, for JSON."""
-    events = [
-        {"step": event.step, **asdict(event.finding), "reference_error": event.reference_error}
-        for event in outcome.events
-    ]
-    for event in events:  # NaN is no JSON
-        event["value"] = event["value"] if np.isfinite(event["value"]) else None
     return {
         "steps": outcome.steps,
         "time_fs": outcome.steps * settings.timestep,
         "stopped": outcome.stopped,
         "interrupted": outcome.interrupted,
         "reason": outcome.reason,
-        "events": events,
+        "events": [asdict(event) for event in outcome.events],
         "settings": settings.model_dump(),
         "guard": asdict(guard),
         "files": {name.split(".")[0]: str(Path(folder) / name) for name in FILES},

@@ -4,7 +4,6 @@ Two frames of the same atoms are near-duplicates if no distance of an atom to on
 neighbours differs by more than `distinct` (A), which no rotation or translation changes.
 """
 
-import io
 from pathlib import Path
 
 import ase.io
@@ -62,7 +61,7 @@ class FrameSaver:
         if np.isfinite(atoms.positions).all():
             self._seen.setdefault(atoms.numbers.tobytes(), []).append(nearest_distances(atoms))
         if self.file is not None:
-            append_frame(self.file, frame)
+            ase.io.write(self.file, frame, format="extxyz", append=True)
         return True
 
     def _is_new(self, atoms: Atoms) -> bool:
@@ -86,11 +85,3 @@ def nearest_distances(atoms: Atoms) -> np.ndarray:
     found = np.full((len(atoms), NEAREST), SEARCH_RADIUS)
     found[first[near], place[near]] = distance[near]
     return found
-
-
-def append_frame(file: str | Path, frame: Atoms) -> None:
-    """Append a structure to an extxyz file, in one piece."""
-    text = io.StringIO()
-    ase.io.write(text, frame, format="extxyz")
-    with Path(file).open("a") as opened:
-        opened.write(text.getvalue())

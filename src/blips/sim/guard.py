@@ -49,6 +49,11 @@ class Finding:
     stops: bool = True  # ends the simulation; if not, the frame is worth a label
 
 
+def stop_reason(findings: Sequence[Finding]) -> str:
+    """Say why a simulation stops; empty if it does not."""
+    return "; ".join(finding.text for finding in findings if finding.stops)
+
+
 @dataclass(frozen=True)
 class Guard:
     """Limits of a simulation; None leaves one out."""

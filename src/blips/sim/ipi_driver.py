@@ -21,9 +21,8 @@ import numpy as np
 from ase.units import Bohr, Hartree
 
 from blips.backbones.base import graph_batches
-from blips.backbones.foreign import require
 from blips.data.neighbours import NeighbourCache
-from blips.errors import InputError
+from blips.errors import InputError, require
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 

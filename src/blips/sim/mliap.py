@@ -26,10 +26,9 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone, first_parameter
-from blips.backbones.foreign import require
 from blips.bayes.convert import revert
 from blips.data.graph import AtomGraph
-from blips.errors import InputError
+from blips.errors import InputError, require
 from blips.potential import BayesianPotential
 from blips.sim.lammps import PIP_LINE
 

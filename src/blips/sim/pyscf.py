@@ -23,9 +23,10 @@ import numpy as np
 from ase import Atoms, units
 from ase.calculators.calculator import Calculator, all_changes
 
-from blips.errors import InputError, MissingPackageError
+from blips.errors import InputError, require
 
 FUNCTIONAL = "b88,p86-pz+pw"
+PIP_LINE = "pip install 'blips-mlip[dft]'"
 
 
 class PySCF(Calculator):
@@ -66,27 +67,17 @@ class PySCF(Calculator):
             raise InputError("the pyscf calculator treats molecules; set atoms.pbc = False")
         if not np.isfinite(structure.positions).all():
             raise InputError("positions hold NaN or infinity; give finite coordinates in Angstrom")
-        try:
-            energy, forces = self._kohn_sham(structure)
-            if self.dispersion is not None:
-                from dftd3.ase import DFTD3
-
-                corrected = structure.copy()
-                corrected.calc = DFTD3(method=self.dispersion, damping="d3bj")
-                energy += corrected.get_potential_energy()
-                forces = forces + corrected.get_forces()
-        except ImportError as error:
-            raise MissingPackageError(
-                f"labelling by PySCF needs the package {error.name!r}, which cannot be imported; "
-                "install it with: pip install 'blips-mlip[dft]'"
-            ) from error
+        energy, forces = self._kohn_sham(structure)
+        if self.dispersion is not None:
+            module = require("dftd3.ase", PIP_LINE)
+            correction = module.DFTD3(method=self.dispersion, damping="d3bj")
+            energy += correction.get_potential_energy(structure)
+            forces = forces + correction.get_forces(structure)
         self.results = {"energy": energy, "forces": forces}
 
     def _kohn_sham(self, atoms: Atoms) -> tuple[float, np.ndarray]:
         """Return the energy in eV and the forces [N, 3] in eV/A."""
-        from pyscf import dft, gto
-
-        molecule: Any = gto.M(
+        molecule: Any = require("pyscf", PIP_LINE).M(
             atom=list(zip(atoms.get_chemical_symbols(), atoms.positions.tolist(), strict=True)),
             basis=self.basis,
             charge=self.charge,
@@ -94,8 +85,8 @@ class PySCF(Calculator):
             unit="Angstrom",
             verbose=0,
         )
-        method = dft.RKS if self.spin == 0 else dft.UKS
-        calculation: Any = method(molecule, xc=self.functional).density_fit(auxbasis=self.fitting)
+        method = molecule.RKS if self.spin == 0 else molecule.UKS
+        calculation: Any = method(xc=self.functional).density_fit(auxbasis=self.fitting)
         calculation.grids.level = self.grid_level
         calculation.conv_tol = 1e-10  # Hartree
         energy = float(calculation.kernel()) * units.Hartree

@@ -23,7 +23,7 @@ from typing import Any
 
 from ase.calculators.calculator import BaseCalculator
 
-from blips.errors import BlipsError, ConfigError, MissingPackageError
+from blips.errors import BlipsError, ConfigError, require
 
 ESPRESSO_SAFE = ("input_data", "kpts", "koffset", "kspacing", "pseudopotentials")
 ESPRESSO_PATHS = ("pseudo_dir", "outdir", "wfcdir", "prefix")  # in input_data
@@ -103,12 +103,7 @@ def _imported(path: str) -> Callable[..., Any]:
 
 
 def _tight_binding(method: str, verbosity: int = 0, **options: Any) -> Any:
-    try:
-        from tblite.ase import TBLite
-    except ImportError as error:
-        raise MissingPackageError(
-            "this needs the package tblite; install it with: pip install 'blips-mlip[active]'"
-        ) from error
+    TBLite = require("tblite.ase", "pip install 'blips-mlip[active]'").TBLite
 
     class FromGuess(TBLite):
         """TBLite whose results depend on the structure alone, not on the one before."""

@@ -13,7 +13,7 @@ positions in double precision here; the potential computes in its own.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,15 +25,14 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import first_parameter, graph_batches
-from blips.backbones.foreign import require
 from blips.data.graph import Graph
 from blips.data.neighbours import NeighbourCache
-from blips.errors import InputError
+from blips.errors import InputError, require
 from blips.prediction import Model, Prediction
 from blips.sim.calculator import UNCERTAINTIES, Calculator, annotate
 from blips.sim.dynamics import check_run
 from blips.sim.frames import FrameSaver
-from blips.sim.guard import Finding, Guard
+from blips.sim.guard import Finding, Guard, stop_reason
 
 PIP_LINE = "pip install torch-sim-atomistic==0.3.0"
 
@@ -45,7 +44,6 @@ else:
     ModelInterface = require("torch_sim.models.interface", PIP_LINE).ModelInterface
 
 STATE_DTYPE = torch.float64
-Functions = tuple[Callable[..., Any], Callable[..., Any]]  # TorchSim's (init, update)
 PER_ATOM = (keys.FORCES, keys.FORCES_UNCERTAINTY)
 PER_STRUCTURE = (keys.ENERGY, keys.ENERGY_UNCERTAINTY, keys.STRESS, keys.STRESS_UNCERTAINTY)
 
@@ -116,18 +114,18 @@ class TorchSimModel(ModelInterface):
     ) -> dict[str, Tensor]:
         """Return outputs of all structures, NaN for those without finite positions."""
         structures = state.to_atoms()
-        whole = [bool(np.isfinite(atoms.positions).all()) for atoms in structures]
-        if not any(whole):
+        whole = np.array([np.isfinite(atoms.positions).all() for atoms in structures])  # [S]
+        if not whole.any():
             raise InputError("no structure of the batch has finite positions: all have exploded")
-        graph = self.graph([a for a, good in zip(structures, whole, strict=True) if good])
-        arrays = predict(graph, self._compute_stress).results()
+        graph = self.graph([structures[k] for k in np.flatnonzero(whole)])
         rows = np.repeat(whole, [len(atoms) for atoms in structures])  # [N]
+        keep = dict.fromkeys(PER_STRUCTURE, whole) | dict.fromkeys(PER_ATOM, rows)
         found: dict[str, Tensor] = {}
-        for name in (one for one in (*PER_STRUCTURE, *PER_ATOM) if one in arrays):
-            keep = rows if name in PER_ATOM else np.asarray(whole)
-            full = np.full((len(keep), *arrays[name].shape[1:]), np.nan)
-            full[keep] = arrays[name]
-            found[name] = torch.as_tensor(full, dtype=self._dtype, device=self._device)
+        for name, array in predict(graph, self._compute_stress).results().items():
+            if name in keep:
+                full = np.full((len(keep[name]), *array.shape[1:]), np.nan)
+                full[keep[name]] = array
+                found[name] = torch.as_tensor(full, dtype=self._dtype, device=self._device)
         return found
 
 
@@ -138,12 +136,12 @@ class Finished:
     atoms: Atoms  # its last state with energy, forces and, where the model has them, momenta
     status: str  # "converged", "done" (all steps), "halted" or "unfinished" (out of steps)
     steps: int  # that it took
-    findings: list[Finding] = field(default_factory=list)  # of the guard, if it was halted
+    findings: list[Finding]  # of the guard, if it was halted
 
     @property
     def reason(self) -> str:
         """Why it was halted; empty if it was not."""
-        return "; ".join(finding.text for finding in self.findings)
+        return stop_reason(self.findings)
 
 
 def relax(
@@ -155,7 +153,7 @@ def relax(
     steps: int = 500,
     every: int = 5,
     saver: FrameSaver | None = None,
-    optimizer: Callable[..., Functions] | None = None,
+    optimizer: Callable[..., Any] | None = None,
     **options: Any,
 ) -> list[Finished]:
     """Relax structures in one batch; those that the guard objects to are halted.
@@ -190,7 +188,7 @@ def integrate(
     every: int = 10,
     seed: int = 0,
     saver: FrameSaver | None = None,
-    integrator: Callable[..., Functions] | None = None,
+    integrator: Callable[..., Any] | None = None,
     **options: Any,
 ) -> list[Finished]:
     """Run molecular dynamics in one batch; structures that the guard objects to are halted.
@@ -235,7 +233,7 @@ def halting(
     """
 
     def ended(state: Any, last_energy: Tensor | None = None) -> Tensor:
-        stops = [_stops(found) for found in model.check(state, guard)]
+        stops = [bool(stop_reason(found)) for found in model.check(state, guard)]
         halted = torch.tensor(stops, device=state.device)
         return halted if convergence_fn is None else halted | convergence_fn(state, last_energy)
 
@@ -275,7 +273,7 @@ def _advance(
         at_end = "" if done < steps else "unfinished" if converged else "done"
         leaving: list[int] = []
         for place, (found, is_relaxed) in enumerate(zip(findings, relaxed, strict=True)):
-            number, halted = alive[place], _stops(found)
+            number, halted = alive[place], bool(stop_reason(found))
             status = "halted" if halted else "converged" if is_relaxed else at_end
             if not status and (saver is None or not found):
                 continue
@@ -293,10 +291,6 @@ def _advance(
         for _ in range(min(every, steps - done)):
             state = update(state, alive)
             done += 1
-
-
-def _stops(findings: list[Finding]) -> bool:
-    return any(finding.stops for finding in findings)
 
 
 def _frame(state: Any, model: TorchSimModel) -> Atoms:

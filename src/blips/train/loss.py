@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from blips import keys
 from blips.config import TrainingConfig
 from blips.errors import ConfigError
-from blips.units import energy_factor
+from blips.units import ENERGY_UNITS
 
 DISTRIBUTION_LOSSES = ("nll", "crps")
 VAR_FLOOR = 1e-6  # of the sampled variance, in squared loss units
@@ -51,7 +51,7 @@ def loss_factor(name: str, node_counts: Tensor, config: TrainingConfig) -> float
     """Return the factor from (eV, A) to the loss's unit; [S] for energies per atom."""
     if name not in (keys.ENERGY, keys.FORCES, keys.STRESS):
         return 1.0  # a quantity of the user's own, in a unit of its own
-    unit = 1.0 / energy_factor(config.loss_unit)
+    unit = 1.0 / ENERGY_UNITS[config.loss_unit]
     per_atom = name == keys.ENERGY and config.energy_per_atom
     return unit / node_counts.double() if per_atom else unit
 
