@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import ase.io
 import numpy as np
 from ase import Atoms
 from ase.md.langevin import Langevin
@@ -39,7 +38,7 @@ from blips.errors import InputError
 from blips.files import jsonable, write_atomically
 from blips.prediction import Model
 from blips.sim.calculator import Calculator, snapshot
-from blips.sim.frames import FrameSaver
+from blips.sim.frames import FrameSaver, append_frame
 from blips.sim.guard import Finding, Guard, stop_reason
 
 FILES = ("trajectory.extxyz", "uncertain.extxyz", "outcome.json")
@@ -214,7 +213,7 @@ def run_md(
     def after(step: int) -> None:
         frame = snapshot(atoms)
         frame.info["step"] = step
-        ase.io.write(paths["trajectory.extxyz"], frame, format="extxyz", append=True)
+        append_frame(paths["trajectory.extxyz"], frame)
         progress(step, atoms)
 
     if settings.to is not None:

@@ -4,6 +4,7 @@ Two frames of the same atoms are near-duplicates if no distance of an atom to on
 neighbours differs by more than `distinct` (A), which no rotation or translation changes.
 """
 
+import io
 from pathlib import Path
 
 import ase.io
@@ -61,7 +62,7 @@ class FrameSaver:
         if np.isfinite(atoms.positions).all():
             self._seen.setdefault(atoms.numbers.tobytes(), []).append(nearest_distances(atoms))
         if self.file is not None:
-            ase.io.write(self.file, frame, format="extxyz", append=True)
+            append_frame(self.file, frame)
         return True
 
     def _is_new(self, atoms: Atoms) -> bool:
@@ -85,3 +86,11 @@ def nearest_distances(atoms: Atoms) -> np.ndarray:
     found = np.full((len(atoms), NEAREST), SEARCH_RADIUS)
     found[first[near], place[near]] = distance[near]
     return found
+
+
+def append_frame(file: str | Path, frame: Atoms) -> None:
+    """Append a structure to an extxyz file in one piece, which a kill cannot cut in two."""
+    text = io.StringIO()
+    ase.io.write(text, frame, format="extxyz")
+    with Path(file).open("a") as opened:
+        opened.write(text.getvalue())
