@@ -58,9 +58,9 @@ def test_a_frozen_draw_of_a_linear_is_e3nns_own_with_other_weights(
     assert layer.weight.shape == plain.weight.shape
     with noise.use(frozen(coef, "map")):
         sample = layer(h)
-    blocks = e3nn_maps.linear_blocks(layer)
+    weights = [weight for _, weight in e3nn_maps.paths_and_weights(layer)]
     draw = FrozenDraw(0)
-    eps = [draw.normal_like(f"map[{k}]", b.weight).T.flatten() for k, b in enumerate(blocks)]
+    eps = [draw.normal_like(f"map[{k}]", w).T.flatten() for k, w in enumerate(weights)]
     for row in range(ROWS):
         scaled = plain.weight * (1 + coef[row].sqrt() * torch.cat(eps))
         torch.testing.assert_close(sample[row], plain(h[row], scaled))
@@ -143,7 +143,7 @@ def test_a_pickle_needs_no_registration_where_it_is_read(tmp_path):
     code = (
         "import pickle, sys; from pathlib import Path;"
         "layer = pickle.loads(Path(sys.argv[1]).read_bytes());"
-        "print(type(layer).__name__, len(layer.map_kind.blocks(layer)))"
+        "print(type(layer).__name__, len(layer.map_kind.shapes(layer, 'map')))"
     )
     unpickle = {**os.environ, e3nn_maps.UNPICKLE_ANYTHING: "1"}  # e3nn 0.4 cannot do without
     done = subprocess.run(
