@@ -10,7 +10,6 @@ from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.bayes.convert import ConversionReport, Selection, convert, probe_roles, revert
 from blips.bayes.encoder import NETWORKS
 from blips.bayes.kl import prior_coefficient
-from blips.bayes.noise import ESTIMATORS
 from blips.errors import ConversionError, InputError
 from blips.potential import BayesianPotential
 
@@ -60,8 +59,6 @@ def bayesianize(
         encoder: options of `InferenceNetwork`: hidden, depth, embedding, share.
         seed: of the inference network's initial weights.
     """
-    if estimator not in ESTIMATORS:
-        raise InputError(f"unknown estimator {estimator!r}; use one of {', '.join(ESTIMATORS)}")
     if not isinstance(backbone, Backbone):
         raise InputError(
             f"{type(backbone).__name__} is no backbone of blips; wrap it: bayesianize("

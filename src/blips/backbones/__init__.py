@@ -53,14 +53,11 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "chgnet-r2scan": ("chgnet", {"version": "r2scan"}),
     "mace": ("mace", {}),
     "mattersim-1m": ("mattersim", {}),
-    "orb-v3-conservative-20-mpa": ("orb", {"variant": "conservative-20-mpa"}),
-    "orb-v3-conservative-20-omat": ("orb", {"variant": "conservative-20-omat"}),
-    "orb-v3-conservative-inf-mpa": ("orb", {"variant": "conservative-inf-mpa"}),
-    "orb-v3-conservative-inf-omat": ("orb", {"variant": "conservative-inf-omat"}),
-    "orb-v3-direct-20-mpa": ("orb-direct", {"variant": "direct-20-mpa"}),
-    "orb-v3-direct-20-omat": ("orb-direct", {"variant": "direct-20-omat"}),
-    "orb-v3-direct-inf-mpa": ("orb-direct", {"variant": "direct-inf-mpa"}),
-    "orb-v3-direct-inf-omat": ("orb-direct", {"variant": "direct-inf-omat"}),
+    **{
+        f"orb-v3-{kind}-{name}": (family, {"variant": f"{kind}-{name}"})
+        for kind, family in (("conservative", "orb"), ("direct", "orb-direct"))
+        for name in ("20-mpa", "20-omat", "inf-mpa", "inf-omat")
+    },
     "sevennet-0": ("sevennet", {"checkpoint": "7net-0"}),
     "sevennet-l3i5": ("sevennet", {"checkpoint": "7net-l3i5"}),
     "sevennet-mf-0": ("sevennet", {"checkpoint": "7net-mf-0"}),
@@ -72,10 +69,7 @@ def build(name: str, **hyperparameters: Any) -> Backbone:
     if name not in BACKBONES and name not in ADAPTERS:
         raise ConfigError(f"unknown backbone {name!r}; {nearest(name, [*BACKBONES, *ADAPTERS])}")
     backbone = BACKBONES[name] if name in BACKBONES else adapter(name)
-    valid = inspect.signature(backbone).parameters
-    for key in hyperparameters:
-        if key not in valid:
-            raise ConfigError(f"backbone {name!r} has no setting {key!r}; {nearest(key, valid)}")
+    refuse_unknown(f"backbone {name!r}", hyperparameters, inspect.signature(backbone).parameters)
     return backbone(**hyperparameters)
 
 
@@ -92,9 +86,7 @@ def load(name: str, **options: Any) -> ForeignBackbone:
         raise ConfigError(f"unknown model {name!r}; {nearest(name, RELEASED)}")
     family, preset = RELEASED[name]
     make = adapter(family).released
-    if unknown := options.keys() - inspect.signature(make).parameters.keys():
-        valid = ", ".join(sorted(inspect.signature(make).parameters.keys() - preset.keys()))
-        raise ConfigError(f"{name} has no option {', '.join(sorted(unknown))}; it takes {valid}")
+    refuse_unknown(name, options, inspect.signature(make).parameters.keys() - preset.keys())
     backbone = make(**preset, **options)
     backbone.pretrained = True
     return backbone
@@ -104,6 +96,13 @@ def adapter(family: str) -> type[ForeignBackbone]:
     """Return the adapter class of a family; its package is imported when a model is made."""
     module, name = ADAPTERS[family]
     return getattr(importlib.import_module(f"blips.backbones.{module}"), name)
+
+
+def refuse_unknown(name: str, settings: Iterable[str], valid: Iterable[str]) -> None:
+    """Raise an error for the first setting that is not valid."""
+    for key in settings:
+        if key not in valid:
+            raise ConfigError(f"{name} has no setting {key!r}; {nearest(key, valid)}")
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:

@@ -133,11 +133,11 @@ NETWORKS: dict[str, type[InferenceNetwork]] = {"neighbourhood": InferenceNetwork
 """Inference networks by the name of their variant, `bayesianize(encoder={"variant": ...})`."""
 
 
-def mlp(*widths: int) -> nn.Sequential:
-    """Make linear maps of these widths with SiLU between them."""
+def mlp(*widths: int, activation: type[nn.Module] = nn.SiLU) -> nn.Sequential:
+    """Make linear maps of these widths with activations between them."""
     layers: list[nn.Module] = []
     for size_in, size_out in pairwise(widths):
-        layers += [nn.Linear(size_in, size_out), nn.SiLU()]
+        layers += [nn.Linear(size_in, size_out), activation()]
     return nn.Sequential(*layers[:-1])
 
 

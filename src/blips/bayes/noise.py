@@ -45,11 +45,6 @@ class _Noise:
                 f"{', '.join(self.coefficients) or 'none'}. Was it made for another model?"
             )
         coef = self.coefficients[name]
-        if coef.ndim != 1:
-            raise InputError(
-                f"coefficients of {name!r} have shape {tuple(coef.shape)}; "
-                "expected one number for each row, [rows]"
-            )
         if coef.shape[0] * self.replicas == rows != coef.shape[0]:
             coef = coef.repeat(self.replicas)
         if coef.shape[0] != rows:
@@ -71,19 +66,6 @@ class SampledNoise(_Noise):
 
     sources: Sequence[torch.Generator]
     estimator: str = "auto"
-
-    def __post_init__(self) -> None:
-        """Refuse unknown estimators and missing generators."""
-        if self.estimator not in ESTIMATORS:
-            raise InputError(
-                f"unknown estimator {self.estimator!r}; use one of {', '.join(ESTIMATORS)} "
-                "(frozen draws have a class of their own, FrozenNoise)"
-            )
-        if not self.sources:
-            raise InputError(
-                "sampling needs a torch.Generator for each replica; "
-                "make them with blips.bayes.noise.generators(seed, count)"
-            )
 
     def linear(
         self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor

@@ -14,14 +14,13 @@ number of samples was chosen is that of as many samples asked for by number.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,8 +52,8 @@ def monte_carlo(
 
     With samples="auto" they are drawn in rounds until the relative standard error of a typical std
     (the root mean square over all energies, force components, ... of the batch) is below the
-    tolerance. `details` then has the "std_relative_error" of each quantity, and
-    "tolerance_reached". At most `chunk` samples run at once; `method` names the result.
+    tolerance. `details` then has the "std_relative_error" that each quantity reached. At most
+    `chunk` samples run at once; `method` names the result.
     """
     goal = FIRST_ROUND if samples == "auto" else samples
     if goal < 2:
@@ -70,7 +69,7 @@ def monte_carlo(
         if samples == "auto":
             errors = {name: relative_error(value) for name, value in drawn.items()}
             excess = max(errors.values()) / tolerance
-            details |= {"std_relative_error": errors, "tolerance_reached": excess <= 1.0}
+            details["std_relative_error"] = errors
             if excess > 1.0:  # as the error demands, at most twice as many
                 needed = ROUND_TO * math.ceil(count * min(excess**2, 2.0) / ROUND_TO)
                 goal = min(max(needed, count + ROUND_TO), MOST)
@@ -102,19 +101,6 @@ def relative_error(samples: Tensor) -> float:
     kurtosis = torch.where(m2 > 0, m4 / m2.square().clamp_min(1e-300), NORMAL_KURTOSIS)
     square = 0.25 * (kurtosis.clamp_min(NORMAL_KURTOSIS) - (count - 3) / (count - 1)) / count
     return float(square.mean().sqrt())
-
-
-def joined_details(parts: Sequence[Prediction]) -> Mapping[str, Any]:
-    """Join details of separately sampled batches: worst errors, all counts."""
-    details = dict(parts[0].details)
-    errors = [part.details["std_relative_error"] for part in parts]
-    details["std_relative_error"] = {
-        name: max(error[name] for error in errors) for name in errors[0]
-    }
-    details["tolerance_reached"] = all(part.details["tolerance_reached"] for part in parts)
-    counts = [np.full(len(part), part.samples) for part in parts]
-    details["samples_of_structures"] = np.concatenate(counts)
-    return details
 
 
 def sampled_outputs(sampler: Sampler, graph: Graph, numbers: range, chunk: int) -> Outputs:

@@ -23,7 +23,7 @@ from blips.errors import TooLargeError
 from blips.inference.conditioned import predict_conditioned
 from blips.inference.domain import Domain
 from blips.inference.memory import is_large
-from blips.inference.monte_carlo import MOST, joined_details, monte_carlo
+from blips.inference.monte_carlo import MOST, monte_carlo
 from blips.inference.onepass import one_pass
 from blips.inference.posterior import ConditionedPosterior
 from blips.inference.sampling import Request, StochasticModel
@@ -38,8 +38,10 @@ def predict(model: StochasticModel, graphs: Iterable[Graph], request: Request) -
     whole = Prediction.join(found)
     if "std_relative_error" not in whole.details:
         return whole
+    errors = [one.details["std_relative_error"] for one in found]
+    worst = {name: max(error[name] for error in errors) for name in errors[0]}
     most = max(one.samples for one in found)
-    return replace(whole, samples=most, details=joined_details(found))
+    return replace(whole, samples=most, details={**whole.details, "std_relative_error": worst})
 
 
 def _within_memory(model: StochasticModel, graph: Graph, request: Request) -> list[Prediction]:

@@ -14,7 +14,7 @@ from blips.backbones.base import Backbone, first_parameter, graph_batches
 from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
 from blips.bayes import noise as noise_context
 from blips.bayes.encoder import InferenceNetwork
-from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
+from blips.bayes.noise import ESTIMATORS, FrozenDraw, FrozenNoise, Noise, SampledNoise
 from blips.data.graph import AtomGraph, Graph
 from blips.defaults import SAMPLES
 from blips.errors import InputError
@@ -78,6 +78,8 @@ class StochasticModel(nn.Module):
         self, backbone: Backbone, encoder: InferenceNetwork, roles: dict[str, str], estimator: str
     ) -> None:
         super().__init__()
+        if estimator not in ESTIMATORS:
+            raise InputError(f"unknown estimator {estimator!r}; use one of {', '.join(ESTIMATORS)}")
         self.backbone = backbone  # converted; its state dict is that of the plain model
         self.encoder = encoder  # the inference network of the paper's posterior
         self.roles = roles  # row type of each Bayesian map, by name
