@@ -14,7 +14,7 @@ from blips.backbones import PaiNN, SchNet
 from blips.baselines import predict_plain
 from blips.bayes import noise
 from blips.bayes.noise import FrozenDraw
-from blips.errors import ConversionError, InputError
+from blips.errors import BlipsError, ConversionError, InputError
 from helpers import TINY
 from studies.nbody import EGNN, GNN, ParticleGraph
 from studies.nbody.data import POSITIONS
@@ -293,13 +293,13 @@ def test_bad_requests_are_refused():
     [
         ({"prior_dropout": 2.0}, "prior_dropout is 2.0"),
         ({"initial": 10.0}, "outside its bounds"),
-        ({"encoder": {"hiden": 3}}, "no option hiden; use hidden, depth"),
+        ({"encoder": {"hiden": 3}}, "no setting 'hiden'; did you mean 'hidden'"),
         ({"encoder": {"variant": "mine"}}, "unknown variant 'mine'"),
     ],
 )
 def test_a_conversion_that_fails_leaves_the_backbone_plain(options, message):
     backbone = PaiNN(**TINY)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(BlipsError, match=message):
         blips.bayesianize(backbone, **options)
     assert blips.bayesianize(backbone).conversion.roles
 

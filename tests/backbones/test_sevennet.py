@@ -222,7 +222,7 @@ def test_every_linear_map_is_bayesian_and_the_plain_model_comes_back(released):
     potential = blips.bayesianize(plain, **FOUNDATION)
     roles = list(potential.conversion.roles.values())
     assert (roles.count(keys.NODE), roles.count(keys.EDGE)) == (18, 15)
-    reasons = {m.name: m.reason for m in potential.conversion.maps if not m.is_bayesian}
+    reasons = {m.name: m.reason for m in potential.conversion.maps if not m.role}
     assert len(reasons) == 7
     assert "not known as a linear map" not in "".join(reasons.values())
     assert torch.equal(potential.backbone(graph)[keys.ENERGIES], before)

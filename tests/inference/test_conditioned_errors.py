@@ -35,7 +35,7 @@ def unlabelled() -> list[Atoms]:
         (TRAIN, {}, r"needs valid=\.\.\."),
         ([], {"valid": VALID}, "no structures to condition on"),
         (iter([]), {"valid": VALID}, "no structures to condition on"),
-        (TRAIN, {"valid": VALID, "maps": "nothing*"}, r"no map matches nothing\*"),
+        (TRAIN, {"valid": VALID, "maps": "nothing*"}, r"no map matches 'nothing\*'"),
         (TRAIN, {"valid": VALID, "dimension": 0}, "positive dimension"),
         (TRAIN, {"valid": VALID, "coefficients": "unknown"}, "coefficients"),
     ],

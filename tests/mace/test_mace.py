@@ -206,7 +206,7 @@ def test_every_linear_map_is_bayesian_and_the_plain_model_comes_back(released):
     potential = blips.bayesianize(plain, **FOUNDATION)
     roles = list(potential.conversion.roles.values())
     assert (roles.count(keys.NODE), roles.count(keys.EDGE)) == (10, 10)
-    reasons = {m.name: m.reason for m in potential.conversion.maps if not m.is_bayesian}
+    reasons = {m.name: m.reason for m in potential.conversion.maps if not m.role}
     assert all("skip_tp" in name or "contractions" in name for name in reasons)
     assert "not known as a linear map" not in "".join(reasons.values())
     assert torch.equal(potential.backbone(graph)[keys.ENERGIES], before)

@@ -27,6 +27,8 @@ from torch import Tensor, nn
 
 from blips.errors import InputError
 
+EMBEDDING = 16  # width of a node label's
+
 
 class InferenceNetwork(nn.Module):
     """Coefficients of every Bayesian map, keyed by the map's name.
@@ -38,7 +40,6 @@ class InferenceNetwork(nn.Module):
         initial: coefficient that every row starts from.
         hidden: width of the hidden layers.
         depth: number of hidden layers (of the edge head, the layer on pairs included).
-        embedding: width of the node label's embedding.
         share: one coefficient per "map", or one for all maps of a message-passing "layer".
     """
 
@@ -53,7 +54,6 @@ class InferenceNetwork(nn.Module):
         initial: float,
         hidden: int = 64,
         depth: int = 2,
-        embedding: int = 16,
         share: str = "map",
     ) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class InferenceNetwork(nn.Module):
         self.bounds = bounds
         self.columns = _columns(roles, share)
         labels = sizes.get("node_type", 0)
-        self.embedding = nn.Embedding(labels, embedding) if labels else None
-        node_size = sizes.get("node", 0) + (embedding if labels else 0)
+        self.embedding = nn.Embedding(labels, EMBEDDING) if labels else None
+        node_size = sizes.get("node", 0) + (EMBEDDING if labels else 0)
         pair_size = self._pair_input_size(sizes.get("edge", 0), node_size)
         shares_pairs = self.sees_neighbours and not {"edge", "node"}.isdisjoint(self.columns)
         self.pair_layer = mlp(pair_size, hidden).append(nn.SiLU()) if shares_pairs else None
