@@ -93,7 +93,7 @@ def test_every_flipout_and_frozen_sample_of_painn_is_equivariant(structure, impr
     draws = [FrozenDraw(3)]
     for evaluate in (
         lambda g: one_sample(potential, g, stress=bool(atoms.pbc.all())),
-        lambda g: potential.frozen(g, draws, stress=bool(atoms.pbc.all())).outputs,
+        lambda g: potential.sample(g, draws, stress=bool(atoms.pbc.all())).outputs,
     ):
         here, there = evaluate(graph), evaluate(turned)
         torch.testing.assert_close(there[keys.ENERGY], here[keys.ENERGY], **EXACT)
@@ -144,7 +144,7 @@ def test_every_egnn_sample_is_equivariant():
     draws = [FrozenDraw(1)]
     for estimator in ("local", "flipout", "frozen"):
         if estimator == "frozen":
-            here, there = (potential.frozen(g, draws).outputs for g in (graph, turned))
+            here, there = (potential.sample(g, draws).outputs for g in (graph, turned))
         else:
             here, there = (one_sample(potential, g, estimator=estimator) for g in (graph, turned))
         expected = here[POSITIONS] @ q + shift

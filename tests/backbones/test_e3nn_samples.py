@@ -8,7 +8,7 @@ import torch
 from blips.backbones import e3nn_maps
 from blips.bayes import noise
 from blips.bayes.linear import kind_of, make_plain, make_stochastic
-from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
+from blips.bayes.noise import FrozenDraw, Noise
 from blips.errors import InputError
 
 pytest.importorskip("e3nn.util", reason="e3nn is not installed", exc_type=ImportError)
@@ -53,7 +53,7 @@ def test_the_mean_is_the_layers_own_forward_bitwise_and_conversion_can_be_undone
 @pytest.mark.parametrize("estimator", ["flipout", "auto"])
 def test_without_spread_a_sample_is_the_mean(layer, h, estimator):
     tiny = torch.full((ROWS,), 1e-26, dtype=torch.float64)
-    with noise.use(SampledNoise({"map": tiny}, noise.generators(0, 2), estimator)):
+    with noise.use(Noise({"map": tiny}, noise.generators(0, 2), estimator)):
         sample = layer(h.repeat(2, 1))
     torch.testing.assert_close(sample, layer(h).repeat(2, 1))
 
@@ -62,7 +62,7 @@ def test_without_spread_a_sample_is_the_mean(layer, h, estimator):
 def test_samples_have_the_mean_and_the_covariance_of_random_weights(layer, h, coef):
     """Cov(z_vc, z_vd) = coef sum_u W_vu^2 h_uc h_ud: components covary, channels do not."""
     count = 4000
-    with noise.use(SampledNoise({"map": coef}, noise.generators(0, count), "flipout")):
+    with noise.use(Noise({"map": coef}, noise.generators(0, count), "flipout")):
         samples = layer(h.repeat(count, 1)).view(count, ROWS, -1).detach()
     deviations = samples - layer(h).detach()
     expected = torch.zeros(ROWS, *2 * [samples.shape[-1]], dtype=torch.float64)
@@ -93,9 +93,9 @@ def test_every_sample_is_exactly_equivariant(layer, h, coef, estimator, mirrored
 
     def sample(x: torch.Tensor) -> torch.Tensor:
         drawn = (
-            FrozenNoise({"map": coef}, [FrozenDraw(0, k) for k in range(3)])
+            Noise({"map": coef}, [FrozenDraw(0, k) for k in range(3)])
             if estimator == "frozen"
-            else SampledNoise({"map": coef}, noise.generators(0, 3), estimator)
+            else Noise({"map": coef}, noise.generators(0, 3), estimator)
         )
         with noise.use(drawn):
             return layer(x.repeat(3, 1))
@@ -107,7 +107,7 @@ def test_every_sample_is_exactly_equivariant(layer, h, coef, estimator, mirrored
 @pytest.mark.parametrize("irreps", ["2x1o", "2x0o"])
 def test_local_noise_is_for_scalars_alone(h, coef, irreps):
     """Not for pseudoscalars either: noise that does not change sign breaks reflections."""
-    local = SampledNoise({"map": coef}, noise.generators(0, 1), "local")
+    local = Noise({"map": coef}, noise.generators(0, 1), "local")
     mixing = make_stochastic(o3.Linear(f"1x0e + {irreps}", f"3x0e + {irreps}"), "map")
     x = h[:, : mixing.irreps_in.dim]
     with noise.use(local), pytest.raises(InputError, match=r"'map\[1\]'.*irrep axis"):
@@ -121,9 +121,9 @@ def test_local_noise_is_for_scalars_alone(h, coef, irreps):
 def test_gradients_reach_the_flat_weight_and_the_input(layer, h, coef, estimator):
     def sample(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor, c: torch.Tensor):
         drawn = (
-            FrozenNoise({"map": c}, [FrozenDraw(0, k) for k in range(2)])
+            Noise({"map": c}, [FrozenDraw(0, k) for k in range(2)])
             if estimator == "frozen"
-            else SampledNoise({"map": c}, noise.generators(0, 2), estimator)
+            else Noise({"map": c}, noise.generators(0, 2), estimator)
         )
         with noise.use(drawn):
             return torch.func.functional_call(layer, {"weight": weight, "bias": bias}, x)
@@ -135,10 +135,10 @@ def test_gradients_reach_the_flat_weight_and_the_input(layer, h, coef, estimator
 
 
 def test_replicas_do_not_depend_on_how_they_are_grouped(layer, h, coef):
-    with noise.use(SampledNoise({"map": coef}, noise.generators(3, 4), "flipout")):
+    with noise.use(Noise({"map": coef}, noise.generators(3, 4), "flipout")):
         together = layer(h.repeat(4, 1)).view(4, ROWS, -1)
     for k in range(4):
-        with noise.use(SampledNoise({"map": coef}, noise.generators(3, 1, first=k), "flipout")):
+        with noise.use(Noise({"map": coef}, noise.generators(3, 1, first=k), "flipout")):
             torch.testing.assert_close(layer(h), together[k])
     assert not torch.allclose(together[0], together[1])
 
@@ -147,7 +147,7 @@ def test_copies_need_no_registration(layer, h, coef, monkeypatch):
     monkeypatch.setattr("blips.bayes.linear._kinds", [])
     twin = copy.deepcopy(layer)
     assert kind_of(make_plain(copy.deepcopy(layer))) is None
-    drawn = [SampledNoise({"map": coef}, noise.generators(0, 1), "flipout") for _ in range(2)]
+    drawn = [Noise({"map": coef}, noise.generators(0, 1), "flipout") for _ in range(2)]
     with noise.use(drawn[0]):
         expected = layer(h)
     with noise.use(drawn[1]):
@@ -156,10 +156,10 @@ def test_copies_need_no_registration(layer, h, coef, monkeypatch):
 
 def test_shapes_without_rows_or_with_more_axes_are_refused(layer, h, coef):
     with (
-        noise.use(SampledNoise({"map": coef}, noise.generators(0, 1), "flipout")),
+        noise.use(Noise({"map": coef}, noise.generators(0, 1), "flipout")),
         pytest.raises(InputError, match="channels and components"),
     ):
         layer(h[None])
-    empty = SampledNoise({"map": coef[:0]}, noise.generators(0, 2), "flipout")
+    empty = Noise({"map": coef[:0]}, noise.generators(0, 2), "flipout")
     with noise.use(empty):
         assert layer(h[:0]).shape == (0, layer.irreps_out.dim)

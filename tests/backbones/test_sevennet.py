@@ -18,7 +18,7 @@ from blips.backbones.derivatives import EnergyFunction, energy_and_derivatives
 from blips.backbones.sevennet import SevenNet
 from blips.bayes import noise
 from blips.bayes.linear import StochasticMap
-from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
+from blips.bayes.noise import FrozenDraw, Noise
 from blips.errors import CheckpointError, InputError, MissingPackageError
 from blips.testing import rotation_matrix
 from helpers import QUICK, morse_ammonia, quartz
@@ -166,9 +166,9 @@ def with_coefficient(potential, atoms: Atoms, frozen: bool, count: int) -> torch
     energies = []
     for first in range(0, count, 8):
         drawn: Noise = (
-            FrozenNoise(coefficients, [FrozenDraw(0, first + k) for k in range(8)])
+            Noise(coefficients, [FrozenDraw(0, first + k) for k in range(8)])
             if frozen
-            else SampledNoise(coefficients, noise.generators(0, 8, first), "flipout")
+            else Noise(coefficients, noise.generators(0, 8, first), "flipout")
         )
         replicas = graph.replicate(8)
         with noise.use(drawn), torch.no_grad():

@@ -22,7 +22,7 @@ from blips.backbones.e3nn_maps import UNPICKLE_ANYTHING
 from blips.backbones.mace import MACE, _package
 from blips.bayes import noise
 from blips.bayes.linear import StochasticMap
-from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
+from blips.bayes.noise import FrozenDraw, Noise
 from blips.errors import CheckpointError, InputError, MissingPackageError
 from blips.testing import rotation_matrix
 from helpers import QUICK, morse_ammonia, quartz
@@ -173,9 +173,9 @@ def sampled(potential, atoms: Atoms, frozen: bool, count: int = 6) -> torch.Tens
         for name, role in potential.conversion.roles.items()
     }
     drawn = (
-        FrozenNoise(coefficients, [FrozenDraw(0, k) for k in range(count)])
+        Noise(coefficients, [FrozenDraw(0, k) for k in range(count)])
         if frozen
-        else SampledNoise(coefficients, noise.generators(0, count), "flipout")
+        else Noise(coefficients, noise.generators(0, count), "flipout")
     )
     replicas = graph.replicate(count)
     with noise.use(drawn), torch.no_grad():

@@ -42,8 +42,9 @@ def predict_conditioned(model: StochasticModel, graph: Graph, request: Request) 
         )
     posterior, seed = model.conditioned(), request.seed
     depth: Depth = "members" if samples else "energies"
-    linear = model.linear_model(posterior)
-    linearised = linear(graph, forces=request.forces, stress=request.stress, depth=depth)
+    linearised = model.linear_model()(
+        graph, forces=request.forces, stress=request.stress, depth=depth
+    )
     changes_of = linearised.members if samples else linearised.energy_changes
     count = samples
     if not samples or not (request.forces or request.stress):  # these cost no backward pass

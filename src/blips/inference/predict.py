@@ -107,11 +107,12 @@ def _sampled(model: StochasticModel, graph: Graph, request: Request) -> Predicti
 
     @torch.no_grad()  # forces switch gradients on where they need them
     def sampler(graph: Graph, numbers: range) -> Outputs:
-        if request.method == "frozen":
-            draws = [FrozenDraw(request.seed, number) for number in numbers]
-            return model.frozen(graph, draws, **request.derivatives).outputs
         device = graph.positions.device
-        sources = generators(request.seed, len(numbers), numbers.start, device)
+        sources = (
+            [FrozenDraw(request.seed, number) for number in numbers]
+            if request.method == "frozen"
+            else generators(request.seed, len(numbers), numbers.start, device)
+        )
         return model.sample(graph, sources, **request.derivatives).outputs
 
     most = MOST if request.samples == "auto" else request.samples

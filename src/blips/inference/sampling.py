@@ -1,6 +1,6 @@
 """What every method is given: a backbone with posteriors, and what is asked of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Unpack
@@ -14,7 +14,7 @@ from blips.backbones.base import Backbone, first_parameter, graph_batches
 from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
 from blips.bayes import noise as noise_context
 from blips.bayes.encoder import InferenceNetwork
-from blips.bayes.noise import ESTIMATORS, FrozenDraw, FrozenNoise, Noise, SampledNoise
+from blips.bayes.noise import ESTIMATORS, FrozenDraw, Noise, Source
 from blips.data.graph import AtomGraph, Graph
 from blips.defaults import SAMPLES
 from blips.errors import InputError
@@ -26,10 +26,6 @@ from blips.prediction import Outputs, Prediction, point_prediction
 
 Coefficients = Mapping[str, Tensor]
 METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "map")
-NOT_CONDITIONED = (
-    "the potential is not conditioned on data; call potential.condition(structures, "
-    "valid=labelled structures), or blips condition"
-)
 
 
 @dataclass(frozen=True)
@@ -105,36 +101,20 @@ class StochasticModel(nn.Module):
     def sample(
         self,
         graph: Graph,
-        generators: Sequence[torch.Generator],
+        sources: Sequence[Source],
         **derivatives: Unpack[Derivatives],
     ) -> Sample:
-        """Draw K = len(generators) posterior samples, each row with weights of its own.
+        """Draw K = len(sources) posterior samples; the graph is replicated K times.
 
-        The generators are those of `blips.bayes.noise.generators`; the graph is replicated K times.
+        With `blips.bayes.noise.generators` each row has weights of its own; with a `FrozenDraw` all
+        rows and all calls share them, which makes a member.
         """
-        return self._evaluate(
-            graph.replicate(len(generators)),
-            lambda coefficients: SampledNoise(coefficients, generators, self.estimator),
-            derivatives,
-        )
-
-    def frozen(
-        self, graph: Graph, draws: Sequence[FrozenDraw], **derivatives: Unpack[Derivatives]
-    ) -> Sample:
-        """Evaluate K = len(draws) members, each with one draw for all rows and all calls."""
-        return self._evaluate(
-            graph.replicate(len(draws)),
-            lambda coefficients: FrozenNoise(coefficients, draws),
-            derivatives,
-        )
+        return self._evaluate(graph.replicate(len(sources)), sources, derivatives)
 
     def _evaluate(
-        self,
-        graph: Graph,
-        make_noise: Callable[[Coefficients], Noise] | None,
-        derivatives: Derivatives,
+        self, graph: Graph, sources: Sequence[Source] | None, derivatives: Derivatives
     ) -> Sample:
-        """Compute outputs under the noise that `make_noise` builds from the coefficients.
+        """Compute outputs under the noise of these sources, or at the posterior means for None.
 
         The coefficients are functions of the positions, so they are evaluated inside the energy
         that forces differentiate.
@@ -142,9 +122,10 @@ class StochasticModel(nn.Module):
         coefficients: dict[str, Tensor] = {}
 
         def outputs_of(graph: Graph) -> Outputs:
-            if make_noise is not None:
-                coefficients.update(self.coefficients(graph))
-            with noise_context.use(make_noise and make_noise(coefficients)):
+            if sources is None:
+                return self.backbone(graph)
+            coefficients.update(self.coefficients(graph))
+            with noise_context.use(Noise(coefficients, sources, self.estimator)):
                 return self.backbone(graph)
 
         if not self.backbone.conservative:
@@ -171,7 +152,10 @@ class StochasticModel(nn.Module):
     def conditioned(self) -> ConditionedPosterior:
         """Return the conditioned posterior; an error where there is none for these weights."""
         if self.posterior is None or self._seen is None:
-            raise InputError(NOT_CONDITIONED)
+            raise InputError(
+                "the potential is not conditioned on data; call potential.condition(structures, "
+                "valid=labelled structures), or blips condition"
+            )
         self._seen.check(self._model_of(self.posterior))
         return self.posterior
 
@@ -179,12 +163,9 @@ class StochasticModel(nn.Module):
         """Return the modules that the posterior depends on."""
         return self if posterior.coefficients == "network" else self.backbone
 
-    def linear_model(self, posterior: ConditionedPosterior | None = None) -> LinearModel:
-        """Return the model to first order in the noise of the weights that are conditioned.
-
-        The posterior is the potential's own, unless one is given that `conditioned` returned.
-        """
-        posterior = posterior or self.conditioned()
+    def linear_model(self) -> LinearModel:
+        """Return the model to first order in the noise of the weights that are conditioned."""
+        posterior = self.conditioned()
         network = self.coefficients if posterior.coefficients == "network" else None
         return LinearModel(self.backbone, posterior.maps, network)
 
@@ -207,7 +188,7 @@ class Member(nn.Module):
         """Compute what `BayesianPotential.forward` does, with this member's weights."""
         if isinstance(self.noise, FrozenDraw):
             asked = Derivatives(forces=forces, stress=stress, create_graph=create_graph)
-            return self.potential.frozen(graph, [self.noise], **asked).outputs
+            return self.potential.sample(graph, [self.noise], **asked).outputs
         if create_graph:
             raise InputError("members of a conditioned posterior cannot be trained")
         linearised = self.potential.linear_model()(graph, forces=forces, stress=stress)
@@ -223,8 +204,8 @@ class Member(nn.Module):
     ) -> Prediction:
         """Predict this member's energies, forces and stress; a single draw has no error bars."""
         parts: list[Prediction] = []
-        for graph in graph_batches(self.potential.backbone, atoms, batch_size):
-            with torch.no_grad():  # forces switch gradients on where they need them
+        with torch.no_grad():  # forces switch gradients on where they need them
+            for graph in graph_batches(self.potential.backbone, atoms, batch_size):
                 outputs = self(graph, forces=forces, stress=stress)
-            parts.append(point_prediction(outputs, graph, method="member"))
+                parts.append(point_prediction(outputs, graph, method="member"))
         return Prediction.join(parts)
