@@ -1,7 +1,7 @@
 """From a plain backbone to a Bayesian potential."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -20,18 +20,10 @@ from blips.bayes.kl import prior_coefficient
 from blips.errors import BlipsError, ConversionError, InputError
 from blips.potential import BayesianPotential
 
-
-class Posterior(NamedTuple):
-    """Where `bayesianize` lets posteriors begin; `initial` None is the prior's width."""
-
-    prior_dropout: float
-    bounds: tuple[float, float]
-    initial: float | None
-
-
-FROM_SCRATCH = Posterior(0.5, (1e-5, 4.0), None)
+# Where posteriors begin: prior dropout, bounds, and initial coefficient (None: the prior's).
+FROM_SCRATCH = 0.5, (1e-5, 4.0), None
 # Narrow: the mean of samples is the released model within 1 % of its forces, one sample within 5 %.
-PRETRAINED = Posterior(0.01, (1e-5, 0.11), 3e-4)
+PRETRAINED = 0.01, (1e-5, 0.11), 3e-4
 
 
 def bayesianize(
@@ -79,12 +71,12 @@ def bayesianize(
     if maps is None:
         maps, exclude = "*", [exclude] if isinstance(exclude, str) else [*exclude]
         exclude += backbone.deterministic
-    default = PRETRAINED if backbone.pretrained else FROM_SCRATCH
-    dropout = default.prior_dropout if prior_dropout is None else prior_dropout
-    least, largest = default.bounds if bounds is None else bounds
+    usual_dropout, usual_bounds, start = PRETRAINED if backbone.pretrained else FROM_SCRATCH
+    dropout = usual_dropout if prior_dropout is None else prior_dropout
+    least, largest = bounds or usual_bounds
     prior = prior_coefficient(dropout)
     if initial is None:
-        initial = min(max(default.initial or prior, least), largest)
+        initial = min(max(start or prior, least), largest)
     conversion = convert(backbone, roles, maps=maps, exclude=exclude, reasons=reasons)
     settings = {
         "prior_dropout": dropout,

@@ -138,9 +138,9 @@ class BayesianPotential(StochasticModel):
             return [Member(self, v) for v in self.conditioned().draws(count, seed)]
         return [Member(self, FrozenDraw(seed, number)) for number in range(count)]
 
-    def member(self, number: int, seed: int = 0, *, method: str = "auto") -> Member:
+    def member(self, number: int, seed: int = 0) -> Member:
         """Draw member `number` of the committee that `draw` gives."""
-        return self.draw(number + 1, seed, method=method)[-1]
+        return self.draw(number + 1, seed)[-1]
 
     def predict(
         self,
@@ -151,7 +151,6 @@ class BayesianPotential(StochasticModel):
         seed: int = 0,
         forces: bool = True,
         stress: bool = False,
-        covariance: bool = False,
         batch_size: int | None = None,
         memory_gb: float | None = None,
         calibrated: bool = True,
@@ -169,7 +168,6 @@ class BayesianPotential(StochasticModel):
             seed: the same seed gives the same prediction.
             forces: also predict forces.
             stress: also predict the stress.
-            covariance: also the 3x3 covariance of each atom's force.
             batch_size: structures at once; by default as many as have 512 atoms together.
             memory_gb: bound for the passes: samples, and if need be structures, run in parts that
                 fit it, and a structure too large for it is refused. By default 2 GB, but for a
@@ -178,7 +176,7 @@ class BayesianPotential(StochasticModel):
             tolerance: of samples="auto": relative standard error of a typical std; 512 samples
                 at most.
         """
-        request = Request(method, samples, tolerance, seed, forces, stress, covariance, memory_gb)
+        request = Request(method, samples, tolerance, seed, forces, stress, memory_gb)
         prediction = predict(self, graph_batches(self.backbone, atoms, batch_size), request)
         if self.alignment is not None:
             counts = element_counts([atoms] if isinstance(atoms, Atoms) else atoms)

@@ -131,8 +131,11 @@ class E3nnLinear(MapKind):
             reduce(torch.add, terms[i]) if i in terms else h.new_zeros(len(h), one.dim)
             for i, one in enumerate(layer.irreps_out)
         ]
-        z, bias = torch.cat(outputs, dim=1), linear_bias(layer)
-        return z if bias is None else z + bias
+        biased = [path.i_out for path in layer.instructions if path.i_in < 0]
+        biases = layer.bias.split_with_sizes([layer.irreps_out[i].dim for i in biased])
+        for i, bias in zip(biased, biases, strict=True):
+            outputs[i] = outputs[i] + bias
+        return torch.cat(outputs, dim=1)
 
     def products(self, layer: Any, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
         """Return one product for each path, [rows, 2l + 1, channels]."""
@@ -163,19 +166,6 @@ def paths_and_weights(linear: Any) -> list[tuple[Any, Tensor]]:
         (path, flat.view(path.path_shape).T * path.path_weight)
         for path, flat in zip(paths, linear.weight.split_with_sizes(sizes), strict=True)
     ]
-
-
-def linear_bias(linear: Any) -> Tensor | None:
-    """Return the bias of an `o3.Linear` (on some of its scalars) as wide as its output."""
-    if linear.bias.numel() == 0:
-        return None
-    biased = [path.i_out for path in linear.instructions if path.i_in < 0]
-    terms = iter(linear.bias.split_with_sizes([linear.irreps_out[i].dim for i in biased]))
-    parts = [
-        next(terms) if i in biased else linear.bias.new_zeros(mul_irrep.dim)
-        for i, mul_irrep in enumerate(linear.irreps_out)
-    ]
-    return torch.cat(parts)
 
 
 def layer_weight(dense: Any) -> WeightAndBias:

@@ -71,16 +71,10 @@ class Evidence:
 
     def merge(self, other: "Evidence") -> None:
         """Add all rows of another evidence."""
-        if other.keeps_rows:
-            self.add(other.rows())
-            return
-        if other.dimension != self.dimension:
-            raise InputError(
-                f"a posterior of {other.dimension} coordinates cannot be added to one of "
-                f"{self.dimension}"
-            )
-        self._gram, self._rows = self.gram() + other.gram(), []
-        self.count += other.count
+        self.add(other.rows() if other.keeps_rows else torch.zeros(0, other.dimension))
+        if not other.keeps_rows:
+            self._gram, self._rows = self.gram() + other.gram(), []
+            self.count += other.count
 
     def gram(self) -> Tensor:
         """Return G, [d, d] float64."""

@@ -90,7 +90,7 @@ class Noise:
 
         [rows, *irrep, in] -> [rows, *irrep, out]; every matrix of a model has a name of its own.
         """
-        draws = [one for one in self.sources if isinstance(one, FrozenDraw)]
+        draws = [one for one in self.sources if not isinstance(one, torch.Generator)]
         if draws:
             eps = torch.stack([draw.normal_like(name, weight) for draw in draws])
             return frozen_linear(h, weight, bias, coef, eps)

@@ -67,9 +67,6 @@ def predict_conditioned(model: StochasticModel, graph: Graph, request: Request) 
     for name in found.keys() & {"energy_std", "energies_std"}:
         found[name] = posterior.scale.energy_factor * found[name]
     found |= _misfits(posterior, linearised, found)
-    if request.covariance and keys.FORCES in changes:
-        change = changes[keys.FORCES].double()
-        found["forces_cov"] = torch.einsum("kna,knb->nab", change, change) / count
     method = "conditioned" if samples else "onepass"
     return point_prediction(linearised.outputs | found, graph, method=method, samples=samples)
 

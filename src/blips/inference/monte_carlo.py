@@ -24,7 +24,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from blips import keys
 from blips.data.graph import Graph
 from blips.errors import InputError
 from blips.inference.memory import passes_side_by_side, rows_of
@@ -45,7 +44,6 @@ def monte_carlo(
     *,
     method: str,
     chunk: int,
-    covariance: bool = False,
     tolerance: float = 0.1,
 ) -> Prediction:
     """Return mean and std of samples on a batch of structures.
@@ -73,20 +71,16 @@ def monte_carlo(
             if excess > 1.0:  # as the error demands, at most twice as many
                 needed = ROUND_TO * math.ceil(count * min(excess**2, 2.0) / ROUND_TO)
                 goal = min(max(needed, count + ROUND_TO), MOST)
-    found = point_prediction(moments(drawn, covariance), graph, method, count)
+    found = point_prediction(moments(drawn), graph, method, count)
     return replace(found, details=details)
 
 
-def moments(drawn: Outputs, covariance: bool = False) -> Outputs:
-    """Compute mean and (K-1)-normalised std of samples [K, ...], float64; forces' covariance."""
+def moments(drawn: Outputs) -> Outputs:
+    """Compute mean and (K-1)-normalised std of samples [K, ...], float64."""
     found: Outputs = {}
     for name, samples in drawn.items():
         samples = samples.double()
         found[name], found[f"{name}_std"] = samples.mean(dim=0), samples.std(dim=0)
-        if covariance and name == keys.FORCES:
-            deviation = samples - found[name]
-            total = torch.einsum("kna,knb->nab", deviation, deviation)
-            found[f"{name}_cov"] = total / (len(samples) - 1)
     return found
 
 

@@ -62,7 +62,7 @@ def _predict_batch(model: StochasticModel, graph: Graph, request: Request) -> Pr
     run = BY_METHOD[chosen.method]
     bounded = is_large(graph) or chosen.memory_gb is not None
     if bounded and run is not _sampled:  # samples are bounded chunk by chunk
-        kind = (*_kind(model, chosen), chosen.samples, chosen.covariance)
+        kind = (*_kind(model, chosen), chosen.samples)
         model.gauge.check(kind, graph, chosen.memory_gb, lambda part: run(model, part, chosen))
     found = run(model, graph, chosen)
     changes: dict[str, Any] = {"details": {**found.details, **details}}
@@ -96,7 +96,7 @@ def _map(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
 
 def _in_one_pass(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
     if model.posterior is not None:
-        return predict_conditioned(model, graph, replace(request, samples=0, covariance=False))
+        return predict_conditioned(model, graph, replace(request, samples=0))
     found = one_pass(model, graph, forces=request.forces, stress=request.stress)
     outputs = found.outputs | {"energy_std": found.energy_var.sqrt()}
     return point_prediction(outputs, graph, method="onepass")
@@ -123,7 +123,6 @@ def _sampled(model: StochasticModel, graph: Graph, request: Request) -> Predicti
         request.samples,
         method=request.method,
         chunk=model.gauge.chunk(kind, graph, most, request.memory_gb, once),
-        covariance=request.covariance,
         tolerance=request.tolerance,
     )
 

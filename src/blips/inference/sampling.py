@@ -38,7 +38,6 @@ class Request:
     seed: int = 0
     forces: bool = True
     stress: bool = False
-    covariance: bool = False
     memory_gb: float | None = None
 
     def __post_init__(self) -> None:
@@ -182,15 +181,11 @@ class Member(nn.Module):
         self.potential = potential
         self.noise = noise
 
-    def forward(
-        self, graph: Graph, *, forces: bool = True, stress: bool = False, create_graph: bool = False
-    ) -> Outputs:
+    def forward(self, graph: Graph, *, forces: bool = True, stress: bool = False) -> Outputs:
         """Compute what `BayesianPotential.forward` does, with this member's weights."""
         if isinstance(self.noise, FrozenDraw):
-            asked = Derivatives(forces=forces, stress=stress, create_graph=create_graph)
-            return self.potential.sample(graph, [self.noise], **asked).outputs
-        if create_graph:
-            raise InputError("members of a conditioned posterior cannot be trained")
+            sample = self.potential.sample(graph, [self.noise], forces=forces, stress=stress)
+            return sample.outputs
         linearised = self.potential.linear_model()(graph, forces=forces, stress=stress)
         return linearised.member(self.noise)
 
