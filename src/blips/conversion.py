@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from blips.backbones import refuse_unknown
+from blips.backbones import refuse_settings
 from blips.backbones.base import AtomisticBackbone, Backbone
 from blips.bayes.convert import (
     ConversionReport,
@@ -17,7 +17,7 @@ from blips.bayes.convert import (
 )
 from blips.bayes.encoder import NETWORKS
 from blips.bayes.kl import prior_coefficient
-from blips.errors import BlipsError, ConversionError, InputError
+from blips.errors import BlipsError, ConversionError, InputError, refuse_unknown
 from blips.potential import BayesianPotential
 
 # Where posteriors begin: prior dropout, bounds, and initial coefficient (None: the prior's).
@@ -107,10 +107,8 @@ def _assembled(
     low, high = settings["bounds"]
     options = dict(settings["encoder"])
     variant = options.pop("variant", "neighbourhood")
-    if variant not in NETWORKS:
-        known = ", ".join(NETWORKS)
-        raise InputError(f"unknown variant {variant!r} of the inference network; use {known}")
-    refuse_unknown("the inference network", options, ("hidden", "depth", "share", "variant"))
+    refuse_unknown("variant", variant, NETWORKS)
+    refuse_settings("the inference network", options, ("hidden", "depth", "share", "variant"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = NETWORKS[variant](

@@ -1,5 +1,7 @@
 """Errors meant for users: each says what is wrong, what was expected and what to do."""
 
+from collections.abc import Iterable
+
 
 class BlipsError(ValueError):
     """Base class of every error that blips raises on purpose."""
@@ -29,3 +31,10 @@ class ConversionError(BlipsError):
 
 class MissingPackageError(BlipsError, ImportError):
     """An optional package that is not installed."""
+
+
+def refuse_unknown(what: str, value: object, valid: Iterable[str]) -> None:
+    """Raise an error with all that is valid, unless `value` is one of it."""
+    known = list(valid)
+    if value not in known:
+        raise InputError(f"unknown {what} {value!r}; use one of {', '.join(known)}")

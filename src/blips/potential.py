@@ -18,7 +18,7 @@ from blips.data.graph import Graph
 from blips.data.labels import Labels
 from blips.data.structures import Structures, iter_given
 from blips.defaults import SAMPLES
-from blips.errors import InputError
+from blips.errors import InputError, refuse_unknown
 from blips.inference.alignment import Alignment, element_counts
 from blips.inference.linearise import LinearModel
 from blips.inference.maps import READOUT, ChosenMaps, chosen_roles
@@ -92,9 +92,7 @@ class BayesianPotential(StochasticModel):
             seed: of the sketch and of random sums.
         """
         valid = None if valid is None else list(iter_given(valid))
-        if coefficients not in get_args(Coefficients):
-            known = " or ".join(get_args(Coefficients))
-            raise InputError(f"unknown coefficients {coefficients!r}; use {known}")
+        refuse_unknown("coefficients", coefficients, get_args(Coefficients))
         before = None if self.posterior is None else self.conditioned()
         labels = labels or self.backbone.labels
         backbone = atomistic(self.backbone)
@@ -130,8 +128,7 @@ class BayesianPotential(StochasticModel):
             method: "conditioned" (linear in the noise of a conditioned posterior), "frozen"
                 (weights of the paper's posterior), or "auto": the former where there is one.
         """
-        if method not in ("auto", "conditioned", "frozen"):
-            raise InputError(f"unknown method {method!r}; use auto, conditioned or frozen")
+        refuse_unknown("method", method, ("auto", "conditioned", "frozen"))
         if count < 1:
             raise InputError(f"count={count}: a committee has at least one member")
         if method == "conditioned" or (method == "auto" and self.posterior is not None):

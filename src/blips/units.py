@@ -2,7 +2,7 @@
 
 from ase import units
 
-from blips.errors import InputError
+from blips.errors import refuse_unknown
 
 ENERGY_UNITS = {
     "eV": 1.0,
@@ -28,6 +28,5 @@ def length_factor(unit: str) -> float:
 
 
 def _factor(unit: str, known: dict[str, float], kind: str) -> float:
-    if unit not in known:
-        raise InputError(f"unknown {kind} unit {unit!r}; use one of {', '.join(known)}")
+    refuse_unknown(f"{kind} unit", unit, known)
     return known[unit]

@@ -69,7 +69,7 @@ def build(name: str, **hyperparameters: Any) -> Backbone:
     if name not in BACKBONES and name not in ADAPTERS:
         raise ConfigError(f"unknown backbone {name!r}; {nearest(name, [*BACKBONES, *ADAPTERS])}")
     backbone = BACKBONES[name] if name in BACKBONES else adapter(name)
-    refuse_unknown(f"backbone {name!r}", hyperparameters, inspect.signature(backbone).parameters)
+    refuse_settings(f"backbone {name!r}", hyperparameters, inspect.signature(backbone).parameters)
     return backbone(**hyperparameters)
 
 
@@ -86,7 +86,7 @@ def load(name: str, **options: Any) -> ForeignBackbone:
         raise ConfigError(f"unknown model {name!r}; {nearest(name, RELEASED)}")
     family, preset = RELEASED[name]
     make = adapter(family).released
-    refuse_unknown(name, options, inspect.signature(make).parameters.keys() - preset.keys())
+    refuse_settings(name, options, inspect.signature(make).parameters.keys() - preset.keys())
     backbone = make(**preset, **options)
     backbone.pretrained = True
     return backbone
@@ -98,7 +98,7 @@ def adapter(family: str) -> type[ForeignBackbone]:
     return getattr(importlib.import_module(f"blips.backbones.{module}"), name)
 
 
-def refuse_unknown(name: str, settings: Iterable[str], valid: Iterable[str]) -> None:
+def refuse_settings(name: str, settings: Iterable[str], valid: Iterable[str]) -> None:
     """Raise an error for the first setting that is not valid."""
     for key in settings:
         if key not in valid:

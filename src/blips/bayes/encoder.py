@@ -25,7 +25,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from blips.errors import InputError
+from blips.errors import InputError, refuse_unknown
 
 EMBEDDING = 16  # width of a node label's
 
@@ -161,5 +161,4 @@ def _check_options(bounds: tuple[float, float], initial: float, depth: int, shar
         raise InputError(f"the initial coefficient {initial} is outside its bounds {bounds}")
     if depth < 1:
         raise InputError(f"the heads need at least one hidden layer, got depth={depth}")
-    if share not in ("map", "layer"):
-        raise InputError(f"unknown share {share!r}; use map or layer")
+    refuse_unknown("share", share, ("map", "layer"))

@@ -19,7 +19,7 @@ from ase.calculators.calculator import compare_atoms
 from ase.stress import voigt_6_to_full_3x3_stress
 
 from blips import keys
-from blips.errors import InputError
+from blips.errors import InputError, refuse_unknown
 from blips.units import energy_factor, length_factor
 
 QUANTITIES = (keys.ENERGY, keys.FORCES, keys.STRESS)
@@ -48,8 +48,7 @@ class Labels:
 
     def key(self, quantity: str) -> str:
         """Return the name under which "energy", "forces" or "stress" is stored."""
-        if quantity not in QUANTITIES:
-            raise InputError(f"unknown label {quantity!r}; use one of {', '.join(QUANTITIES)}")
+        refuse_unknown("label", quantity, QUANTITIES)
         return getattr(self, f"{quantity}_key")
 
     def factor(self, quantity: str) -> float:

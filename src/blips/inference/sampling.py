@@ -17,7 +17,7 @@ from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.noise import ESTIMATORS, FrozenDraw, Noise, Source
 from blips.data.graph import AtomGraph, Graph
 from blips.defaults import SAMPLES
-from blips.errors import InputError
+from blips.errors import InputError, refuse_unknown
 from blips.inference.linearise import LinearModel
 from blips.inference.memory import MemoryGauge
 from blips.inference.monte_carlo import Samples
@@ -42,8 +42,7 @@ class Request:
 
     def __post_init__(self) -> None:
         """Refuse unknown methods and numbers of samples."""
-        if self.method not in METHODS:
-            raise InputError(f"unknown method {self.method!r}; use one of {', '.join(METHODS)}")
+        refuse_unknown("method", self.method, METHODS)
         if self.samples != "auto" and not isinstance(self.samples, Integral):
             raise InputError(f'samples={self.samples!r}; expected a whole number or "auto"')
         if not 0 < self.tolerance < 1:
@@ -73,8 +72,7 @@ class StochasticModel(nn.Module):
         self, backbone: Backbone, encoder: InferenceNetwork, roles: dict[str, str], estimator: str
     ) -> None:
         super().__init__()
-        if estimator not in ESTIMATORS:
-            raise InputError(f"unknown estimator {estimator!r}; use one of {', '.join(ESTIMATORS)}")
+        refuse_unknown("estimator", estimator, ESTIMATORS)
         self.backbone = backbone  # converted; its state dict is that of the plain model
         self.encoder = encoder  # the inference network of the paper's posterior
         self.roles = roles  # row type of each Bayesian map, by name
