@@ -10,19 +10,17 @@ from ase import Atoms
 from torch import Tensor
 
 from blips.backbones.base import Backbone, atomistic, graph_batches
-from blips.bayes.convert import ConversionReport, revert
-from blips.bayes.encoder import InferenceNetwork
-from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
+from blips.bayes.convert import revert
+from blips.bayes.kl import kl_divergence
 from blips.bayes.noise import FrozenDraw
 from blips.data.graph import Graph
 from blips.data.labels import Labels
 from blips.data.structures import Structures, iter_given
 from blips.defaults import SAMPLES
 from blips.errors import InputError, refuse_unknown
-from blips.inference.alignment import Alignment, element_counts
+from blips.inference.alignment import element_counts
 from blips.inference.linearise import LinearModel
 from blips.inference.maps import READOUT, ChosenMaps, chosen_roles
-from blips.inference.memory import keep_freed_memory
 from blips.inference.monte_carlo import Samples
 from blips.inference.onepass import OnePass, one_pass
 from blips.inference.posterior import Coefficients, ConditionedPosterior
@@ -30,7 +28,7 @@ from blips.inference.predict import predict
 from blips.inference.rows import collect
 from blips.inference.sampling import Member, Request, StochasticModel
 from blips.inference.scale import fit_scale, keys_of
-from blips.prediction import Calibrator, Prediction
+from blips.prediction import Prediction
 
 DIMENSION = 2048  # more weights are sketched
 
@@ -41,23 +39,6 @@ class BayesianPotential(StochasticModel):
     Calling it gives the MAP outputs of the backbone. `sample` draws weights from the posterior,
     `draw` freezes draws into potentials of their own, `predict` gives means and error bars.
     """
-
-    def __init__(
-        self,
-        backbone: Backbone,
-        encoder: InferenceNetwork,
-        conversion: ConversionReport,
-        settings: dict[str, Any],
-    ) -> None:
-        super().__init__(backbone, encoder, conversion.roles, settings["estimator"])
-        keep_freed_memory()
-        self.conversion = conversion
-        self.settings = settings  # what `bayesianize` was called with, for checkpoints
-        self.rho = prior_coefficient(settings["prior_dropout"])  # p / (1 - p)
-        self.calibration: dict[str, Calibrator] = {}  # by quantity: "energy", "forces", ...
-        # What is unsure about energies per element, where these were fitted to labels of another
-        # level of theory; the energies themselves are the backbone's `reference`.
-        self.alignment: Alignment | None = None
 
     def condition(
         self,
@@ -187,21 +168,10 @@ class BayesianPotential(StochasticModel):
         graph = next(graph_batches(self.backbone, atoms, sys.maxsize))
         return one_pass(self, graph, forces=forces, stress=stress)
 
-    def kl(
-        self,
-        coefficients: Mapping[str, Tensor],
-        *,
-        reduction: Reduction = "mean",
-        num_data: int | None = None,
-    ) -> Tensor:
-        """Compute the KL of these coefficients to the prior (nats), one number."""
+    def kl(self, coefficients: Mapping[str, Tensor], **options: Any) -> Tensor:
+        """Compute the KL of these coefficients to the prior; options as for `kl_divergence`."""
         return kl_divergence(
-            coefficients,
-            self.roles,
-            self.rho,
-            reduction=reduction,
-            num_weights=self.num_weights,
-            num_data=num_data,
+            coefficients, self.roles, self.rho, num_weights=self.num_weights, **options
         )
 
     def report(self) -> str:

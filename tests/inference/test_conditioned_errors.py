@@ -79,7 +79,7 @@ def test_particle_models_are_no_potentials():
 
 @pytest.mark.parametrize("samples", [-1, 1])
 def test_one_draw_has_no_deviation(painn, samples: int):
-    with pytest.raises(InputError, match=f"samples={samples}.*at least 2 draws"):
+    with pytest.raises(InputError, match=f"samples={samples}.*at least 2 samples"):
         predict(painn, FAR, samples=samples)
 
 

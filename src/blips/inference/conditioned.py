@@ -20,8 +20,8 @@ from blips import keys
 from blips.backbones.base import first_parameter
 from blips.data.graph import AtomGraph, Graph
 from blips.defaults import SAMPLES
-from blips.errors import InputError
 from blips.inference.linearise import Depth, Linearised
+from blips.inference.monte_carlo import refuse_few
 from blips.inference.posterior import ConditionedPosterior
 from blips.inference.sampling import Request, StochasticModel
 from blips.prediction import Outputs, Prediction, point_prediction
@@ -35,11 +35,8 @@ def predict_conditioned(model: StochasticModel, graph: Graph, request: Request) 
     K = `request.samples` draws give deviations of forces and stress; 0 those of energies alone.
     """
     samples = SAMPLES if request.samples == "auto" else request.samples
-    if samples < 2 and samples != 0:
-        raise InputError(
-            f"samples={samples}: a deviation needs at least 2 draws; "
-            'use method="map" for a prediction without error bars'
-        )
+    if samples:
+        refuse_few(samples)
     posterior, seed = model.conditioned(), request.seed
     depth: Depth = "members" if samples else "energies"
     linearised = model.linear_model()(

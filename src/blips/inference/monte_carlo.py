@@ -54,11 +54,7 @@ def monte_carlo(
     `chunk` samples run at once; `method` names the result.
     """
     goal = FIRST_ROUND if samples == "auto" else samples
-    if goal < 2:
-        raise InputError(
-            f"samples={goal}: a deviation needs at least 2 samples; "
-            'use method="map" for a prediction without error bars'
-        )
+    refuse_few(goal)
     count, drawn, details = 0, Outputs(), dict[str, Any](chunk=chunk)
     while count < goal:
         more = sampled_outputs(sampler, graph, range(count, goal), chunk)
@@ -73,6 +69,15 @@ def monte_carlo(
                 goal = min(max(needed, count + ROUND_TO), MOST)
     found = point_prediction(moments(drawn), graph, method, count)
     return replace(found, details=details)
+
+
+def refuse_few(samples: int) -> None:
+    """Refuse numbers of samples that have no deviation."""
+    if samples < 2:
+        raise InputError(
+            f"samples={samples}: a deviation needs at least 2 samples; "
+            'use method="map" for a prediction without error bars'
+        )
 
 
 def moments(drawn: Outputs) -> Outputs:

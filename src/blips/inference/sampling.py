@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from ase import Atoms
@@ -13,16 +13,19 @@ from blips import keys
 from blips.backbones.base import Backbone, first_parameter, graph_batches
 from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
 from blips.bayes import noise as noise_context
+from blips.bayes.convert import ConversionReport
 from blips.bayes.encoder import InferenceNetwork
+from blips.bayes.kl import prior_coefficient
 from blips.bayes.noise import ESTIMATORS, FrozenDraw, Noise, Source
 from blips.data.graph import AtomGraph, Graph
 from blips.defaults import SAMPLES
 from blips.errors import InputError, refuse_unknown
+from blips.inference.alignment import Alignment
 from blips.inference.linearise import LinearModel
-from blips.inference.memory import MemoryGauge
+from blips.inference.memory import MemoryGauge, keep_freed_memory
 from blips.inference.monte_carlo import Samples
 from blips.inference.posterior import ConditionedPosterior, SeenWeights
-from blips.prediction import Outputs, Prediction, point_prediction
+from blips.prediction import Calibrator, Outputs, Prediction, point_prediction
 
 Coefficients = Mapping[str, Tensor]
 METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "map")
@@ -69,23 +72,35 @@ class StochasticModel(nn.Module):
     """A backbone whose maps have posteriors: the paper's, and one that has seen data."""
 
     def __init__(
-        self, backbone: Backbone, encoder: InferenceNetwork, roles: dict[str, str], estimator: str
+        self,
+        backbone: Backbone,
+        encoder: InferenceNetwork,
+        conversion: ConversionReport,
+        settings: dict[str, Any],
     ) -> None:
         super().__init__()
-        refuse_unknown("estimator", estimator, ESTIMATORS)
+        keep_freed_memory()
+        refuse_unknown("estimator", settings["estimator"], ESTIMATORS)
         self.backbone = backbone  # converted; its state dict is that of the plain model
         self.encoder = encoder  # the inference network of the paper's posterior
-        self.roles = roles  # row type of each Bayesian map, by name
-        self.estimator = estimator  # how rows are sampled: "auto", "local" or "flipout"
+        self.conversion = conversion
+        self.roles = conversion.roles  # row type of each Bayesian map, by name
+        self.settings = settings  # what `bayesianize` was called with, for checkpoints
+        self.estimator: str = settings["estimator"]  # how rows are sampled: "local", ...
+        self.rho = prior_coefficient(settings["prior_dropout"])  # p / (1 - p)
         self.num_weights = {  # random ones of each Bayesian map
             name: sum(
                 weight.numel()
                 for key, weight in backbone.get_submodule(name).named_parameters(recurse=False)
                 if key != "bias"
             )
-            for name in roles
+            for name in self.roles
         }
         self.posterior = None  # the conditioned one
+        self.calibration: dict[str, Calibrator] = {}  # by quantity: "energy", "forces", ...
+        # What is unsure about energies per element, where these were fitted to labels of another
+        # level of theory; the energies themselves are the backbone's `reference`.
+        self.alignment: Alignment | None = None
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
         """Compute alpha and beta of every Bayesian map on this input, [rows] by map name."""
@@ -96,10 +111,7 @@ class StochasticModel(nn.Module):
         return self._evaluate(graph, None, derivatives).outputs
 
     def sample(
-        self,
-        graph: Graph,
-        sources: Sequence[Source],
-        **derivatives: Unpack[Derivatives],
+        self, graph: Graph, sources: Sequence[Source], **derivatives: Unpack[Derivatives]
     ) -> Sample:
         """Draw K = len(sources) posterior samples; the graph is replicated K times.
 
