@@ -6,10 +6,10 @@ wrote, for models whose package does not carry them; reading such a file may run
 contains, so it needs `trust=True` wherever the format is a pickle.
 """
 
-import importlib
 import inspect
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pkgutil import resolve_name
 from typing import Any
 
 from blips.backbones.base import AtomisticBackbone, Backbone, ReferenceEnergies
@@ -38,14 +38,13 @@ BACKBONES: dict[str, type[Backbone]] = {"painn": PaiNN, "schnet": SchNet}
 """Backbones by name. With your own class added, `build`, configurations, `blips.save` and
 `blips.load` know it; a program that loads its files has to add it, too."""
 
-# family -> (module of this folder, class)
-ADAPTERS: dict[str, tuple[str, str]] = {
-    "chgnet": ("chgnet", "CHGNet"),
-    "mace": ("mace", "MACE"),
-    "mattersim": ("mattersim", "MatterSim"),
-    "orb": ("orb", "Orb"),
-    "orb-direct": ("orb", "DirectOrb"),
-    "sevennet": ("sevennet", "SevenNet"),
+ADAPTERS = {  # family -> module of this folder and class
+    "chgnet": "chgnet:CHGNet",
+    "mace": "mace:MACE",
+    "mattersim": "mattersim:MatterSim",
+    "orb": "orb:Orb",
+    "orb-direct": "orb:DirectOrb",
+    "sevennet": "sevennet:SevenNet",
 }
 # name -> (family, options of the adapter's `released`)
 RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -94,8 +93,7 @@ def load(name: str, **options: Any) -> ForeignBackbone:
 
 def adapter(family: str) -> type[ForeignBackbone]:
     """Return the adapter class of a family; its package is imported when a model is made."""
-    module, name = ADAPTERS[family]
-    return getattr(importlib.import_module(f"blips.backbones.{module}"), name)
+    return resolve_name(f"blips.backbones.{ADAPTERS[family]}")
 
 
 def refuse_settings(name: str, settings: Iterable[str], valid: Iterable[str]) -> None:

@@ -71,7 +71,8 @@ class SevenNet(E3nnBackbone):
         self, settings: Mapping[str, Any], numbers: list[int], modal: str | None = None
     ) -> None:
         settings = json.loads(json.dumps(dict(settings)))
-        modals = settings.get("_modal_map") or {None: None}  # name of a fidelity -> its index
+        modals: dict[str | None, int | None]  # names of fidelities -> their indices
+        modals = settings.get("_modal_map") or {None: None}
         if modal not in modals:
             known = ", ".join(map(str, modals))
             raise InputError(

@@ -157,8 +157,7 @@ class Spectrum:
     def draws(self, normals: Tensor, ratio: float) -> Tensor:
         """Turn standard normals into samples of N(0, Lambda^-1) / tau, [K, d] -> [K, d]."""
         shrunk = 1.0 - (ratio / (self.values + ratio)).sqrt()  # [m]
-        along = normals.double() @ self.vectors.T  # [K, m]
-        return normals.double() - (along * shrunk) @ self.vectors
+        return normals - (normals @ self.vectors.T * shrunk) @ self.vectors
 
 
 @dataclass(frozen=True)

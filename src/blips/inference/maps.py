@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -143,9 +144,7 @@ def watched(backbone: Backbone, names: Sequence[str]) -> Iterator[list[Call]]:
         for name in names:
             layer = backbone.get_submodule(name)
             with _registering:
-                hook = layer.register_forward_hook(
-                    lambda layer, args, output, name=name: note(name, layer, args, output)  # pyright: ignore[reportArgumentType]
-                )
+                hook = layer.register_forward_hook(partial(note, name))
             stack.callback(hook.remove)
         yield calls
 
