@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from benchmarks.measure import Call, measure
 from blips.bayes import noise as noise_context
 from blips.bayes.convert import convert
-from blips.bayes.noise import SampledNoise, generators
+from blips.bayes.noise import Noise, generators
 
 WIDTHS = (128, 128, 128, 1)
 
@@ -80,7 +80,7 @@ def _ours(h: Tensor, estimator: str) -> Call:
     coefficients = {name: torch.full((len(h),), 0.1) for name in report.roles}
 
     def call() -> None:
-        noise = SampledNoise(coefficients, generators(0, 1), estimator)
+        noise = Noise(coefficients, generators(0, 1), estimator)
         with noise_context.use(noise):
             net(h).sum().backward()
 

@@ -55,11 +55,12 @@ SLOW_IMPORTS = (  # of tests; children of one process share them
 TESTS: dict[str, str] = {
     "bayes/estimators": "tests/bayes/test_estimators.py tests/bayes/test_moments.py "
     "tests/bayes/test_random.py",
-    "bayes/linear": "tests/bayes/test_linear.py tests/bayes/test_irreps.py "
+    "bayes/linear": "tests/bayes/test_linear.py tests/backbones/test_e3nn_samples.py "
     "tests/bayes/test_convert.py tests/bayes/test_estimators.py tests/bayes/test_random.py",
     "bayes/kl": "tests/bayes/test_kl.py",
     "bayes/noise": "tests/bayes/test_noise.py tests/bayes/test_random.py "
-    "tests/bayes/test_estimators.py tests/bayes/test_irreps.py tests/bayes/test_moments.py",
+    "tests/bayes/test_estimators.py tests/bayes/test_moments.py "
+    "tests/backbones/test_e3nn_samples.py",
     "bayes/encoder": "tests/bayes/test_encoder.py",
     "bayes/sketch": "tests/bayes/test_sketch.py",
     "bayes/condition": f"tests/bayes/test_condition.py {CONDITIONED}",

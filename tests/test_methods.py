@@ -36,7 +36,7 @@ def test_energies_alone_take_one_pass(potential):
 def test_forces_are_sampled(potential):
     found = potential.predict(rattled(2), samples="auto", tolerance=0.2)
     assert found.method == "mc"
-    assert found.details["tolerance_reached"]
+    assert max(found.details["std_relative_error"].values()) <= 0.2
     assert "not conditioned" in found.details["chosen_because"]
 
 

@@ -14,7 +14,7 @@ from blips.backbones import PaiNN, SchNet
 from blips.baselines import predict_plain
 from blips.bayes import noise
 from blips.bayes.noise import FrozenDraw
-from blips.errors import ConversionError, InputError
+from blips.errors import BlipsError, ConversionError, InputError
 from helpers import TINY
 from studies.nbody import EGNN, GNN, ParticleGraph
 from studies.nbody.data import POSITIONS
@@ -93,7 +93,7 @@ def test_every_flipout_and_frozen_sample_of_painn_is_equivariant(structure, impr
     draws = [FrozenDraw(3)]
     for evaluate in (
         lambda g: one_sample(potential, g, stress=bool(atoms.pbc.all())),
-        lambda g: potential.frozen(g, draws, stress=bool(atoms.pbc.all())).outputs,
+        lambda g: potential.sample(g, draws, stress=bool(atoms.pbc.all())).outputs,
     ):
         here, there = evaluate(graph), evaluate(turned)
         torch.testing.assert_close(there[keys.ENERGY], here[keys.ENERGY], **EXACT)
@@ -144,7 +144,7 @@ def test_every_egnn_sample_is_equivariant():
     draws = [FrozenDraw(1)]
     for estimator in ("local", "flipout", "frozen"):
         if estimator == "frozen":
-            here, there = (potential.frozen(g, draws).outputs for g in (graph, turned))
+            here, there = (potential.sample(g, draws).outputs for g in (graph, turned))
         else:
             here, there = (one_sample(potential, g, estimator=estimator) for g in (graph, turned))
         expected = here[POSITIONS] @ q + shift
@@ -293,13 +293,13 @@ def test_bad_requests_are_refused():
     [
         ({"prior_dropout": 2.0}, "prior_dropout is 2.0"),
         ({"initial": 10.0}, "outside its bounds"),
-        ({"encoder": {"hiden": 3}}, "no option hiden; use hidden, depth"),
+        ({"encoder": {"hiden": 3}}, "no setting 'hiden'; did you mean 'hidden'"),
         ({"encoder": {"variant": "mine"}}, "unknown variant 'mine'"),
     ],
 )
 def test_a_conversion_that_fails_leaves_the_backbone_plain(options, message):
     backbone = PaiNN(**TINY)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(BlipsError, match=message):
         blips.bayesianize(backbone, **options)
     assert blips.bayesianize(backbone).conversion.roles
 

@@ -36,17 +36,15 @@ Structures = Atoms | Sequence[Atoms] | Graph
 MakeBackbone = Callable[[int], Backbone]  # seed -> untrained backbone
 
 
-class Baseline:
+class Baseline(Wrapper):
     """A way to error bars other than BLIP, with the same verbs and the same `Prediction`."""
 
-    backbone: Backbone  # the model (one of the models) that predicts
-    calibration: dict[str, Calibrator]  # by quantity: "energy", "forces", ...
     takes_samples: ClassVar[bool] = False  # whether their number is chosen in `predict`
     predict_graph: Callable[..., Prediction]  # (graph, *, seed, forces, stress, **options)
 
     def fit(self, train: Data | None = None, **options: Any) -> FitResult:
         """Train; the options are those of `blips.fit`. A finished run is only read again."""
-        trained = self if isinstance(self, Wrapper) and self.objective else self.backbone
+        trained = self if self.objective else self.backbone
         result = fit(trained, train, **{"resume": True, "display": False, **options})
         self.condition(result.train_data, result.valid_data)
         return result
@@ -88,10 +86,11 @@ class Baseline:
 
     def predict_mean(self, graph: Graph, *, forces: bool, stress: bool) -> Prediction:
         """Predict the means alone, at the cost of the backbone."""
-        return _plain(self.backbone, graph, forces=forces, stress=stress, method="map")
+        found = predict_plain(self.backbone, graph, forces=forces, stress=stress)
+        return replace(found, method="map")
 
 
-class DeepEnsemble(Wrapper, Baseline):
+class DeepEnsemble(Baseline):
     """M independently trained backbones.
 
     Args:
@@ -223,8 +222,12 @@ def predict_plain(
     batch_size: int | None = None,
 ) -> Prediction:
     """Predict with a backbone, without error bars."""
-    graphs = graph_batches(backbone, atoms, batch_size)
-    return Prediction.join([_plain(backbone, g, forces=forces, stress=stress) for g in graphs])
+    parts: list[Prediction] = []
+    for graph in graph_batches(backbone, atoms, batch_size):
+        with torch.no_grad():
+            outputs = plain_outputs(backbone, graph, forces=forces, stress=stress)
+        parts.append(point_prediction(outputs, graph, method="plain"))
+    return Prediction.join(parts)
 
 
 def predict_with(
@@ -234,11 +237,3 @@ def predict_with(
     if isinstance(model, Model):
         return model.predict(atoms, stress=stress, **options)
     return predict_plain(model, atoms, stress=stress)
-
-
-def _plain(
-    backbone: Backbone, graph: Graph, *, forces: bool, stress: bool, method: str = "plain"
-) -> Prediction:
-    with torch.no_grad():
-        outputs = plain_outputs(backbone, graph, forces=forces, stress=stress)
-    return point_prediction(outputs, graph, method=method)

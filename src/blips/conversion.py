@@ -1,31 +1,29 @@
 """From a plain backbone to a Bayesian potential."""
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from blips.backbones import refuse_settings
 from blips.backbones.base import AtomisticBackbone, Backbone
-from blips.bayes.convert import ConversionReport, Selection, convert, probe_roles, revert
+from blips.bayes.convert import (
+    ConversionReport,
+    Patterns,
+    convert,
+    first_match,
+    probe_roles,
+    revert,
+)
 from blips.bayes.encoder import NETWORKS
 from blips.bayes.kl import prior_coefficient
-from blips.bayes.noise import ESTIMATORS
-from blips.errors import ConversionError, InputError
+from blips.errors import BlipsError, ConversionError, InputError, refuse_unknown
 from blips.potential import BayesianPotential
 
-
-class Posterior(NamedTuple):
-    """Where `bayesianize` lets posteriors begin; `initial` None is the prior's width."""
-
-    prior_dropout: float
-    bounds: tuple[float, float]
-    initial: float | None
-
-
-FROM_SCRATCH = Posterior(0.5, (1e-5, 4.0), None)
+# Where posteriors begin: prior dropout, bounds, and initial coefficient (None: the prior's).
+FROM_SCRATCH = 0.5, (1e-5, 4.0), None
 # Narrow: the mean of samples is the released model within 1 % of its forces, one sample within 5 %.
-PRETRAINED = Posterior(0.01, (1e-5, 0.11), 3e-4)
+PRETRAINED = 0.01, (1e-5, 0.11), 3e-4
 
 
 def bayesianize(
@@ -35,8 +33,8 @@ def bayesianize(
     bounds: tuple[float, float] | None = None,
     initial: float | None = None,
     estimator: str = "auto",
-    maps: Selection = None,
-    exclude: Selection = (),
+    maps: Patterns | None = None,
+    exclude: Patterns = (),
     encoder: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> BayesianPotential:
@@ -54,38 +52,31 @@ def bayesianize(
             local on scalar rows and flipout on irreps. Both sample the same energies, but only
             flipout samples weights, and so the right std of derivatives: with noise on the
             outputs, forces vary too little.
-        maps: name patterns, or a predicate (name, module), of the maps to convert; None for all
-            that have a row type, but for those that the backbone itself leaves deterministic.
-        exclude: patterns or predicate of maps to leave deterministic.
-        encoder: options of `InferenceNetwork`: hidden, depth, embedding, share.
+        maps: name patterns of the maps to convert; None for all that have a row type, but for
+            those that the backbone itself leaves deterministic.
+        exclude: patterns of maps to leave deterministic.
+        encoder: options of `InferenceNetwork`: hidden, depth, share.
         seed: of the inference network's initial weights.
     """
-    if estimator not in ESTIMATORS:
-        raise InputError(f"unknown estimator {estimator!r}; use one of {', '.join(ESTIMATORS)}")
     if not isinstance(backbone, Backbone):
         raise InputError(
             f"{type(backbone).__name__} is no backbone of blips; wrap it: bayesianize("
             "blips.backbones.Adapter(module, energies_of=(module, graph) -> energies in eV, "
             "cutoff=... in A))"
         )
-    deterministic = {  # why the backbone leaves maps so, by their names
-        name: reason
-        for name, _ in backbone.named_modules()
-        for pattern, reason in reversed([*backbone.deterministic.items()])
-        if fnmatchcase(name, pattern)
-    }
+    roles, reasons = (backbone.roles, {}) if backbone.roles else _found_roles(backbone)
+    for name, _ in backbone.named_modules():
+        if reason := first_match(name, backbone.deterministic):
+            reasons[name] = reason
     if maps is None:
-        maps = lambda name, _module: name not in deterministic  # noqa: E731
-    roles, reasons = backbone.roles, deterministic
-    if not roles:
-        roles, found = _found_roles(backbone)
-        reasons = {**found, **deterministic}
-    default = PRETRAINED if backbone.pretrained else FROM_SCRATCH
-    dropout = default.prior_dropout if prior_dropout is None else prior_dropout
-    least, largest = default.bounds if bounds is None else bounds
+        maps, exclude = "*", [exclude] if isinstance(exclude, str) else [*exclude]
+        exclude += backbone.deterministic
+    usual_dropout, usual_bounds, start = PRETRAINED if backbone.pretrained else FROM_SCRATCH
+    dropout = usual_dropout if prior_dropout is None else prior_dropout
+    least, largest = bounds or usual_bounds
     prior = prior_coefficient(dropout)
     if initial is None:
-        initial = min(max(default.initial or prior, least), largest)
+        initial = min(max(start or prior, least), largest)
     conversion = convert(backbone, roles, maps=maps, exclude=exclude, reasons=reasons)
     settings = {
         "prior_dropout": dropout,
@@ -93,12 +84,12 @@ def bayesianize(
         "initial": initial,
         "estimator": "flipout" if estimator == "auto" and backbone.conservative else estimator,
         "roles": conversion.roles,
-        "reasons": {m.name: m.reason for m in conversion.maps if not m.is_bayesian},
+        "reasons": {m.name: m.reason for m in conversion.maps if not m.role},
         "encoder": dict(encoder or {}),
     }
     try:
         return _assembled(backbone, conversion, settings, seed)
-    except InputError:
+    except BlipsError:
         revert(backbone)
         raise
 
@@ -116,14 +107,8 @@ def _assembled(
     low, high = settings["bounds"]
     options = dict(settings["encoder"])
     variant = options.pop("variant", "neighbourhood")
-    if variant not in NETWORKS:
-        known = ", ".join(NETWORKS)
-        raise InputError(f"unknown variant {variant!r} of the inference network; use {known}")
-    if unknown := options.keys() - {"hidden", "depth", "embedding", "share"}:
-        raise InputError(
-            f"the inference network has no option {', '.join(sorted(unknown))}; use hidden, depth, "
-            "embedding, share or variant"
-        )
+    refuse_unknown("variant", variant, NETWORKS)
+    refuse_settings("the inference network", options, ("hidden", "depth", "share", "variant"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = NETWORKS[variant](

@@ -3,6 +3,7 @@
 import importlib
 import sys
 import warnings
+from collections.abc import Iterable
 from types import ModuleType
 
 
@@ -52,3 +53,10 @@ def require(module: str, pip_line: str) -> ModuleType:
             f"this needs the package {module.split('.')[0]!r}, which cannot be imported "
             f"({error}); install it with: {pip_line}"
         ) from error
+
+
+def refuse_unknown(what: str, value: object, valid: Iterable[str]) -> None:
+    """Raise an error with all that is valid, unless `value` is one of it."""
+    known = list(valid)
+    if value not in known:
+        raise InputError(f"unknown {what} {value!r}; use one of {', '.join(known)}")

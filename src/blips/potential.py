@@ -10,19 +10,17 @@ from ase import Atoms
 from torch import Tensor
 
 from blips.backbones.base import Backbone, atomistic, graph_batches
-from blips.bayes.convert import ConversionReport, revert
-from blips.bayes.encoder import InferenceNetwork
-from blips.bayes.kl import Reduction, kl_divergence, prior_coefficient
+from blips.bayes.convert import revert
+from blips.bayes.kl import kl_divergence
 from blips.bayes.noise import FrozenDraw
 from blips.data.graph import Graph
 from blips.data.labels import Labels
 from blips.data.structures import Structures, iter_given
 from blips.defaults import SAMPLES
-from blips.errors import InputError
-from blips.inference.alignment import Alignment, element_counts
+from blips.errors import InputError, refuse_unknown
+from blips.inference.alignment import element_counts
 from blips.inference.linearise import LinearModel
 from blips.inference.maps import READOUT, ChosenMaps, chosen_roles
-from blips.inference.memory import keep_freed_memory
 from blips.inference.monte_carlo import Samples
 from blips.inference.onepass import OnePass, one_pass
 from blips.inference.posterior import Coefficients, ConditionedPosterior
@@ -30,7 +28,7 @@ from blips.inference.predict import predict
 from blips.inference.rows import collect
 from blips.inference.sampling import Member, Request, StochasticModel
 from blips.inference.scale import fit_scale, keys_of
-from blips.prediction import Calibrator, Prediction
+from blips.prediction import Prediction
 
 DIMENSION = 2048  # more weights are sketched
 
@@ -41,23 +39,6 @@ class BayesianPotential(StochasticModel):
     Calling it gives the MAP outputs of the backbone. `sample` draws weights from the posterior,
     `draw` freezes draws into potentials of their own, `predict` gives means and error bars.
     """
-
-    def __init__(
-        self,
-        backbone: Backbone,
-        encoder: InferenceNetwork,
-        conversion: ConversionReport,
-        settings: dict[str, Any],
-    ) -> None:
-        super().__init__(backbone, encoder, conversion.roles, settings["estimator"])
-        keep_freed_memory()
-        self.conversion = conversion
-        self.settings = settings  # what `bayesianize` was called with, for checkpoints
-        self.rho = prior_coefficient(settings["prior_dropout"])  # p / (1 - p)
-        self.calibration: dict[str, Calibrator] = {}  # by quantity: "energy", "forces", ...
-        # What is unsure about energies per element, where these were fitted to labels of another
-        # level of theory; the energies themselves are the backbone's `reference`.
-        self.alignment: Alignment | None = None
 
     def condition(
         self,
@@ -92,9 +73,7 @@ class BayesianPotential(StochasticModel):
             seed: of the sketch and of random sums.
         """
         valid = None if valid is None else list(iter_given(valid))
-        if coefficients not in get_args(Coefficients):
-            known = " or ".join(get_args(Coefficients))
-            raise InputError(f"unknown coefficients {coefficients!r}; use {known}")
+        refuse_unknown("coefficients", coefficients, get_args(Coefficients))
         before = None if self.posterior is None else self.conditioned()
         labels = labels or self.backbone.labels
         backbone = atomistic(self.backbone)
@@ -130,17 +109,16 @@ class BayesianPotential(StochasticModel):
             method: "conditioned" (linear in the noise of a conditioned posterior), "frozen"
                 (weights of the paper's posterior), or "auto": the former where there is one.
         """
-        if method not in ("auto", "conditioned", "frozen"):
-            raise InputError(f"unknown method {method!r}; use auto, conditioned or frozen")
+        refuse_unknown("method", method, ("auto", "conditioned", "frozen"))
         if count < 1:
             raise InputError(f"count={count}: a committee has at least one member")
         if method == "conditioned" or (method == "auto" and self.posterior is not None):
             return [Member(self, v) for v in self.conditioned().draws(count, seed)]
         return [Member(self, FrozenDraw(seed, number)) for number in range(count)]
 
-    def member(self, number: int, seed: int = 0, *, method: str = "auto") -> Member:
+    def member(self, number: int, seed: int = 0) -> Member:
         """Draw member `number` of the committee that `draw` gives."""
-        return self.draw(number + 1, seed, method=method)[-1]
+        return self.draw(number + 1, seed)[-1]
 
     def predict(
         self,
@@ -151,7 +129,6 @@ class BayesianPotential(StochasticModel):
         seed: int = 0,
         forces: bool = True,
         stress: bool = False,
-        covariance: bool = False,
         batch_size: int | None = None,
         memory_gb: float | None = None,
         calibrated: bool = True,
@@ -169,7 +146,6 @@ class BayesianPotential(StochasticModel):
             seed: the same seed gives the same prediction.
             forces: also predict forces.
             stress: also predict the stress.
-            covariance: also the 3x3 covariance of each atom's force.
             batch_size: structures at once; by default as many as have 512 atoms together.
             memory_gb: bound for the passes: samples, and if need be structures, run in parts that
                 fit it, and a structure too large for it is refused. By default 2 GB, but for a
@@ -178,7 +154,7 @@ class BayesianPotential(StochasticModel):
             tolerance: of samples="auto": relative standard error of a typical std; 512 samples
                 at most.
         """
-        request = Request(method, samples, tolerance, seed, forces, stress, covariance, memory_gb)
+        request = Request(method, samples, tolerance, seed, forces, stress, memory_gb)
         prediction = predict(self, graph_batches(self.backbone, atoms, batch_size), request)
         if self.alignment is not None:
             counts = element_counts([atoms] if isinstance(atoms, Atoms) else atoms)
@@ -192,21 +168,10 @@ class BayesianPotential(StochasticModel):
         graph = next(graph_batches(self.backbone, atoms, sys.maxsize))
         return one_pass(self, graph, forces=forces, stress=stress)
 
-    def kl(
-        self,
-        coefficients: Mapping[str, Tensor],
-        *,
-        reduction: Reduction = "mean",
-        num_data: int | None = None,
-    ) -> Tensor:
-        """Compute the KL of these coefficients to the prior (nats), one number."""
+    def kl(self, coefficients: Mapping[str, Tensor], **options: Any) -> Tensor:
+        """Compute the KL of these coefficients to the prior; options as for `kl_divergence`."""
         return kl_divergence(
-            coefficients,
-            self.roles,
-            self.rho,
-            reduction=reduction,
-            num_weights=self.num_weights,
-            num_data=num_data,
+            coefficients, self.roles, self.rho, num_weights=self.num_weights, **options
         )
 
     def report(self) -> str:

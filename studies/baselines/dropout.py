@@ -31,7 +31,7 @@ from blips.inference.memory import MemoryGauge
 from blips.inference.monte_carlo import monte_carlo
 from blips.inference.sampling import Sample
 from blips.prediction import Outputs, Prediction
-from blips.train.objective import NoiseKey, Objective, Wrapper, plain_outputs
+from blips.train.objective import NoiseKey, Objective, plain_outputs
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class DropoutObjective(Objective):
         return self.model.sample(graph, generators, **derivatives)
 
 
-class MCDropout(Wrapper, Baseline):
+class MCDropout(Baseline):
     """A backbone with dropout after its message and update maps.
 
     Left alone are maps without a row type in the backbone's `roles`, maps with a single output

@@ -13,13 +13,13 @@ from blips.data.dataset import Batch, TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
 from blips.prediction import Prediction, point_prediction
-from blips.train.objective import Wrapper, plain_outputs
+from blips.train.objective import plain_outputs
 from studies.baselines.last_layer import readout_of
 
 QUANTITIES: tuple[str, ...] = (keys.ENERGY, keys.FORCES)
 
 
-class Learned(Wrapper, Baseline):
+class Learned(Baseline):
     """A trained potential whose error bars are learned from its features afterwards.
 
     The variance of a label is a function of its features and two numbers, which validation data

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from blips.backbones.derivatives import Derivatives
+from blips.baselines import Baseline
 from blips.config import TrainingConfig
 from blips.data.dataset import Batch
-from blips.train.objective import NoiseKey, Objective, Wrapper, total
+from blips.train.objective import NoiseKey, Objective, total
 
 
 class LikelihoodObjective(Objective):
@@ -32,7 +33,7 @@ class LikelihoodObjective(Objective):
         return self.model.loss_terms(batch, self.config, derivatives)
 
 
-class Likelihood(Wrapper):
+class Likelihood(Baseline):
     """A model with a loss of its own: `training.loss` is not used, weights and units are."""
 
     objective: ClassVar = LikelihoodObjective

@@ -17,7 +17,6 @@ from torch import Tensor
 from blips import keys
 from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives
-from blips.baselines import Baseline
 from blips.bayes.encoder import mlp
 from blips.config import TrainingConfig
 from blips.data.dataset import Batch
@@ -92,7 +91,7 @@ class NormalInverseGamma:
 Distribution = Gaussian | NormalInverseGamma  # of label - prediction, with mean zero
 
 
-class SecondReadout(Likelihood, Baseline):
+class SecondReadout(Likelihood):
     """A potential whose second readout, its initial weights seeded, predicts distributions."""
 
     numbers_per_atom: ClassVar[int]

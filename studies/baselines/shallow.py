@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from blips import keys
 from blips.backbones.base import Backbone
 from blips.backbones.derivatives import Derivatives
-from blips.baselines import Baseline
 from blips.config import TrainingConfig
 from blips.data.dataset import Batch
 from blips.data.graph import Graph
@@ -33,7 +32,7 @@ from studies.baselines.likelihood import Likelihood
 Loss = Literal["nll", "crps"]
 
 
-class ShallowEnsemble(Likelihood, Baseline):
+class ShallowEnsemble(Likelihood):
     """M last layers on one backbone.
 
     Args:

@@ -12,7 +12,7 @@ import torch
 from blips.backbones import e3nn_maps
 from blips.bayes import noise
 from blips.bayes.linear import StochasticMap, kind_of, make_plain, make_stochastic
-from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
+from blips.bayes.noise import FrozenDraw, Noise
 from blips.errors import InputError
 
 pytest.importorskip("e3nn.util", reason="e3nn is not installed", exc_type=ImportError)
@@ -40,9 +40,9 @@ def linear(irreps_in: str, irreps_out: str, **options) -> torch.nn.Module:
     return layer
 
 
-def frozen(coef: torch.Tensor, *names: str, members: int = 1) -> FrozenNoise:
+def frozen(coef: torch.Tensor, *names: str, members: int = 1) -> Noise:
     draws = [FrozenDraw(0, member) for member in range(members)]
-    return FrozenNoise({name: coef for name in names}, draws)
+    return Noise({name: coef for name in names}, draws)
 
 
 @pytest.mark.parametrize("biases", [False, True])
@@ -58,9 +58,9 @@ def test_a_frozen_draw_of_a_linear_is_e3nns_own_with_other_weights(
     assert layer.weight.shape == plain.weight.shape
     with noise.use(frozen(coef, "map")):
         sample = layer(h)
-    blocks = e3nn_maps.linear_blocks(layer)
+    weights = [weight for _, weight in e3nn_maps.paths_and_weights(layer)]
     draw = FrozenDraw(0)
-    eps = [draw.normal_like(f"map[{k}]", b.weight).T.flatten() for k, b in enumerate(blocks)]
+    eps = [draw.normal_like(f"map[{k}]", w).T.flatten() for k, w in enumerate(weights)]
     for row in range(ROWS):
         scaled = plain.weight * (1 + coef[row].sqrt() * torch.cat(eps))
         torch.testing.assert_close(sample[row], plain(h[row], scaled))
@@ -77,7 +77,7 @@ def test_samples_of_a_linear_turn_and_reflect_with_their_input(
     turn_in, turn_out = (i.D_from_matrix(turn) for i in (layer.irreps_in, layer.irreps_out))
 
     def sample(x: torch.Tensor) -> torch.Tensor:
-        with noise.use(SampledNoise({"map": coef}, noise.generators(0, 3), estimator)):
+        with noise.use(Noise({"map": coef}, noise.generators(0, 3), estimator)):
             return layer(x.repeat(3, 1))
 
     expected = sample(h) @ turn_out.T
@@ -87,7 +87,7 @@ def test_samples_of_a_linear_turn_and_reflect_with_their_input(
 
 def test_local_noise_is_refused_where_a_linear_mixes_vectors():
     layer = make_stochastic(linear(*IRREPS[1]), "map")
-    local = SampledNoise({"map": torch.ones(2)}, noise.generators(0, 1), "local")
+    local = Noise({"map": torch.ones(2)}, noise.generators(0, 1), "local")
     with noise.use(local), pytest.raises(InputError, match="breaks equivariance"):
         layer(torch.randn(2, layer.irreps_in.dim))
 
@@ -143,7 +143,7 @@ def test_a_pickle_needs_no_registration_where_it_is_read(tmp_path):
     code = (
         "import pickle, sys; from pathlib import Path;"
         "layer = pickle.loads(Path(sys.argv[1]).read_bytes());"
-        "print(type(layer).__name__, len(layer.map_kind.blocks(layer)))"
+        "print(type(layer).__name__, len(layer.map_kind.shapes(layer, 'map')))"
     )
     unpickle = {**os.environ, e3nn_maps.UNPICKLE_ANYTHING: "1"}  # e3nn 0.4 cannot do without
     done = subprocess.run(

@@ -246,10 +246,10 @@ def test_files_that_could_not_build_it_are_refused(tmp_path):
         ({"energies_of": None}, "energies_of is None; expected a function"),
         ({"cutoff": -1.0}, "cutoff must be positive"),
         ({"energies_of": lambda m, g: m(g)[:, None]}, r"gave shape \(8, 1\).*\(8,\).*\(2,\)"),
-        ({"energies_of": lambda m, g: {keys.ENERGY: m(g)}}, "no 'forces'"),
+        ({"energies_of": lambda m, g: {keys.ENERGY: m(g)}}, r"expected .*'forces': \(8, 3\)"),
         (
             {"energies_of": lambda m, g: {keys.ENERGY: m(g), keys.FORCES: g.positions}},
-            r"'energy' of shape \(8,\).*expected \(2,\)",
+            r"'energy': \(8,\).*expected .*'energy': \(2,\)",
         ),
         (
             {
@@ -259,7 +259,7 @@ def test_files_that_could_not_build_it_are_refused(tmp_path):
                     "charge": m(g),
                 }
             },
-            "'charge'.*expected one of",
+            "'charge'.*expected ",
         ),
         ({"rows": lambda g: {"angle": g.numbers}}, r"'angle' features of shape \(8,\)"),
     ],

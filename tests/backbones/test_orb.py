@@ -138,8 +138,8 @@ def test_the_stacks_become_bayesian_and_the_report_says_why_others_do_not(orb: O
     for report in potential.conversion.maps:
         name = report.name.removeprefix("model.model.")
         in_stacks = name.startswith("gnn_stacks") and report.layer == "Linear"
-        assert report.is_bayesian == (in_stacks and "_mlp." in name), report
-        if report.is_bayesian:
+        assert bool(report.role) == (in_stacks and "_mlp." in name), report
+        if report.role:
             assert report.role == (keys.EDGE if "_edge_mlp" in name else keys.NODE)
     reasons = {m.name: m.reason for m in potential.conversion.maps}
     assert "not used" in reasons["model.model._decoder.node_fn.mlp.NN-0"]

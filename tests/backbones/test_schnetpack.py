@@ -88,8 +88,8 @@ def test_the_contract_is_kept(representation: nn.Module):
 
 def test_every_dense_layer_becomes_bayesian(representation: nn.Module):
     potential = wrapped(representation)
-    bayesian = {m.layer for m in potential.conversion.maps if m.is_bayesian}
-    others = {m.layer for m in potential.conversion.maps if not m.is_bayesian}
+    bayesian = {m.layer for m in potential.conversion.maps if m.role}
+    others = {m.layer for m in potential.conversion.maps if not m.role}
     assert bayesian == {"Dense"}
     assert "Dense" not in others
     edges = [name for name, role in potential.conversion.roles.items() if role == keys.EDGE]

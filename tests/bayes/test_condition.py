@@ -69,7 +69,7 @@ def test_variances_are_those_of_a_gaussian_process():
 @FEW_AND_MANY
 def test_draws_are_normals_times_a_root_of_the_covariance(count):
     rows = normal(count, D)
-    root = TAU * posterior_of(rows).spectrum.draws(torch.eye(D), RATIO)
+    root = TAU * posterior_of(rows).spectrum.draws(torch.eye(D).double(), RATIO)
     np.testing.assert_allclose(root.T @ root, regression_covariance(rows), rtol=1e-9, atol=1e-12)
 
 

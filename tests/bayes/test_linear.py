@@ -7,7 +7,7 @@ from torch import nn
 
 from blips.bayes import noise
 from blips.bayes.linear import MapKind, kind_of, make_plain, make_stochastic, register_kind
-from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
+from blips.bayes.noise import FrozenDraw, Noise
 from blips.errors import ConversionError, InputError
 
 
@@ -17,9 +17,7 @@ def stochastic(size_in: int = 4, size_out: int = 3) -> nn.Module:
 
 
 def sampled(rows: int, replicas: int = 1, coef: float = 0.3, estimator: str = "auto"):
-    return SampledNoise(
-        {"map": torch.full((rows,), coef)}, noise.generators(0, replicas), estimator
-    )
+    return Noise({"map": torch.full((rows,), coef)}, noise.generators(0, replicas), estimator)
 
 
 def test_conversion_keeps_parameters_and_the_mean_is_the_plain_layer_bitwise():
@@ -58,10 +56,10 @@ def test_the_same_generators_give_the_same_sample_however_replicas_are_grouped()
     layer, h = stochastic(), torch.randn(5, 4)
     coef = {"map": torch.full((5,), 0.3)}
     for estimator in ("local", "flipout"):
-        with noise.use(SampledNoise(coef, noise.generators(3, 4), estimator)):
+        with noise.use(Noise(coef, noise.generators(3, 4), estimator)):
             together = layer(h.repeat(4, 1)).reshape(4, 5, 3)
         for k in range(4):
-            with noise.use(SampledNoise(coef, noise.generators(3, 1, first=k), estimator)):
+            with noise.use(Noise(coef, noise.generators(3, 1, first=k), estimator)):
                 torch.testing.assert_close(layer(h), together[k])
 
 
@@ -84,7 +82,7 @@ def test_frozen_noise_is_the_linear_map_with_perturbed_weights():
     layer = stochastic().double()
     draw = FrozenDraw(seed=5)
     h, coef = torch.randn(6, 4).double(), torch.rand(6).double()
-    with noise.use(FrozenNoise({"map": coef}, [draw])):
+    with noise.use(Noise({"map": coef}, [draw])):
         z = layer(h)
     eps = draw.normal_like("map", layer.weight)
     for row in range(6):
@@ -177,7 +175,7 @@ def test_flipout_has_the_spread_of_derivatives_that_random_weights_have_and_loca
     for estimator in ("local", "flipout"):
         slopes = []
         for seed in range(20):  # flipout's rows share a weight noise up to signs
-            noisy = SampledNoise(
+            noisy = Noise(
                 {"map": torch.full((rows // 20,), coef).double()},
                 noise.generators(seed, 1),
                 estimator,

@@ -5,12 +5,12 @@ import torch
 
 from blips.bayes import noise
 from blips.bayes.estimators import flipout_linear, local_linear
-from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
+from blips.bayes.noise import FrozenDraw, Noise
 from blips.errors import InputError
 
 
-def sampled(rows: int = 3) -> SampledNoise:
-    return SampledNoise({"map": torch.ones(rows)}, noise.generators(0, 1))
+def sampled(rows: int = 3) -> Noise:
+    return Noise({"map": torch.ones(rows)}, noise.generators(0, 1))
 
 
 def test_means_are_the_default_and_contexts_nest():
@@ -84,31 +84,25 @@ def test_what_a_draw_has_made_is_no_part_of_it():
 
 
 def test_coefficients_are_shared_by_replicas_or_given_for_each():
-    shared = SampledNoise({"map": torch.tensor([1.0, 2.0])}, noise.generators(0, 3))
+    shared = Noise({"map": torch.tensor([1.0, 2.0])}, noise.generators(0, 3))
     assert shared.coefficients_of("map", 6).tolist() == [1.0, 2.0] * 3
-    each = SampledNoise({"map": torch.arange(6.0)}, noise.generators(0, 3))
+    each = Noise({"map": torch.arange(6.0)}, noise.generators(0, 3))
     assert each.coefficients_of("map", 6).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_bad_noise_is_refused_with_the_remedy():
-    with pytest.raises(InputError, match=r"unknown estimator 'flipuot'; use one of auto, local"):
-        SampledNoise({}, noise.generators(0, 1), "flipuot")
-    with pytest.raises(InputError, match=r"needs a torch\.Generator"):
-        SampledNoise({}, [])
     with pytest.raises(InputError, match="no coefficients for the Bayesian map 'other'"):
         sampled().coefficients_of("other", 3)
     with pytest.raises(InputError, match="applied to 4 rows but has coefficients for 3"):
         sampled().coefficients_of("map", 4)
-    with pytest.raises(InputError, match=r"expected one number for each row"):
-        SampledNoise({"map": torch.ones(3, 2)}, noise.generators(0, 1)).coefficients_of("map", 3)
 
 
 def test_frozen_noise_stacks_its_members():
     draws = [FrozenDraw(0, member) for member in range(3)]
     h, weight, coef = torch.randn(2, 4), torch.randn(5, 4), torch.rand(2)
-    together = FrozenNoise({}, draws).linear("a", h.repeat(3, 1), weight, None, coef.repeat(3))
+    together = Noise({}, draws).linear("a", h.repeat(3, 1), weight, None, coef.repeat(3))
     for draw, part in zip(draws, together.chunk(3), strict=True):
-        torch.testing.assert_close(FrozenNoise({}, [draw]).linear("a", h, weight, None, coef), part)
+        torch.testing.assert_close(Noise({}, [draw]).linear("a", h, weight, None, coef), part)
 
 
 def test_a_draw_is_that_of_the_first_member():
@@ -131,7 +125,7 @@ def test_a_draw_is_that_of_the_first_member():
 def test_the_estimator_is_the_one_that_was_asked_for_or_that_rows_allow(estimator, shape, expected):
     torch.manual_seed(0)
     h, weight, coef = torch.randn(shape), torch.randn(5, 4), torch.rand(3)
-    drawn = SampledNoise({"map": coef}, noise.generators(0, 1), estimator)
+    drawn = Noise({"map": coef}, noise.generators(0, 1), estimator)
     torch.testing.assert_close(
         drawn.linear("map", h, weight, None, coef),
         expected(h, weight, None, coef, noise.generators(0, 1)),
@@ -139,7 +133,7 @@ def test_the_estimator_is_the_one_that_was_asked_for_or_that_rows_allow(estimato
 
 
 def test_defaults_of_noise():
-    assert SampledNoise({}, noise.generators(0, 1)).estimator == "auto"
+    assert Noise({}, noise.generators(0, 1)).estimator == "auto"
     assert FrozenDraw(seed=0) == FrozenDraw(seed=0, member=0)
 
 
@@ -147,5 +141,5 @@ def test_a_draw_serves_models_whose_maps_have_one_name_and_two_shapes():
     draw, h, coef = FrozenDraw(seed=0), torch.randn(3, 4), torch.ones(3)
     for out in (5, 6):
         weight = torch.randn(out, 4)
-        noisy = FrozenNoise({}, [draw]).linear("a", h, weight, None, coef)
+        noisy = Noise({}, [draw]).linear("a", h, weight, None, coef)
         assert noisy.shape == (3, out)

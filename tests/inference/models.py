@@ -18,7 +18,7 @@ from blips import keys
 from blips.backbones import PaiNN, SchNet, build
 from blips.backbones.derivatives import energy_and_derivatives
 from blips.bayes import noise
-from blips.bayes.noise import FrozenNoise
+from blips.bayes.noise import Noise
 from blips.bayes.sketch import Sketch
 from blips.data.graph import AtomGraph
 from blips.inference.maps import ChosenMaps, chosen_roles
@@ -171,7 +171,7 @@ def with_frozen_noise(
     def energies_of(graph: AtomGraph) -> Tensor:
         ones = {name: torch.ones(counts[role]).double() for name, role in roles.items()}
         coefficients = potential.coefficients(graph) if network else ones
-        with noise.use(FrozenNoise(coefficients, [Shift(maps.sketch, v, step)])):
+        with noise.use(Noise(coefficients, [Shift(maps.sketch, v, step)])):
             return potential.backbone(graph)[keys.ENERGIES]
 
     return energy_and_derivatives(energies_of, graph, **derivatives)

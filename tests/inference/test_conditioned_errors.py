@@ -35,7 +35,7 @@ def unlabelled() -> list[Atoms]:
         (TRAIN, {}, r"needs valid=\.\.\."),
         ([], {"valid": VALID}, "no structures to condition on"),
         (iter([]), {"valid": VALID}, "no structures to condition on"),
-        (TRAIN, {"valid": VALID, "maps": "nothing*"}, r"no map matches nothing\*"),
+        (TRAIN, {"valid": VALID, "maps": "nothing*"}, r"no map matches 'nothing\*'"),
         (TRAIN, {"valid": VALID, "dimension": 0}, "positive dimension"),
         (TRAIN, {"valid": VALID, "coefficients": "unknown"}, "coefficients"),
     ],
@@ -79,7 +79,7 @@ def test_particle_models_are_no_potentials():
 
 @pytest.mark.parametrize("samples", [-1, 1])
 def test_one_draw_has_no_deviation(painn, samples: int):
-    with pytest.raises(InputError, match=f"samples={samples}.*at least 2 draws"):
+    with pytest.raises(InputError, match=f"samples={samples}.*at least 2 samples"):
         predict(painn, FAR, samples=samples)
 
 

@@ -203,7 +203,7 @@ def test_patterns_reach_a_readout_that_is_not_bayesian():
 
 def test_patterns_that_match_nothing_name_what_there_is():
     potential = small("painn")
-    with pytest.raises(InputError, match=r"no map matches nothing\*.*readout\.0.*\"all\""):
+    with pytest.raises(InputError, match=r"no map matches 'nothing\*'.*readout\.0.*\"all\""):
         chosen_roles(potential.backbone, potential.conversion.roles, "nothing*")
 
 

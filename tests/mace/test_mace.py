@@ -22,7 +22,7 @@ from blips.backbones.e3nn_maps import UNPICKLE_ANYTHING
 from blips.backbones.mace import MACE, _package
 from blips.bayes import noise
 from blips.bayes.linear import StochasticMap
-from blips.bayes.noise import FrozenDraw, FrozenNoise, SampledNoise
+from blips.bayes.noise import FrozenDraw, Noise
 from blips.errors import CheckpointError, InputError, MissingPackageError
 from blips.testing import rotation_matrix
 from helpers import QUICK, morse_ammonia, quartz
@@ -173,9 +173,9 @@ def sampled(potential, atoms: Atoms, frozen: bool, count: int = 6) -> torch.Tens
         for name, role in potential.conversion.roles.items()
     }
     drawn = (
-        FrozenNoise(coefficients, [FrozenDraw(0, k) for k in range(count)])
+        Noise(coefficients, [FrozenDraw(0, k) for k in range(count)])
         if frozen
-        else SampledNoise(coefficients, noise.generators(0, count), "flipout")
+        else Noise(coefficients, noise.generators(0, count), "flipout")
     )
     replicas = graph.replicate(count)
     with noise.use(drawn), torch.no_grad():
@@ -206,7 +206,7 @@ def test_every_linear_map_is_bayesian_and_the_plain_model_comes_back(released):
     potential = blips.bayesianize(plain, **FOUNDATION)
     roles = list(potential.conversion.roles.values())
     assert (roles.count(keys.NODE), roles.count(keys.EDGE)) == (10, 10)
-    reasons = {m.name: m.reason for m in potential.conversion.maps if not m.is_bayesian}
+    reasons = {m.name: m.reason for m in potential.conversion.maps if not m.role}
     assert all("skip_tp" in name or "contractions" in name for name in reasons)
     assert "not known as a linear map" not in "".join(reasons.values())
     assert torch.equal(potential.backbone(graph)[keys.ENERGIES], before)

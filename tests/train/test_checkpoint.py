@@ -115,7 +115,7 @@ def test_tensors_and_header_round_trip(tmp_path):
 def small_conditioned(structures) -> blips.BayesianPotential:
     torch.manual_seed(0)
     model = PaiNN(cutoff=3.0, features=4, blocks=1, num_basis=2)
-    ours = blips.bayesianize(model, encoder={"hidden": 2, "depth": 1, "embedding": 2})
+    ours = blips.bayesianize(model, encoder={"hidden": 2, "depth": 1})
     ours.condition(structures[0][:3], valid=structures[1][:3], dimension=16, rows=2)
     ours.calibration["forces"] = ScaleCalibrator(1.7)
     return ours

@@ -6,10 +6,10 @@ wrote, for models whose package does not carry them; reading such a file may run
 contains, so it needs `trust=True` wherever the format is a pickle.
 """
 
-import importlib
 import inspect
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pkgutil import resolve_name
 from typing import Any
 
 from blips.backbones.base import AtomisticBackbone, Backbone, ReferenceEnergies
@@ -38,14 +38,13 @@ BACKBONES: dict[str, type[Backbone]] = {"painn": PaiNN, "schnet": SchNet}
 """Backbones by name. With your own class added, `build`, configurations, `blips.save` and
 `blips.load` know it; a program that loads its files has to add it, too."""
 
-# family -> (module of this folder, class)
-ADAPTERS: dict[str, tuple[str, str]] = {
-    "chgnet": ("chgnet", "CHGNet"),
-    "mace": ("mace", "MACE"),
-    "mattersim": ("mattersim", "MatterSim"),
-    "orb": ("orb", "Orb"),
-    "orb-direct": ("orb", "DirectOrb"),
-    "sevennet": ("sevennet", "SevenNet"),
+ADAPTERS = {  # family -> module of this folder and class
+    "chgnet": "chgnet:CHGNet",
+    "mace": "mace:MACE",
+    "mattersim": "mattersim:MatterSim",
+    "orb": "orb:Orb",
+    "orb-direct": "orb:DirectOrb",
+    "sevennet": "sevennet:SevenNet",
 }
 # name -> (family, options of the adapter's `released`)
 RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,14 +52,11 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "chgnet-r2scan": ("chgnet", {"version": "r2scan"}),
     "mace": ("mace", {}),
     "mattersim-1m": ("mattersim", {}),
-    "orb-v3-conservative-20-mpa": ("orb", {"variant": "conservative-20-mpa"}),
-    "orb-v3-conservative-20-omat": ("orb", {"variant": "conservative-20-omat"}),
-    "orb-v3-conservative-inf-mpa": ("orb", {"variant": "conservative-inf-mpa"}),
-    "orb-v3-conservative-inf-omat": ("orb", {"variant": "conservative-inf-omat"}),
-    "orb-v3-direct-20-mpa": ("orb-direct", {"variant": "direct-20-mpa"}),
-    "orb-v3-direct-20-omat": ("orb-direct", {"variant": "direct-20-omat"}),
-    "orb-v3-direct-inf-mpa": ("orb-direct", {"variant": "direct-inf-mpa"}),
-    "orb-v3-direct-inf-omat": ("orb-direct", {"variant": "direct-inf-omat"}),
+    **{
+        f"orb-v3-{kind}-{name}": (family, {"variant": f"{kind}-{name}"})
+        for kind, family in (("conservative", "orb"), ("direct", "orb-direct"))
+        for name in ("20-mpa", "20-omat", "inf-mpa", "inf-omat")
+    },
     "sevennet-0": ("sevennet", {"checkpoint": "7net-0"}),
     "sevennet-l3i5": ("sevennet", {"checkpoint": "7net-l3i5"}),
     "sevennet-mf-0": ("sevennet", {"checkpoint": "7net-mf-0"}),
@@ -72,10 +68,7 @@ def build(name: str, **hyperparameters: Any) -> Backbone:
     if name not in BACKBONES and name not in ADAPTERS:
         raise ConfigError(f"unknown backbone {name!r}; {nearest(name, [*BACKBONES, *ADAPTERS])}")
     backbone = BACKBONES[name] if name in BACKBONES else adapter(name)
-    valid = inspect.signature(backbone).parameters
-    for key in hyperparameters:
-        if key not in valid:
-            raise ConfigError(f"backbone {name!r} has no setting {key!r}; {nearest(key, valid)}")
+    refuse_settings(f"backbone {name!r}", hyperparameters, inspect.signature(backbone).parameters)
     return backbone(**hyperparameters)
 
 
@@ -92,9 +85,7 @@ def load(name: str, **options: Any) -> ForeignBackbone:
         raise ConfigError(f"unknown model {name!r}; {nearest(name, RELEASED)}")
     family, preset = RELEASED[name]
     make = adapter(family).released
-    if unknown := options.keys() - inspect.signature(make).parameters.keys():
-        valid = ", ".join(sorted(inspect.signature(make).parameters.keys() - preset.keys()))
-        raise ConfigError(f"{name} has no option {', '.join(sorted(unknown))}; it takes {valid}")
+    refuse_settings(name, options, inspect.signature(make).parameters.keys() - preset.keys())
     backbone = make(**preset, **options)
     backbone.pretrained = True
     return backbone
@@ -102,8 +93,14 @@ def load(name: str, **options: Any) -> ForeignBackbone:
 
 def adapter(family: str) -> type[ForeignBackbone]:
     """Return the adapter class of a family; its package is imported when a model is made."""
-    module, name = ADAPTERS[family]
-    return getattr(importlib.import_module(f"blips.backbones.{module}"), name)
+    return resolve_name(f"blips.backbones.{ADAPTERS[family]}")
+
+
+def refuse_settings(name: str, settings: Iterable[str], valid: Iterable[str]) -> None:
+    """Raise an error for the first setting that is not valid."""
+    for key in settings:
+        if key not in valid:
+            raise ConfigError(f"{name} has no setting {key!r}; {nearest(key, valid)}")
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:

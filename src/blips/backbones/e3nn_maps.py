@@ -1,7 +1,7 @@
 """Layers of e3nn, and of packages built on it, as linear maps.
 
 ==========================  ====================================================================
-`e3nn.o3.Linear`            one flat weight; a block for each instruction (input irrep -> output
+`e3nn.o3.Linear`            one flat weight; a matrix for each instruction (input irrep -> output
                             irrep), normalised by its path weight
 `e3nn.nn._fc._Layer`        a layer of `FullyConnectedNet`: weight [in, out] over the square root
                             of its fan-in, activation inside
@@ -19,15 +19,16 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from functools import cache
+from functools import cache, reduce
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from blips.backbones.foreign import ForeignBackbone
-from blips.bayes.linear import Block, BlockKind, MapKind, WeightAndBias, register_kind
-from blips.errors import require
+from blips.bayes.linear import MapKind, Product, WeightAndBias, register_kind
+from blips.bayes.noise import Noise
+from blips.errors import InputError, require
 
 E3NN_PIP_LINE = "pip install e3nn"
 NEQUIP_PIP_LINE = "pip install nequip"
@@ -41,7 +42,7 @@ def register() -> None:
     with contained():
         o3 = require("e3nn.o3", E3NN_PIP_LINE)
         fully_connected = require("e3nn.nn._fc", E3NN_PIP_LINE)
-    register_kind(E3nnLinear(o3.Linear, linear_blocks, linear_width, linear_bias))
+    register_kind(E3nnLinear(o3.Linear))
     register_kind(MapKind(fully_connected._Layer, layer_weight, layer_finish))
 
 
@@ -90,45 +91,81 @@ class E3nnBackbone(ForeignBackbone):
         return self
 
 
-class E3nnLinear(BlockKind):
-    """`o3.Linear` with a weight of its own, not one that comes with every call."""
+class E3nnLinear(MapKind):
+    """`o3.Linear` with a weight of its own: one matrix for each path from irrep to irrep.
+
+    The features of a row are the channels of several irreps side by side, [rows, mul * (2l + 1)]
+    with the components inside. The map mixes channels of the same irrep, never their components:
+
+        z_t = b_t + sum over paths k into t of  W_k h_s(k),    W_k [out, in], h_s [rows, 2l + 1, in]
+
+    Every path is an ordinary linear map with an irrep axis. Its weights get the posterior
+    N(W_k, coef W_k^2) with the layer's one coefficient per row, and signs and noise that are the
+    same for all components, so each sample is exactly as equivariant as the layer. Scalars, which
+    are invariant under rotation and reflection, have no such axis: noise may be drawn for their
+    outputs (the local estimator).
+    """
 
     def matches(self, layer: Any) -> bool:
         """Return whether this kind describes what `layer` computes."""
         # A weight that is not its own is empty, or has axes in front.
         return super().matches(layer) and layer.weight.ndim == 1 and layer.weight.numel() > 0
 
+    def sample(self, layer: Any, name: str, h: Tensor, noise: Noise) -> Tensor:
+        """Compute the output for weights drawn by `noise`, [rows, columns] -> [rows, width]."""
+        if h.ndim != 2:
+            raise InputError(
+                f"{name!r} got an input of shape {tuple(h.shape)}; an equivariant Bayesian map "
+                "needs [rows, channels and components]"
+            )
+        coef = noise.coefficients_of(name, h.shape[0])
+        inputs = h.split_with_sizes([one.dim for one in layer.irreps_in], dim=1)
+        terms: dict[int, list[Tensor]] = {}  # of each irrep of the output
+        for k, (path, weight) in enumerate(paths_and_weights(layer)):
+            x, irrep = inputs[path.i_in], layer.irreps_in[path.i_in].ir
+            if not irrep.is_scalar():
+                x = _channels(x, irrep.dim).contiguous()  # [rows, 2l + 1, in]
+            z = noise.linear(f"{name}[{k}]", x, weight, None, coef)
+            terms.setdefault(path.i_out, []).append(z if irrep.is_scalar() else z.mT.flatten(1))
+        outputs = [
+            reduce(torch.add, terms[i]) if i in terms else h.new_zeros(len(h), one.dim)
+            for i, one in enumerate(layer.irreps_out)
+        ]
+        biased = [path.i_out for path in layer.instructions if path.i_in < 0]
+        biases = layer.bias.split_with_sizes([layer.irreps_out[i].dim for i in biased])
+        for i, bias in zip(biased, biases, strict=True):
+            outputs[i] = outputs[i] + bias
+        return torch.cat(outputs, dim=1)
 
-def linear_blocks(linear: Any) -> list[Block]:
-    """Return the blocks of an `o3.Linear`, in the order of its flat weight."""
-    sources, targets = linear.irreps_in.slices(), linear.irreps_out.slices()
+    def products(self, layer: Any, name: str, h: Tensor, gradient: Tensor) -> list[Product]:
+        """Return one product for each path, [rows, 2l + 1, channels]."""
+        sources, targets = layer.irreps_in.slices(), layer.irreps_out.slices()
+        found: list[Product] = []
+        for k, (path, weight) in enumerate(paths_and_weights(layer)):
+            dim = layer.irreps_in[path.i_in].ir.dim
+            x, g = h[:, sources[path.i_in]], gradient[:, targets[path.i_out]]
+            found.append(Product(f"{name}[{k}]", _channels(x, dim), weight, _channels(g, dim)))
+        return found
+
+    def shapes(self, layer: Any, name: str) -> dict[str, tuple[int, ...]]:
+        """Return [out, in] of each path."""
+        weights = enumerate(weight for _, weight in paths_and_weights(layer))
+        return {f"{name}[{k}]": tuple(weight.shape) for k, weight in weights}
+
+
+def _channels(columns: Tensor, dim: int) -> Tensor:
+    """Reshape [rows, channels * dim] -> [rows, dim, channels]."""
+    return columns.reshape(len(columns), columns.shape[1] // dim, dim).mT
+
+
+def paths_and_weights(linear: Any) -> list[tuple[Any, Tensor]]:
+    """Return paths and matrices [out, in] of an `o3.Linear`, in the order of its flat weight."""
     paths = [path for path in linear.instructions if path.i_in >= 0 and 0 not in path.path_shape]
     sizes = [path.path_shape[0] * path.path_shape[1] for path in paths]
-    blocks: list[Block] = []
-    for path, flat in zip(paths, linear.weight.split_with_sizes(sizes), strict=True):
-        irrep = linear.irreps_in[path.i_in].ir
-        weight = flat.view(path.path_shape).T * path.path_weight  # [out, in]
-        source, target = sources[path.i_in], targets[path.i_out]
-        blocks.append(Block(weight, source, target, irrep.dim, irrep.is_scalar()))
-    return blocks
-
-
-def linear_width(linear: Any) -> int:
-    """Return the number of columns of an `o3.Linear`'s output."""
-    return linear.irreps_out.dim
-
-
-def linear_bias(linear: Any) -> Tensor | None:
-    """Return the bias of an `o3.Linear` (on some of its scalars) as wide as its output."""
-    if linear.bias.numel() == 0:
-        return None
-    biased = [path.i_out for path in linear.instructions if path.i_in < 0]
-    terms = iter(linear.bias.split_with_sizes([linear.irreps_out[i].dim for i in biased]))
-    parts = [
-        next(terms) if i in biased else linear.bias.new_zeros(mul_irrep.dim)
-        for i, mul_irrep in enumerate(linear.irreps_out)
+    return [
+        (path, flat.view(path.path_shape).T * path.path_weight)
+        for path, flat in zip(paths, linear.weight.split_with_sizes(sizes), strict=True)
     ]
-    return torch.cat(parts)
 
 
 def layer_weight(dense: Any) -> WeightAndBias:

@@ -7,7 +7,7 @@ package's model is kept whole as `model`: its parameters keep their names behind
 `export` writes them back in the package's own format.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, ClassVar, Self
@@ -37,29 +37,21 @@ class ForeignBackbone(AtomisticBackbone):
     family: ClassVar[str]
     pip_line: ClassVar[str]
     model: Any  # the package's class, which type checkers do not see
+    # Make the model with the weights that its authors released. Most take `weights`, a checkpoint
+    # of the package in their place, and `trust`: let that file run code, as pickles do when read.
+    released: ClassVar[Callable[..., Self]]
+    package_energies: Callable[[AtomGraph], Tensor]  # the package's own, of the atoms, [N] eV
+    package_checkpoint: Callable[[], Any]  # what the package saves, with `reference` in energies
 
     def __init__(self, model: nn.Module, cutoff: float, numbers: Iterable[int]) -> None:
         super().__init__(cutoff)
         self.model = model
         self.known_numbers = frozenset(numbers)  # atomic numbers
 
-    @classmethod
-    def released(cls, *args: Any, **options: Any) -> Self:
-        """Load the model with the weights that its authors released, or that were trained on.
-
-        Most take `weights`, a checkpoint of the package in place of the released one, and `trust`:
-        let that file run code, which pickles do as they are read.
-        """
-        raise TypeError(f"{cls.__name__} has no released weights of its own")
-
     def export(self, path: str | Path) -> Path:
         """Write the weights (of a Bayesian model: the means) as the package's own checkpoint."""
         torch.save(self.package_checkpoint(), path)
         return Path(path)
-
-    def package_checkpoint(self) -> Any:
-        """Return what the package itself saves, with `reference` in the energies."""
-        raise TypeError(f"{type(self).__name__} cannot write its package's format")
 
     @property
     def trained_numbers(self) -> frozenset[int]:
@@ -70,10 +62,6 @@ class ForeignBackbone(AtomisticBackbone):
         """Compute the energies of the atoms, [N] eV: the package's plus `reference`, float64."""
         graph = self.checked(graph)
         return {keys.ENERGIES: self.reference(self.package_energies(graph), graph.numbers)}
-
-    def package_energies(self, graph: AtomGraph) -> Tensor:
-        """Compute the package's own energies of the atoms, [N] eV."""
-        raise TypeError(f"{type(self).__name__} must say how its package is called")
 
     def checked(self, graph: Graph) -> AtomGraph:
         """Return the graph; raise an error that names elements the model does not know."""

@@ -95,13 +95,9 @@ class Adapter(AtomisticBackbone):
         self.to(next(module.parameters()))
         graph = self.graph(self.examples())
         self._row_sizes = {name: value.shape[1] for name, value in self._further(graph).items()}
-        self._per_structure = False
         result = energies_of(module, graph)
-        if isinstance(result, Mapping):
-            self.conservative = False
-            _check_direct(result, graph)
-        else:
-            self._per_structure = _is_per_structure(result, graph)
+        self.conservative = not isinstance(result, Mapping)
+        self._per_structure = _is_per_structure(result, graph)
 
     def graph_of(
         self, atoms: Atoms, dtype: torch.dtype, cache: NeighbourCache | None = None
@@ -150,27 +146,22 @@ class Adapter(AtomisticBackbone):
         return features
 
 
-def _check_direct(result: Mapping[str, Tensor], graph: AtomGraph) -> None:
-    """Refuse energy, forces or stress of wrong shapes."""
+def _is_per_structure(result: Tensor | Mapping[str, Tensor], graph: AtomGraph) -> bool:
+    """Return whether energies are those of structures, not of atoms; refuse other shapes."""
     atoms, structures = graph.num_nodes, graph.num_structures
-    shapes = {keys.ENERGY: (structures,), keys.FORCES: (atoms, 3), keys.STRESS: (structures, 3, 3)}
-    for name in (keys.ENERGY, keys.FORCES):
-        if name not in result:
-            raise InputError(f"energies_of gave {sorted(result)} but no {name!r}")
-    for name, value in result.items():
-        if name not in shapes or tuple(value.shape) != shapes[name]:
+    if isinstance(result, Mapping):
+        shapes = {name: tuple(value.shape) for name, value in result.items()}
+        direct = {keys.ENERGY: (structures,), keys.FORCES: (atoms, 3)}
+        stress = {keys.STRESS: (structures, 3, 3)}
+        if not direct.items() <= shapes.items() <= {**direct, **stress}.items():
             raise InputError(
-                f"energies_of gave {name!r} of shape {tuple(value.shape)} for {atoms} atoms in "
-                f"{structures} structures; expected {shapes.get(name, f'one of {list(shapes)}')}"
+                f"energies_of gave shapes {shapes} for {atoms} atoms in {structures} structures; "
+                f"expected {direct} and perhaps {stress}"
             )
-
-
-def _is_per_structure(energies: Tensor, graph: AtomGraph) -> bool:
-    """Return whether these are energies of structures, not of atoms."""
-    shape, of_atoms, of_structures = energies.shape, (graph.num_nodes,), (graph.num_structures,)
-    if shape in (of_atoms, of_structures):
-        return shape != of_atoms
-    raise InputError(
-        f"energies_of gave shape {tuple(shape)}; expected one energy for each atom, {of_atoms}, or "
-        f"for each structure, {of_structures}"
-    )
+        return True
+    if tuple(result.shape) not in ((atoms,), (structures,)):
+        raise InputError(
+            f"energies_of gave shape {tuple(result.shape)}; expected one energy for each atom, "
+            f"({atoms},), or for each structure, ({structures},)"
+        )
+    return len(result) != atoms

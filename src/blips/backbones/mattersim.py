@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from blips import keys
-from blips.backbones.base import edge_lengths, gather_rows
+from blips.backbones.base import edge_lengths, first_parameter, gather_rows
 from blips.backbones.foreign import ForeignBackbone, read_checkpoint
 from blips.backbones.rows import edge_pairs
 from blips.data.graph import AtomGraph
@@ -88,7 +88,8 @@ class MatterSim(ForeignBackbone):
         vectors = graph.vectors().double()  # [E, 3]
         length = edge_lengths(vectors)  # [E]
         pairs = edge_pairs(graph, length, model.model_args["threebody_cutoff"])  # [2, P]
-        elements = graph.remember("mattersim-elements", lambda: self._one_hot(graph.numbers))
+        one_hot = torch.nn.functional.one_hot(graph.numbers, model.max_z + 1)  # [N, 95]
+        elements = one_hot.to(first_parameter(model))
 
         first, second = pairs
         second_length = gather_rows(length, second)
@@ -107,11 +108,6 @@ class MatterSim(ForeignBackbone):
             shared = (radial, graph.edge_index, angular, pairs.T, length[:, None].to(elements))
             nodes, edges = block(nodes, edges, *shared, unused, unused, unused, **options)
         return model.normalizer(model.final(nodes).view(-1).double(), graph.numbers)
-
-    def _one_hot(self, numbers: Tensor) -> Tensor:
-        """Encode elements, [N] -> [N, 95], in the model's dtype."""
-        one_hot = torch.nn.functional.one_hot(numbers, self.model.max_z + 1)
-        return one_hot.to(next(self.parameters()).dtype)
 
 
 def _package() -> ModuleType:

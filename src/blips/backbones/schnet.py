@@ -77,13 +77,9 @@ class SchNetBlock(nn.Module):
 
     def __init__(self, features: int, num_basis: int) -> None:
         super().__init__()
-        self.filter = nn.Sequential(
-            nn.Linear(num_basis, features), ShiftedSoftplus(), nn.Linear(features, features)
-        )
+        self.filter = mlp(num_basis, features, features, activation=ShiftedSoftplus)
         self.sender = nn.Linear(features, features, bias=False)
-        self.update = nn.Sequential(
-            nn.Linear(features, features), ShiftedSoftplus(), nn.Linear(features, features)
-        )
+        self.update = mlp(features, features, features, activation=ShiftedSoftplus)
 
     def forward(self, features: Tensor, basis: Tensor, envelope: Tensor, edges: Tensor) -> Tensor:
         """Compute the update of the features, [N, F]."""

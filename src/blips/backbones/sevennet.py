@@ -70,17 +70,16 @@ class SevenNet(E3nnBackbone):
         self, settings: Mapping[str, Any], numbers: list[int], modal: str | None = None
     ) -> None:
         settings = json.loads(json.dumps(dict(settings)))
-        modals = settings.get("_modal_map") or {}
-        if modals and modal not in modals:
+        modals: dict[str | None, int | None]  # names of fidelities -> their indices
+        modals = settings.get("_modal_map") or {None: None}
+        if modal not in modals:
+            known = ", ".join(map(str, modals))
             raise InputError(
-                f"this SevenNet predicts several fidelities, give modal= one of "
-                f"{', '.join(modals)}; got {modal!r}"
+                f"this SevenNet was trained on the fidelities (modal=) {known}; got {modal!r}"
             )
-        if modal is not None and not modals:
-            raise InputError(f"this SevenNet has one fidelity and cannot be asked for {modal!r}")
         model = _package("model_build").build_E3_equivariant_model(_config(settings, numbers))
         super().__init__(model, settings["cutoff"], numbers)
-        self.modal = None if modal is None else modals[modal]
+        self.modal = modals[modal]
         last = settings["num_convolution_layer"] - 1
         self.readout_maps = {  # the readout itself is linear: with the map of the last messages
             f"model.{last}_self_interaction_2.*": keys.NODE,

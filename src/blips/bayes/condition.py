@@ -71,16 +71,10 @@ class Evidence:
 
     def merge(self, other: "Evidence") -> None:
         """Add all rows of another evidence."""
-        if other.keeps_rows:
-            self.add(other.rows())
-            return
-        if other.dimension != self.dimension:
-            raise InputError(
-                f"a posterior of {other.dimension} coordinates cannot be added to one of "
-                f"{self.dimension}"
-            )
-        self._gram, self._rows = self.gram() + other.gram(), []
-        self.count += other.count
+        self.add(other.rows() if other.keeps_rows else torch.zeros(0, other.dimension))
+        if not other.keeps_rows:
+            self._gram, self._rows = self.gram() + other.gram(), []
+            self.count += other.count
 
     def gram(self) -> Tensor:
         """Return G, [d, d] float64."""
@@ -163,8 +157,7 @@ class Spectrum:
     def draws(self, normals: Tensor, ratio: float) -> Tensor:
         """Turn standard normals into samples of N(0, Lambda^-1) / tau, [K, d] -> [K, d]."""
         shrunk = 1.0 - (ratio / (self.values + ratio)).sqrt()  # [m]
-        along = normals.double() @ self.vectors.T  # [K, m]
-        return normals.double() - (along * shrunk) @ self.vectors
+        return normals - (normals @ self.vectors.T * shrunk) @ self.vectors
 
 
 @dataclass(frozen=True)

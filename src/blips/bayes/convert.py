@@ -1,18 +1,19 @@
 """Surgery: which maps of a model become Bayesian, the report of it, and the way back."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
 from blips.bayes.linear import StochasticMap, kind_of, make_plain, make_stochastic
 from blips.errors import ConversionError
 
-Selection = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
+Patterns = str | Sequence[str]  # glob patterns of names
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,6 @@ class MapReport:
     parameters: int
     role: str | None
     reason: str = ""
-
-    @property
-    def is_bayesian(self) -> bool:
-        """Whether the map has a posterior."""
-        return self.role is not None
 
 
 @dataclass(frozen=True)
@@ -46,14 +42,14 @@ class ConversionReport:
         """Format a table, one line for each module."""
         rows = [("map", "layer", "parameters", "posterior")]
         for m in self.maps:
-            posterior = f"{m.role} rows" if m.is_bayesian else f"none: {m.reason}"
+            posterior = f"{m.role} rows" if m.role else f"none: {m.reason}"
             rows.append((m.name, m.layer, f"{m.parameters}", posterior))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = [
             f"{name:<{widths[0]}}  {layer:<{widths[1]}}  {count:>{widths[2]}}  {posterior}"
             for name, layer, count, posterior in rows
         ]
-        bayesian = sum(m.parameters for m in self.maps if m.is_bayesian)
+        bayesian = sum(m.parameters for m in self.maps if m.role)
         total = sum(m.parameters for m in self.maps)
         lines.append(
             f"{len(self.roles)} of {len(self.maps)} modules Bayesian, "
@@ -66,37 +62,35 @@ def convert(
     model: nn.Module,
     roles: Mapping[str, str],
     *,
-    maps: Selection = None,
-    exclude: Selection = (),
+    maps: Patterns = "*",
+    exclude: Patterns = (),
     reasons: Mapping[str, str] | None = None,
 ) -> ConversionReport:
     """Give chosen linear maps of any module a posterior, in place, and report all its modules.
 
     `roles` are row types ("edge", "node", ...) by glob patterns of maps' names; the first match
-    counts, and maps without a match stay deterministic. So do those that `maps` does not choose
-    (None for all) or `exclude` does: patterns, or a predicate (name, module). `reasons` say in the
-    report why a map, by name, has no role, is not selected or is no linear map.
+    counts, and maps without a match stay deterministic. So do those that `maps` does not choose or
+    `exclude` does. `reasons` say in the report why a map, by name, has no posterior.
     """
     if any(isinstance(module, StochasticMap) for module in model.modules()):
         raise ConversionError("the model is Bayesian already; start from the plain model")
-    wanted, unwanted = _predicate(maps, default=True), _predicate(exclude, default=False)
     reports: list[MapReport] = []
     for name, module in _named_modules(model):
         count = sum(p.numel() for p in module.parameters(recurse=False))
         if count == 0:
             continue
         layer = type(module).__name__
-        role = next((r for pattern, r in roles.items() if fnmatchcase(name, pattern)), None)
-        reason, given = "", (reasons or {}).get(name)
+        role, reason = first_match(name, roles), ""
         if kind_of(module) is None:
-            reason = given or f"{layer} is not known as a linear map"
+            reason = f"{layer} is not known as a linear map"
         elif role is None:
-            reason = given or "the backbone declares no row type for it"
-        elif not wanted(name, module):
-            reason = given or "not selected by maps"
-        elif unwanted(name, module):
+            reason = "the backbone declares no row type for it"
+        elif not matches(name, maps):
+            reason = "not selected by maps"
+        elif matches(name, exclude):
             reason = "excluded"
-        reports.append(MapReport(name, layer, count, None if reason else role, reason))
+        role, reason = (None, (reasons or {}).get(name, reason)) if reason else (role, "")
+        reports.append(MapReport(name, layer, count, role, reason))
     report = ConversionReport(tuple(reports))
     if not report.roles:
         raise ConversionError(f"no map was selected, nothing would be Bayesian:\n{report}")
@@ -158,10 +152,12 @@ def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return list(cast(Iterable[tuple[str, nn.Module]], model.named_modules()))
 
 
-def _predicate(selection: Selection, *, default: bool) -> Callable[[str, nn.Module], bool]:
-    if selection is None:
-        return lambda _name, _module: default
-    if callable(selection):
-        return selection
-    patterns = [selection] if isinstance(selection, str) else list(selection)
-    return lambda name, _module: any(fnmatchcase(name, pattern) for pattern in patterns)
+def matches(name: str, patterns: Patterns) -> bool:
+    """Return whether a name matches any of the patterns."""
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def first_match(name: str, by_pattern: Mapping[str, Value]) -> Value | None:
+    """Return the value of the first pattern that a name matches."""
+    return next((value for key, value in by_pattern.items() if fnmatchcase(name, key)), None)

@@ -25,7 +25,9 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from blips.errors import InputError
+from blips.errors import InputError, refuse_unknown
+
+EMBEDDING = 16  # width of a node label's
 
 
 class InferenceNetwork(nn.Module):
@@ -38,7 +40,6 @@ class InferenceNetwork(nn.Module):
         initial: coefficient that every row starts from.
         hidden: width of the hidden layers.
         depth: number of hidden layers (of the edge head, the layer on pairs included).
-        embedding: width of the node label's embedding.
         share: one coefficient per "map", or one for all maps of a message-passing "layer".
     """
 
@@ -53,7 +54,6 @@ class InferenceNetwork(nn.Module):
         initial: float,
         hidden: int = 64,
         depth: int = 2,
-        embedding: int = 16,
         share: str = "map",
     ) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class InferenceNetwork(nn.Module):
         self.bounds = bounds
         self.columns = _columns(roles, share)
         labels = sizes.get("node_type", 0)
-        self.embedding = nn.Embedding(labels, embedding) if labels else None
-        node_size = sizes.get("node", 0) + (embedding if labels else 0)
+        self.embedding = nn.Embedding(labels, EMBEDDING) if labels else None
+        node_size = sizes.get("node", 0) + (EMBEDDING if labels else 0)
         pair_size = self._pair_input_size(sizes.get("edge", 0), node_size)
         shares_pairs = self.sees_neighbours and not {"edge", "node"}.isdisjoint(self.columns)
         self.pair_layer = mlp(pair_size, hidden).append(nn.SiLU()) if shares_pairs else None
@@ -133,11 +133,11 @@ NETWORKS: dict[str, type[InferenceNetwork]] = {"neighbourhood": InferenceNetwork
 """Inference networks by the name of their variant, `bayesianize(encoder={"variant": ...})`."""
 
 
-def mlp(*widths: int) -> nn.Sequential:
-    """Make linear maps of these widths with SiLU between them."""
+def mlp(*widths: int, activation: type[nn.Module] = nn.SiLU) -> nn.Sequential:
+    """Make linear maps of these widths with activations between them."""
     layers: list[nn.Module] = []
     for size_in, size_out in pairwise(widths):
-        layers += [nn.Linear(size_in, size_out), nn.SiLU()]
+        layers += [nn.Linear(size_in, size_out), activation()]
     return nn.Sequential(*layers[:-1])
 
 
@@ -161,5 +161,4 @@ def _check_options(bounds: tuple[float, float], initial: float, depth: int, shar
         raise InputError(f"the initial coefficient {initial} is outside its bounds {bounds}")
     if depth < 1:
         raise InputError(f"the heads need at least one hidden layer, got depth={depth}")
-    if share not in ("map", "layer"):
-        raise InputError(f"unknown share {share!r}; use map or layer")
+    refuse_unknown("share", share, ("map", "layer"))

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from blips.errors import InputError
+from blips.errors import InputError, refuse_unknown
 
 Reduction = Literal["mean", "elbo"]
 
@@ -49,8 +49,7 @@ def kl_divergence(
     its lambda refers to this). "elbo" is the sum over weights of the row mean, divided by the
     number of data; it needs the number of weights of each map and that of training structures.
     """
-    if reduction not in get_args(Reduction):
-        raise InputError(f"unknown KL reduction {reduction!r}; use one of {get_args(Reduction)}")
+    refuse_unknown("KL reduction", reduction, get_args(Reduction))
     present = {name: coef for name, coef in coefficients.items() if coef.numel() > 0}
     if not present:  # of isolated atoms, which have no edges
         return torch.zeros(())

@@ -1,10 +1,10 @@
 """Noise: how the weights of a pass are drawn, and the context that says so.
 
-Three ways to evaluate a converted model:
+Three ways to evaluate a converted model, whose rows have these coefficients:
 
-    with use(None): ...                # posterior means, the plain model (also the default)
-    with use(SampledNoise(...)): ...   # fresh weights for every row (local or flipout estimator)
-    with use(FrozenNoise(...)): ...    # the same draw for every row and every call
+    with use(None): ...                             # posterior means, the plain model (the default)
+    with use(Noise(coefficients, generators)): ...  # fresh weights for every row
+    with use(Noise(coefficients, draws)): ...       # the same draw for every row and every call
 
 The active noise lives in a context variable: every thread has its own, nested contexts restore
 the outer one, and so do contexts left by an exception.
@@ -23,86 +23,6 @@ from blips.bayes.estimators import flipout_linear, frozen_linear, local_linear
 from blips.errors import InputError
 
 ESTIMATORS = ("auto", "local", "flipout")
-
-
-@dataclass(frozen=True)
-class _Noise:
-    """Coefficients (alpha, beta) of every Bayesian map's rows, and where noise comes from."""
-
-    coefficients: Mapping[str, Tensor]  # by name, [R], shared by K replicas, or [K R]
-    sources: Sequence[object]  # of the noise of each replica; what they are the subclasses say
-
-    @property
-    def replicas(self) -> int:
-        """K, the number of independent weight samples that one pass carries."""
-        return len(self.sources)
-
-    def coefficients_of(self, name: str, rows: int) -> Tensor:
-        """Return coefficients [rows] of the map `name`; errors name what does not fit."""
-        if name not in self.coefficients:
-            raise InputError(
-                f"no coefficients for the Bayesian map {name!r}; the inference network knows "
-                f"{', '.join(self.coefficients) or 'none'}. Was it made for another model?"
-            )
-        coef = self.coefficients[name]
-        if coef.ndim != 1:
-            raise InputError(
-                f"coefficients of {name!r} have shape {tuple(coef.shape)}; "
-                "expected one number for each row, [rows]"
-            )
-        if coef.shape[0] * self.replicas == rows != coef.shape[0]:
-            coef = coef.repeat(self.replicas)
-        if coef.shape[0] != rows:
-            raise InputError(
-                f"{name!r} was applied to {rows} rows but has coefficients for {coef.shape[0]}; "
-                "is it declared with the right row type (edge, node, ...)?"
-            )
-        return coef
-
-
-@dataclass(frozen=True)
-class SampledNoise(_Noise):
-    """Every row sees its own weights w ~ N(theta, coef theta^2).
-
-    The noise of a replica depends on its own generator alone, so results do not depend on how many
-    run at once. The estimator is "local", "flipout", or "auto": local on scalar rows, flipout where
-    features have an irrep axis (where local noise would break equivariance).
-    """
-
-    sources: Sequence[torch.Generator]
-    estimator: str = "auto"
-
-    def __post_init__(self) -> None:
-        """Refuse unknown estimators and missing generators."""
-        if self.estimator not in ESTIMATORS:
-            raise InputError(
-                f"unknown estimator {self.estimator!r}; use one of {', '.join(ESTIMATORS)} "
-                "(frozen draws have a class of their own, FrozenNoise)"
-            )
-        if not self.sources:
-            raise InputError(
-                "sampling needs a torch.Generator for each replica; "
-                "make them with blips.bayes.noise.generators(seed, count)"
-            )
-
-    def linear(
-        self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
-    ) -> Tensor:
-        """Apply one matrix with weights drawn from N(weight, coef weight^2), coef [rows].
-
-        [rows, *irrep, in] -> [rows, *irrep, out]; every matrix of a model has a name of its own.
-        """
-        has_irrep_axis = h.ndim > 2
-        if self.estimator == "local" and has_irrep_axis:
-            raise InputError(
-                f"the local estimator cannot be used on {name!r}: its input {tuple(h.shape)} has "
-                "an irrep axis, and noise drawn per component breaks equivariance. Use "
-                'estimator="flipout", or "auto" (local on scalars, flipout elsewhere), or leave '
-                "the map deterministic with exclude=..."
-            )
-        flips = self.estimator == "flipout" or has_irrep_axis
-        estimator = flipout_linear if flips else local_linear
-        return estimator(h, weight, bias, coef, self.sources)
 
 
 @dataclass(frozen=True)
@@ -127,21 +47,67 @@ class FrozenDraw:
         return eps
 
 
-@dataclass(frozen=True)
-class FrozenNoise(_Noise):
-    """All rows and all calls share the draw: one smooth, conservative model per draw."""
+Source = torch.Generator | FrozenDraw
 
-    sources: Sequence[FrozenDraw]
+
+@dataclass(frozen=True)
+class Noise:
+    """Coefficients (alpha, beta) of every Bayesian map's rows, and a source of noise for each of K.
+
+    With generators every row sees its own weights w ~ N(theta, coef theta^2); with frozen draws all
+    rows and all calls share theirs: one smooth, conservative model per draw. Replicas depend on
+    their own sources alone, so results do not depend on how many run at once.
+
+    The estimator for generators is "local", "flipout", or "auto": local on scalar rows, flipout
+    where features have an irrep axis (where local noise would break equivariance).
+    """
+
+    coefficients: Mapping[str, Tensor]  # by name, [R], shared by K replicas, or [K R]
+    sources: Sequence[Source]
+    estimator: str = "auto"
+
+    def coefficients_of(self, name: str, rows: int) -> Tensor:
+        """Return coefficients [rows] of the map `name`; errors name what does not fit."""
+        if name not in self.coefficients:
+            raise InputError(
+                f"no coefficients for the Bayesian map {name!r}; the inference network knows "
+                f"{', '.join(self.coefficients) or 'none'}. Was it made for another model?"
+            )
+        coef = self.coefficients[name]
+        if coef.shape[0] * len(self.sources) == rows != coef.shape[0]:
+            coef = coef.repeat(len(self.sources))
+        if coef.shape[0] != rows:
+            raise InputError(
+                f"{name!r} was applied to {rows} rows but has coefficients for {coef.shape[0]}; "
+                "is it declared with the right row type (edge, node, ...)?"
+            )
+        return coef
 
     def linear(
         self, name: str, h: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor
     ) -> Tensor:
-        """Apply one matrix with the draws' noise; shapes as for `SampledNoise.linear`."""
-        eps = torch.stack([draw.normal_like(name, weight) for draw in self.sources])
-        return frozen_linear(h, weight, bias, coef, eps)
+        """Apply one matrix with weights drawn from N(weight, coef weight^2), coef [rows].
+
+        [rows, *irrep, in] -> [rows, *irrep, out]; every matrix of a model has a name of its own.
+        """
+        draws = [one for one in self.sources if not isinstance(one, torch.Generator)]
+        if draws:
+            eps = torch.stack([draw.normal_like(name, weight) for draw in draws])
+            return frozen_linear(h, weight, bias, coef, eps)
+        has_irrep_axis = h.ndim > 2
+        if self.estimator == "local" and has_irrep_axis:
+            raise InputError(
+                f"the local estimator cannot be used on {name!r}: its input {tuple(h.shape)} has "
+                "an irrep axis, and noise drawn per component breaks equivariance. Use "
+                'estimator="flipout", or "auto" (local on scalars, flipout elsewhere), or leave '
+                "the map deterministic with exclude=..."
+            )
+        flips = self.estimator == "flipout" or has_irrep_axis
+        estimator = flipout_linear if flips else local_linear
+        generators = [one for one in self.sources if isinstance(one, torch.Generator)]
+        return estimator(h, weight, bias, coef, generators)
 
 
-Noise = SampledNoise | FrozenNoise
 _active: ContextVar[Noise | None] = ContextVar("blips_active_noise", default=None)
 
 

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from ase import Atoms
 
 from blips.data.structures import read_structures
-from blips.errors import InputError
+from blips.errors import refuse_unknown
 
 AmmoniaSplit = Literal["train", "valid", "test_ood"]
 
@@ -20,10 +20,7 @@ def load_ammonia(split: AmmoniaSplit) -> list[Atoms]:
     and "test_ood" (129 distorted ones, 5-70 kcal/mol). A `SinglePointCalculator` holds `energy`
     (eV, relative to the minimum) and `forces` (eV/A); `info["kind"]` says how a geometry was made.
     """
-    if split not in get_args(AmmoniaSplit):
-        raise InputError(
-            f"unknown ammonia split {split!r}; use one of {', '.join(get_args(AmmoniaSplit))}"
-        )
+    refuse_unknown("ammonia split", split, get_args(AmmoniaSplit))
     source = resources.files("blips.data") / "files" / f"nh3_{split}.extxyz"
     with resources.as_file(source) as path:
         return read_structures(path)

@@ -19,7 +19,7 @@ from ase.calculators.calculator import compare_atoms
 from ase.stress import voigt_6_to_full_3x3_stress
 
 from blips import keys
-from blips.errors import InputError
+from blips.errors import InputError, refuse_unknown
 from blips.units import ENERGY_UNITS, LENGTH_UNITS
 
 QUANTITIES = (keys.ENERGY, keys.FORCES, keys.STRESS)
@@ -44,13 +44,11 @@ class Labels:
 
     def __post_init__(self) -> None:
         for unit, known in ((self.energy_unit, ENERGY_UNITS), (self.length_unit, LENGTH_UNITS)):
-            if unit not in known:
-                raise InputError(f"unknown unit {unit!r} of labels; use one of {', '.join(known)}")
+            refuse_unknown("unit of labels", unit, known)
 
     def key(self, quantity: str) -> str:
         """Return the name under which "energy", "forces" or "stress" is stored."""
-        if quantity not in QUANTITIES:
-            raise InputError(f"unknown label {quantity!r}; use one of {', '.join(QUANTITIES)}")
+        refuse_unknown("label", quantity, QUANTITIES)
         return getattr(self, f"{quantity}_key")
 
     def factor(self, quantity: str) -> float:

@@ -80,8 +80,7 @@ class Alignment:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the tensors, JSON-able."""
-        numbers = list(self.numbers)
-        return {"misfit": self.misfit, "structures": self.structures, "numbers": numbers}
+        return {"misfit": self.misfit, "structures": self.structures, "numbers": [*self.numbers]}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors, by name."""

@@ -20,8 +20,8 @@ from blips import keys
 from blips.backbones.base import first_parameter
 from blips.data.graph import AtomGraph, Graph
 from blips.defaults import SAMPLES
-from blips.errors import InputError
 from blips.inference.linearise import Depth, Linearised
+from blips.inference.monte_carlo import refuse_few
 from blips.inference.posterior import ConditionedPosterior
 from blips.inference.sampling import Request, StochasticModel
 from blips.prediction import Outputs, Prediction, point_prediction
@@ -35,15 +35,13 @@ def predict_conditioned(model: StochasticModel, graph: Graph, request: Request) 
     K = `request.samples` draws give deviations of forces and stress; 0 those of energies alone.
     """
     samples = SAMPLES if request.samples == "auto" else request.samples
-    if samples < 2 and samples != 0:
-        raise InputError(
-            f"samples={samples}: a deviation needs at least 2 draws; "
-            'use method="map" for a prediction without error bars'
-        )
+    if samples:
+        refuse_few(samples)
     posterior, seed = model.conditioned(), request.seed
     depth: Depth = "members" if samples else "energies"
-    linear = model.linear_model(posterior)
-    linearised = linear(graph, forces=request.forces, stress=request.stress, depth=depth)
+    linearised = model.linear_model()(
+        graph, forces=request.forces, stress=request.stress, depth=depth
+    )
     changes_of = linearised.members if samples else linearised.energy_changes
     count = samples
     if not samples or not (request.forces or request.stress):  # these cost no backward pass
@@ -66,9 +64,6 @@ def predict_conditioned(model: StochasticModel, graph: Graph, request: Request) 
     for name in found.keys() & {"energy_std", "energies_std"}:
         found[name] = posterior.scale.energy_factor * found[name]
     found |= _misfits(posterior, linearised, found)
-    if request.covariance and keys.FORCES in changes:
-        change = changes[keys.FORCES].double()
-        found["forces_cov"] = torch.einsum("kna,knb->nab", change, change) / count
     method = "conditioned" if samples else "onepass"
     return point_prediction(linearised.outputs | found, graph, method=method, samples=samples)
 

@@ -33,16 +33,15 @@ def _never() -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """Elements, least distances and loneliest atoms of some structures.
+    """Elements, least distances and loneliest atoms of some structures; by default of all.
 
     Distances of pairs that were not seen within the cutoff are infinite, as is `farthest` where an
-    atom had no neighbour, or where it is not known.
+    atom had no neighbour, or where it is not known; it is zero for elements that were not seen.
     """
 
-    numbers: frozenset[int] = frozenset(range(1, SIZE))
     least: Tensor = field(default_factory=_never, repr=False)  # of pairs, symmetric, [119, 119] A
     # largest distance of an atom of each element to its nearest neighbour, [119] A
-    farthest: Tensor = field(default_factory=lambda: torch.full((SIZE,), torch.inf), repr=False)
+    farthest: Tensor = field(default_factory=lambda: _never()[0], repr=False)
 
     @classmethod
     def of(cls, graph: AtomGraph) -> "Domain":
@@ -54,16 +53,16 @@ class Domain:
         least = least.view(SIZE, SIZE)
         nearest = _nearest(graph, distance)
         farthest = torch.zeros(SIZE).scatter_reduce(0, graph.numbers.cpu(), nearest, "amax")
-        return cls(frozenset(graph.numbers.tolist()), torch.minimum(least, least.T), farthest)
+        return cls(torch.minimum(least, least.T), farthest)
 
     @classmethod
     def joined(cls, parts: Iterable["Domain"]) -> "Domain":
         """Join the domains of the structures of all parts."""
-        numbers, least, farthest = frozenset[int](), _never(), torch.zeros(SIZE)
+        least, farthest = _never(), torch.zeros(SIZE)
         for part in parts:
-            numbers, least = numbers | part.numbers, torch.minimum(least, part.least)
+            least = torch.minimum(least, part.least)
             farthest = torch.maximum(farthest, part.farthest)
-        return cls(numbers, least, farthest)
+        return cls(least, farthest)
 
     @cached_property
     def _limits(self) -> Tensor:
@@ -79,9 +78,12 @@ class Domain:
     @cached_property
     def known(self) -> Tensor:
         """Whether each atomic number was seen, [119] bool."""
-        known = torch.zeros(SIZE, dtype=torch.bool)
-        known[list(self.numbers)] = True
-        return known
+        return self.farthest > 0
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Atomic numbers that were seen."""
+        return frozenset(self.known.nonzero().flatten().tolist())
 
     def contains(self, graph: AtomGraph) -> Tensor:
         """Return whether each atom's element is known and its nearest atom is as near, [N] bool."""
@@ -115,7 +117,7 @@ class Domain:
                 least[int(a), int(b)] = least[int(b), int(a)] = float(distance)
             else:
                 farthest[int(a)] = float(distance)
-        return cls(frozenset(numbers), least, farthest)
+        return cls(least, farthest)
 
 
 def _nearest(graph: AtomGraph, distance: Tensor) -> Tensor:

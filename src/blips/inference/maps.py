@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone
+from blips.bayes.convert import first_match, matches
 from blips.bayes.linear import Product, StochasticMap, kind_of, require_kind
 from blips.bayes.sketch import Sketch
 from blips.errors import ConversionError, InputError
@@ -60,7 +61,6 @@ def chosen_roles(
     """
     if maps == ALL:
         return dict(roles), False
-    patterns = [maps] if isinstance(maps, str) else list(maps)
     direct = not backbone.conservative and not backbone.readout_maps
     readout = {} if direct and maps != READOUT else readout_roles(backbone, roles)
     if maps == READOUT:
@@ -71,14 +71,10 @@ def chosen_roles(
             )
         return readout, True
     known = {**roles, **readout}
-    chosen = {
-        name: role
-        for name, role in known.items()
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
+    chosen = {name: role for name, role in known.items() if matches(name, maps)}
     if not chosen:
         raise InputError(
-            f"no map matches {', '.join(patterns)}; there are {', '.join(known)}, "
+            f"no map matches {maps!r}; there are {', '.join(known)}, "
             'and the names "readout" and "all" for many'
         )
     return chosen, chosen.keys() <= readout.keys()
@@ -91,9 +87,8 @@ def readout_roles(backbone: Backbone, roles: Mapping[str, str]) -> dict[str, str
     return {
         name: role
         for name, layer in backbone.named_modules()
-        for pattern, role in backbone.readout_maps.items()
-        if fnmatchcase(name, pattern)
-        and (isinstance(layer, StochasticMap) or kind_of(layer) is not None)
+        if isinstance(layer, StochasticMap) or kind_of(layer) is not None
+        if (role := first_match(name, backbone.readout_maps))
     }
 
 
@@ -149,9 +144,7 @@ def watched(backbone: Backbone, names: Sequence[str]) -> Iterator[list[Call]]:
         for name in names:
             layer = backbone.get_submodule(name)
             with _registering:
-                hook = layer.register_forward_hook(
-                    lambda layer, args, output, name=name: note(name, layer, args, output)  # pyright: ignore[reportArgumentType]
-                )
+                hook = layer.register_forward_hook(partial(note, name))
             stack.callback(hook.remove)
         yield calls
 

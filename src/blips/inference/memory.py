@@ -100,12 +100,11 @@ def peak_bytes(run: Callable[[], Any]) -> int:
 
 
 class _LivingTensors(TorchDispatchMode):
-    """Counts the storages that operations make, until they are freed."""
+    """Adds up the storages that operations make, until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = self._now = 0
-        self._known: set[int] = set()
 
     def __torch_dispatch__(
         self,
@@ -115,23 +114,18 @@ class _LivingTensors(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         outputs = func(*args, **(kwargs or {}))
-        known = {id(one.untyped_storage()) for one in _tensors((args, kwargs))}
-        for tensor in _tensors(outputs):
-            storage = tensor.untyped_storage()
-            if id(storage) not in self._known | known:  # no view of an argument
-                self._known.add(id(storage))
-                self._now += storage.nbytes()
-                weakref.finalize(storage, self._freed, id(storage), storage.nbytes())
-        self.peak = max(self.peak, self._now)
+        for storage in _storages(outputs) - _storages((args, kwargs)):  # no view of an argument
+            self._add(storage.nbytes())
+            weakref.finalize(storage, self._add, -storage.nbytes())
         return outputs
 
-    def _freed(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self._now -= size
+    def _add(self, size: int) -> None:
+        self._now += size
+        self.peak = max(self.peak, self._now)
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+def _storages(tree: Any) -> set[torch.UntypedStorage]:
+    return {leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)}
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt

@@ -14,18 +14,16 @@ number of samples was chosen is that of as many samples asked for by number.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from blips import keys
 from blips.data.graph import Graph
 from blips.errors import InputError
 from blips.inference.memory import passes_side_by_side, rows_of
@@ -46,22 +44,17 @@ def monte_carlo(
     *,
     method: str,
     chunk: int,
-    covariance: bool = False,
     tolerance: float = 0.1,
 ) -> Prediction:
     """Return mean and std of samples on a batch of structures.
 
     With samples="auto" they are drawn in rounds until the relative standard error of a typical std
     (the root mean square over all energies, force components, ... of the batch) is below the
-    tolerance. `details` then has the "std_relative_error" of each quantity, and
-    "tolerance_reached". At most `chunk` samples run at once; `method` names the result.
+    tolerance. `details` then has the "std_relative_error" that each quantity reached. At most
+    `chunk` samples run at once; `method` names the result.
     """
     goal = FIRST_ROUND if samples == "auto" else samples
-    if goal < 2:
-        raise InputError(
-            f"samples={goal}: a deviation needs at least 2 samples; "
-            'use method="map" for a prediction without error bars'
-        )
+    refuse_few(goal)
     count, drawn, details = 0, Outputs(), dict[str, Any](chunk=chunk)
     while count < goal:
         more = sampled_outputs(sampler, graph, range(count, goal), chunk)
@@ -70,24 +63,29 @@ def monte_carlo(
         if samples == "auto":
             errors = {name: relative_error(value) for name, value in drawn.items()}
             excess = max(errors.values()) / tolerance
-            details |= {"std_relative_error": errors, "tolerance_reached": excess <= 1.0}
+            details["std_relative_error"] = errors
             if excess > 1.0:  # as the error demands, at most twice as many
                 needed = ROUND_TO * math.ceil(count * min(excess**2, 2.0) / ROUND_TO)
                 goal = min(max(needed, count + ROUND_TO), MOST)
-    found = point_prediction(moments(drawn, covariance), graph, method, count)
+    found = point_prediction(moments(drawn), graph, method, count)
     return replace(found, details=details)
 
 
-def moments(drawn: Outputs, covariance: bool = False) -> Outputs:
-    """Compute mean and (K-1)-normalised std of samples [K, ...], float64; forces' covariance."""
+def refuse_few(samples: int) -> None:
+    """Refuse numbers of samples that have no deviation."""
+    if samples < 2:
+        raise InputError(
+            f"samples={samples}: a deviation needs at least 2 samples; "
+            'use method="map" for a prediction without error bars'
+        )
+
+
+def moments(drawn: Outputs) -> Outputs:
+    """Compute mean and (K-1)-normalised std of samples [K, ...], float64."""
     found: Outputs = {}
     for name, samples in drawn.items():
         samples = samples.double()
         found[name], found[f"{name}_std"] = samples.mean(dim=0), samples.std(dim=0)
-        if covariance and name == keys.FORCES:
-            deviation = samples - found[name]
-            total = torch.einsum("kna,knb->nab", deviation, deviation)
-            found[f"{name}_cov"] = total / (len(samples) - 1)
     return found
 
 
@@ -102,19 +100,6 @@ def relative_error(samples: Tensor) -> float:
     kurtosis = torch.where(m2 > 0, m4 / m2.square().clamp_min(1e-300), NORMAL_KURTOSIS)
     square = 0.25 * (kurtosis.clamp_min(NORMAL_KURTOSIS) - (count - 3) / (count - 1)) / count
     return float(square.mean().sqrt())
-
-
-def joined_details(parts: Sequence[Prediction]) -> Mapping[str, Any]:
-    """Join details of separately sampled batches: worst errors, all counts."""
-    details = dict(parts[0].details)
-    errors = [part.details["std_relative_error"] for part in parts]
-    details["std_relative_error"] = {
-        name: max(error[name] for error in errors) for name in errors[0]
-    }
-    details["tolerance_reached"] = all(part.details["tolerance_reached"] for part in parts)
-    counts = [np.full(len(part), part.samples) for part in parts]
-    details["samples_of_structures"] = np.concatenate(counts)
-    return details
 
 
 def sampled_outputs(sampler: Sampler, graph: Graph, numbers: range, chunk: int) -> Outputs:

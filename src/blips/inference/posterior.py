@@ -10,6 +10,7 @@ relative^2 F F^T of an atom's force F, so that it turns with the structure. Outs
 typical^2 on top, the mean square of a force component near the data.
 """
 
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -46,14 +47,10 @@ class Scale:
 
     def __post_init__(self) -> None:
         """Refuse what makes no error bar."""
-        numbers = {"ratio": self.ratio, "scale": self.scale, "factor": self.energy_factor}
-        numbers |= self.floor
-        unknown = set(self.floor) - {keys.ENERGY, keys.FORCES}
-        bad = {name: value for name, value in numbers.items() if not 0 < value < float("inf")}
-        optional = {"relative": self.relative, "typical": self.typical}
-        bad |= {k: value for k, value in optional.items() if not 0 <= value < float("inf")}
-        if unknown or bad:
-            raise InputError(f"no scale of a posterior: {bad or sorted(unknown)}")
+        positive = [self.ratio, self.scale, self.energy_factor, *self.floor.values()]
+        finite = all(0 <= value < math.inf for value in (*positive, self.relative, self.typical))
+        if not (finite and all(positive) and self.floor.keys() <= {keys.ENERGY, keys.FORCES}):
+            raise InputError(f"no scale of a posterior: {self}")
 
 
 @dataclass(frozen=True)

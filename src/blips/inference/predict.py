@@ -23,7 +23,7 @@ from blips.errors import TooLargeError
 from blips.inference.conditioned import predict_conditioned
 from blips.inference.domain import Domain
 from blips.inference.memory import is_large
-from blips.inference.monte_carlo import MOST, joined_details, monte_carlo
+from blips.inference.monte_carlo import MOST, monte_carlo
 from blips.inference.onepass import one_pass
 from blips.inference.posterior import ConditionedPosterior
 from blips.inference.sampling import Request, StochasticModel
@@ -38,8 +38,10 @@ def predict(model: StochasticModel, graphs: Iterable[Graph], request: Request) -
     whole = Prediction.join(found)
     if "std_relative_error" not in whole.details:
         return whole
+    errors = [one.details["std_relative_error"] for one in found]
+    worst = {name: max(error[name] for error in errors) for name in errors[0]}
     most = max(one.samples for one in found)
-    return replace(whole, samples=most, details=joined_details(found))
+    return replace(whole, samples=most, details={**whole.details, "std_relative_error": worst})
 
 
 def _within_memory(model: StochasticModel, graph: Graph, request: Request) -> list[Prediction]:
@@ -60,7 +62,7 @@ def _predict_batch(model: StochasticModel, graph: Graph, request: Request) -> Pr
     run = BY_METHOD[chosen.method]
     bounded = is_large(graph) or chosen.memory_gb is not None
     if bounded and run is not _sampled:  # samples are bounded chunk by chunk
-        kind = (*_kind(model, chosen), chosen.samples, chosen.covariance)
+        kind = (*_kind(model, chosen), chosen.samples)
         model.gauge.check(kind, graph, chosen.memory_gb, lambda part: run(model, part, chosen))
     found = run(model, graph, chosen)
     changes: dict[str, Any] = {"details": {**found.details, **details}}
@@ -94,7 +96,7 @@ def _map(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
 
 def _in_one_pass(model: StochasticModel, graph: Graph, request: Request) -> Prediction:
     if model.posterior is not None:
-        return predict_conditioned(model, graph, replace(request, samples=0, covariance=False))
+        return predict_conditioned(model, graph, replace(request, samples=0))
     found = one_pass(model, graph, forces=request.forces, stress=request.stress)
     outputs = found.outputs | {"energy_std": found.energy_var.sqrt()}
     return point_prediction(outputs, graph, method="onepass")
@@ -105,11 +107,12 @@ def _sampled(model: StochasticModel, graph: Graph, request: Request) -> Predicti
 
     @torch.no_grad()  # forces switch gradients on where they need them
     def sampler(graph: Graph, numbers: range) -> Outputs:
-        if request.method == "frozen":
-            draws = [FrozenDraw(request.seed, number) for number in numbers]
-            return model.frozen(graph, draws, **request.derivatives).outputs
         device = graph.positions.device
-        sources = generators(request.seed, len(numbers), numbers.start, device)
+        sources = (
+            [FrozenDraw(request.seed, number) for number in numbers]
+            if request.method == "frozen"
+            else generators(request.seed, len(numbers), numbers.start, device)
+        )
         return model.sample(graph, sources, **request.derivatives).outputs
 
     most = MOST if request.samples == "auto" else request.samples
@@ -120,7 +123,6 @@ def _sampled(model: StochasticModel, graph: Graph, request: Request) -> Predicti
         request.samples,
         method=request.method,
         chunk=model.gauge.chunk(kind, graph, most, request.memory_gb, once),
-        covariance=request.covariance,
         tolerance=request.tolerance,
     )
 

@@ -149,9 +149,7 @@ def _added_over_processes(evidence: Evidence, domain: Domain) -> tuple[Evidence,
     gram, count = evidence.gram().clone(), torch.tensor([evidence.count])
     dist.all_reduce(gram)
     dist.all_reduce(count)
-    known, least, farthest = domain.known.int(), domain.least.clone(), domain.farthest.clone()
-    dist.all_reduce(known, dist.ReduceOp.MAX)
+    least, farthest = domain.least.clone(), domain.farthest.clone()
     dist.all_reduce(least, dist.ReduceOp.MIN)
     dist.all_reduce(farthest, dist.ReduceOp.MAX)
-    everywhere = Domain(frozenset(known.nonzero().flatten().tolist()), least, farthest)
-    return Evidence(evidence.dimension, gram, int(count)), everywhere
+    return Evidence(evidence.dimension, gram, int(count)), Domain(least, farthest)

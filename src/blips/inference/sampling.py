@@ -1,9 +1,9 @@
 """What every method is given: a backbone with posteriors, and what is asked of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from ase import Atoms
@@ -13,23 +13,22 @@ from blips import keys
 from blips.backbones.base import Backbone, first_parameter, graph_batches
 from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
 from blips.bayes import noise as noise_context
+from blips.bayes.convert import ConversionReport
 from blips.bayes.encoder import InferenceNetwork
-from blips.bayes.noise import FrozenDraw, FrozenNoise, Noise, SampledNoise
+from blips.bayes.kl import prior_coefficient
+from blips.bayes.noise import ESTIMATORS, FrozenDraw, Noise, Source
 from blips.data.graph import AtomGraph, Graph
 from blips.defaults import SAMPLES
-from blips.errors import InputError
+from blips.errors import InputError, refuse_unknown
+from blips.inference.alignment import Alignment
 from blips.inference.linearise import LinearModel
-from blips.inference.memory import MemoryGauge
+from blips.inference.memory import MemoryGauge, keep_freed_memory
 from blips.inference.monte_carlo import Samples
 from blips.inference.posterior import ConditionedPosterior, SeenWeights
-from blips.prediction import Outputs, Prediction, point_prediction
+from blips.prediction import Calibrator, Outputs, Prediction, point_prediction
 
 Coefficients = Mapping[str, Tensor]
 METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "map")
-NOT_CONDITIONED = (
-    "the potential is not conditioned on data; call potential.condition(structures, "
-    "valid=labelled structures), or blips condition"
-)
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,11 @@ class Request:
     seed: int = 0
     forces: bool = True
     stress: bool = False
-    covariance: bool = False
     memory_gb: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse unknown methods and numbers of samples."""
-        if self.method not in METHODS:
-            raise InputError(f"unknown method {self.method!r}; use one of {', '.join(METHODS)}")
+        refuse_unknown("method", self.method, METHODS)
         if self.samples != "auto" and not isinstance(self.samples, Integral):
             raise InputError(f'samples={self.samples!r}; expected a whole number or "auto"')
         if not 0 < self.tolerance < 1:
@@ -75,22 +72,35 @@ class StochasticModel(nn.Module):
     """A backbone whose maps have posteriors: the paper's, and one that has seen data."""
 
     def __init__(
-        self, backbone: Backbone, encoder: InferenceNetwork, roles: dict[str, str], estimator: str
+        self,
+        backbone: Backbone,
+        encoder: InferenceNetwork,
+        conversion: ConversionReport,
+        settings: dict[str, Any],
     ) -> None:
         super().__init__()
+        keep_freed_memory()
+        refuse_unknown("estimator", settings["estimator"], ESTIMATORS)
         self.backbone = backbone  # converted; its state dict is that of the plain model
         self.encoder = encoder  # the inference network of the paper's posterior
-        self.roles = roles  # row type of each Bayesian map, by name
-        self.estimator = estimator  # how rows are sampled: "auto", "local" or "flipout"
+        self.conversion = conversion
+        self.roles = conversion.roles  # row type of each Bayesian map, by name
+        self.settings = settings  # what `bayesianize` was called with, for checkpoints
+        self.estimator: str = settings["estimator"]  # how rows are sampled: "local", ...
+        self.rho = prior_coefficient(settings["prior_dropout"])  # p / (1 - p)
         self.num_weights = {  # random ones of each Bayesian map
             name: sum(
                 weight.numel()
                 for key, weight in backbone.get_submodule(name).named_parameters(recurse=False)
                 if key != "bias"
             )
-            for name in roles
+            for name in self.roles
         }
         self.posterior = None  # the conditioned one
+        self.calibration: dict[str, Calibrator] = {}  # by quantity: "energy", "forces", ...
+        # What is unsure about energies per element, where these were fitted to labels of another
+        # level of theory; the energies themselves are the backbone's `reference`.
+        self.alignment: Alignment | None = None
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
         """Compute alpha and beta of every Bayesian map on this input, [rows] by map name."""
@@ -101,38 +111,19 @@ class StochasticModel(nn.Module):
         return self._evaluate(graph, None, derivatives).outputs
 
     def sample(
-        self,
-        graph: Graph,
-        generators: Sequence[torch.Generator],
-        **derivatives: Unpack[Derivatives],
+        self, graph: Graph, sources: Sequence[Source], **derivatives: Unpack[Derivatives]
     ) -> Sample:
-        """Draw K = len(generators) posterior samples, each row with weights of its own.
+        """Draw K = len(sources) posterior samples; the graph is replicated K times.
 
-        The generators are those of `blips.bayes.noise.generators`; the graph is replicated K times.
+        With `blips.bayes.noise.generators` each row has weights of its own; with a `FrozenDraw` all
+        rows and all calls share them, which makes a member.
         """
-        return self._evaluate(
-            graph.replicate(len(generators)),
-            lambda coefficients: SampledNoise(coefficients, generators, self.estimator),
-            derivatives,
-        )
-
-    def frozen(
-        self, graph: Graph, draws: Sequence[FrozenDraw], **derivatives: Unpack[Derivatives]
-    ) -> Sample:
-        """Evaluate K = len(draws) members, each with one draw for all rows and all calls."""
-        return self._evaluate(
-            graph.replicate(len(draws)),
-            lambda coefficients: FrozenNoise(coefficients, draws),
-            derivatives,
-        )
+        return self._evaluate(graph.replicate(len(sources)), sources, derivatives)
 
     def _evaluate(
-        self,
-        graph: Graph,
-        make_noise: Callable[[Coefficients], Noise] | None,
-        derivatives: Derivatives,
+        self, graph: Graph, sources: Sequence[Source] | None, derivatives: Derivatives
     ) -> Sample:
-        """Compute outputs under the noise that `make_noise` builds from the coefficients.
+        """Compute outputs under the noise of these sources, or at the posterior means for None.
 
         The coefficients are functions of the positions, so they are evaluated inside the energy
         that forces differentiate.
@@ -140,9 +131,10 @@ class StochasticModel(nn.Module):
         coefficients: dict[str, Tensor] = {}
 
         def outputs_of(graph: Graph) -> Outputs:
-            if make_noise is not None:
-                coefficients.update(self.coefficients(graph))
-            with noise_context.use(make_noise and make_noise(coefficients)):
+            if sources is None:
+                return self.backbone(graph)
+            coefficients.update(self.coefficients(graph))
+            with noise_context.use(Noise(coefficients, sources, self.estimator)):
                 return self.backbone(graph)
 
         if not self.backbone.conservative:
@@ -169,7 +161,10 @@ class StochasticModel(nn.Module):
     def conditioned(self) -> ConditionedPosterior:
         """Return the conditioned posterior; an error where there is none for these weights."""
         if self.posterior is None or self._seen is None:
-            raise InputError(NOT_CONDITIONED)
+            raise InputError(
+                "the potential is not conditioned on data; call potential.condition(structures, "
+                "valid=labelled structures), or blips condition"
+            )
         self._seen.check(self._model_of(self.posterior))
         return self.posterior
 
@@ -177,12 +172,9 @@ class StochasticModel(nn.Module):
         """Return the modules that the posterior depends on."""
         return self if posterior.coefficients == "network" else self.backbone
 
-    def linear_model(self, posterior: ConditionedPosterior | None = None) -> LinearModel:
-        """Return the model to first order in the noise of the weights that are conditioned.
-
-        The posterior is the potential's own, unless one is given that `conditioned` returned.
-        """
-        posterior = posterior or self.conditioned()
+    def linear_model(self) -> LinearModel:
+        """Return the model to first order in the noise of the weights that are conditioned."""
+        posterior = self.conditioned()
         network = self.coefficients if posterior.coefficients == "network" else None
         return LinearModel(self.backbone, posterior.maps, network)
 
@@ -199,15 +191,11 @@ class Member(nn.Module):
         self.potential = potential
         self.noise = noise
 
-    def forward(
-        self, graph: Graph, *, forces: bool = True, stress: bool = False, create_graph: bool = False
-    ) -> Outputs:
+    def forward(self, graph: Graph, *, forces: bool = True, stress: bool = False) -> Outputs:
         """Compute what `BayesianPotential.forward` does, with this member's weights."""
         if isinstance(self.noise, FrozenDraw):
-            asked = Derivatives(forces=forces, stress=stress, create_graph=create_graph)
-            return self.potential.frozen(graph, [self.noise], **asked).outputs
-        if create_graph:
-            raise InputError("members of a conditioned posterior cannot be trained")
+            sample = self.potential.sample(graph, [self.noise], forces=forces, stress=stress)
+            return sample.outputs
         linearised = self.potential.linear_model()(graph, forces=forces, stress=stress)
         return linearised.member(self.noise)
 
@@ -221,8 +209,8 @@ class Member(nn.Module):
     ) -> Prediction:
         """Predict this member's energies, forces and stress; a single draw has no error bars."""
         parts: list[Prediction] = []
-        for graph in graph_batches(self.potential.backbone, atoms, batch_size):
-            with torch.no_grad():  # forces switch gradients on where they need them
+        with torch.no_grad():  # forces switch gradients on where they need them
+            for graph in graph_batches(self.potential.backbone, atoms, batch_size):
                 outputs = self(graph, forces=forces, stress=stress)
-            parts.append(point_prediction(outputs, graph, method="member"))
+                parts.append(point_prediction(outputs, graph, method="member"))
         return Prediction.join(parts)

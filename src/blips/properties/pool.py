@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from ase import Atoms
 
-from blips.errors import InputError, TooLargeError
+from blips.errors import InputError, TooLargeError, refuse_unknown
 from blips.files import write_atomically
 from blips.potential import BayesianPotential
 from blips.properties.barrier import barrier
@@ -98,8 +98,7 @@ def run_pool(
     A job whose workers were lost again and again, or that needs more memory than there is, is a
     `PropertyError` without a file: the next call tries it again.
     """
-    if kind not in KINDS:
-        raise InputError(f"unknown property {kind!r}; use one of {', '.join(KINDS)}")
+    refuse_unknown("property", kind, KINDS)
     if Path(model).is_file():
         model = str(Path(model).absolute())
     folder = Path(folder).absolute()

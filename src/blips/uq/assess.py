@@ -15,7 +15,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from blips.data.labels import QUANTITIES, Labels, available, extract
 from blips.data.sanity import warn_of_labels
 from blips.data.structures import Structures, iter_given
-from blips.errors import InputError
+from blips.errors import InputError, refuse_unknown
 from blips.files import write_atomically
 from blips.prediction import Model, Prediction
 from blips.progress import progress_shown
@@ -186,8 +186,7 @@ def calibrate(
         say: is told, in a sentence for each quantity, what was done and gained.
         options: as for `evaluate`.
     """
-    if kind not in CALIBRATORS:
-        raise InputError(f"unknown calibration {kind!r}; use one of {', '.join(CALIBRATORS)}")
+    refuse_unknown("calibration", kind, CALIBRATORS)
     found, references = _labelled(potential, structures, labels)
     with progress_shown():
         prediction = potential.predict(found, calibrated=False, **options)
