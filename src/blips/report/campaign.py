@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 
 from blips.active.summary import labels_to_reach
-from blips.report.document import details, document, drawn, table, viewer
+from blips.report.document import document
 from blips.uq.plots import Plot, line
 
 MAX_PICKS = 1000
+PICK_COLUMNS = ("name", "formula", "round", "status", "score", "reason")
 ERRORS = {
     "force_mae": "force MAE (eV/Å)",
     "force_rmse": "force RMSE (eV/Å)",
@@ -19,13 +19,10 @@ ERRORS = {
     "energy_mae": "energy MAE (eV/atom)",
     "force_rank_correlation": "rank correlation of std and error",
 }
-IN_3D = (
-    "Coloured by the std of the model that picked the structure; errors are that model's, "
-    "against the label that it asked for."
-)
 
 Entry = Mapping[str, Any]
 Entries = Sequence[Entry]
+Table = tuple[list[str], list[list[Any]]]  # headers and rows
 
 
 def render_campaign(
@@ -41,20 +38,23 @@ def render_campaign(
     if baseline is not None:
         other = _judged(_errors(baseline))
         other_name = f"baseline ({baseline['config']['select']['rule']})"
-    errors, data = drawn("curve-plot", "Errors over labels", _curve(curve, other, other_name))
-    said = (_sentence(summary, curve), _compared(curve, other, other_name))
-    first = "".join(f"<p>{escape(text)}</p>" for text in said if text)
-    view = viewer(sets)
-    sections = [
-        ("summary", "Summary", first + _curve_table(curve)),
-        ("curves", "Learning curve", errors + _falls(curve, rounds)),
-        ("rounds", "Rounds", _rounds(rounds)),
-        ("picks", "Picks", _picks(summary["picks"])),
-        ("structures", "Picks in 3D", view and f'<p class="soft">{IN_3D}</p>{view}'),
-        ("settings", "Settings", details("Configuration", json.dumps(summary["config"], indent=1))),
-    ]
-    lead = f"Ended: {summary['ended']}." if summary["ended"] else "Not ended yet."
-    return document(f"Campaign {name}", lead, sections, {"sets": list(sets), "figures": data})
+    picks = summary["picks"]
+    cut = f", the first {MAX_PICKS} of {len(picks)}" if len(picks) > MAX_PICKS else ""
+    return document(
+        "campaign.html",
+        f"Campaign {name}",
+        f"Ended: {summary['ended']}." if summary["ended"] else "Not ended yet.",
+        sets=sets,
+        figures={"curve-plot": _curve(curve, other, other_name)},
+        said=(_sentence(summary, curve), _compared(curve, other, other_name)),
+        models=_models(curve),
+        falls=_falls(curve, rounds),
+        rounds=_rounds(rounds),
+        picks_caption=f"Chosen structures{cut}",
+        pick_columns=PICK_COLUMNS,
+        picks=_picks(picks[:MAX_PICKS]),
+        config=json.dumps(summary["config"], indent=1),
+    )
 
 
 def _errors(summary: Entry) -> list[dict[str, Any]]:
@@ -121,45 +121,35 @@ def _curve(curve: Entries, other: Entries, other_name: str) -> Plot | None:
     )
 
 
-def _falls(curve: Entries, rounds: Entries) -> str:
+def _falls(curve: Entries, rounds: Entries) -> list[list[Any]]:
     """Tabulate what each batch of labels was predicted to do beside what it did.
 
     Predicted: the force std on the target (the candidates, or `select.target`), in closed form,
     before and after the batch. Actual: the force RMSE of the models before and after.
     """
     rmse = {entry["round"]: entry.get("force_rmse") for entry in curve}
-    rows = [
+    return [
         [n, *_fall(*entry["predicted_std"]), *_fall(rmse.get(n), rmse.get(n + 1))]
         for n, entry in ((entry["round"], entry) for entry in rounds)
         if entry.get("predicted_std")
     ]
-    headers = ["Round", "Force std (eV/Å)", "Then", "Predicted reduction, %"]
-    headers += ["Force RMSE (eV/Å)", "Then", "Actual reduction, %"]
-    return table("Reduction of error by each batch", headers, rows)
 
 
 def _fall(before: float | None, after: float | None) -> tuple[float | None, ...]:
     return before, after, 100 * (1 - after / before) if before and after else None
 
 
-def _curve_table(curve: Entries) -> str:
+def _models(curve: Entries) -> Table:
     shown = [name for name in ERRORS if any(name in entry for entry in curve)]
     rows = [[entry.get(name) for name in ("round", "labels", *shown)] for entry in curve]
-    return table("Models", ["Round", "Labels", *(ERRORS[name] for name in shown)], rows)
+    return ["Round", "Labels", *(ERRORS[name] for name in shown)], rows
 
 
-def _rounds(rounds: Entries) -> str:
+def _rounds(rounds: Entries) -> Table:
     columns = list(dict.fromkeys(key for entry in rounds for key in entry))
-    rows = [[entry.get(column) for column in columns] for entry in rounds]
-    return table("What was chosen in each round", columns, rows)
+    return columns, [[entry.get(column) for column in columns] for entry in rounds]
 
 
-def _picks(picks: Entries) -> str:
-    shown = [
-        {**pick, "formula": pick["atoms"].get_chemical_formula()} for pick in picks[:MAX_PICKS]
-    ]
-    columns = ("name", "formula", "round", "status", "score", "reason")
-    rows = [[pick[column] for column in columns] for pick in shown]
-    left_out = "" if len(shown) == len(picks) else f", the first {len(shown)} of {len(picks)}"
-    found = table(f"Chosen structures{left_out}", [name.capitalize() for name in columns], rows)
-    return found and f'<div class="tall">{found}</div>'
+def _picks(picks: Entries) -> list[list[Any]]:
+    formulas = [{"formula": pick["atoms"].get_chemical_formula(), **pick} for pick in picks]
+    return [[pick[column] for column in PICK_COLUMNS] for pick in formulas]

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,14 @@ from blips.errors import InputError
 from blips.files import write_atomically
 from blips.potential import BayesianPotential
 from blips.report.campaign import render_campaign
-from blips.report.document import (
-    Html,
-    choice,
-    details,
-    document,
-    drawn,
-    figure,
-    table,
-    viewer,
-)
+from blips.report.document import document
 from blips.report.sources import Sources, find_sources
 from blips.report.structures import picked_sets, viewed_set
 from blips.train.checkpoint import Saveable, backbone_of, describe, error_bars
 from blips.train.released import load
 from blips.train.run import environment
 from blips.uq.assess import References, assess, by_metric, verdict
+from blips.uq.bootstrap import LEVEL
 from blips.uq.evaluate import Evaluation
 from blips.uq.plots import prediction_plots, training_plot
 
@@ -54,15 +45,6 @@ HEADLINES = (
     ("Spearman, predicted force and error of structures", PER, "spearman_force", NONE),
     ("Partial Spearman, std and error given the force", PER, "spearman_given_force", ADDS),
 )
-
-PLOTS = {
-    "parity_energy": "Energies",
-    "parity_forces": "Forces",
-    "reliability": "Are error bars the right size?",
-    "std_error": "Do errors grow with std?",
-    "rejection": "Does std find the errors?",
-    "std_force": "How large are the error bars?",
-}
 
 
 def write_report(
@@ -111,20 +93,28 @@ def write_report(
             evaluations[name] = assess(predicted, references, n_bootstrap=bootstrap, seed=seed)
         plots = prediction_plots(predicted, references)
         sets.append(viewed_set(name, atoms, predicted, references, plots=plots))
-    loss, data = drawn("training-plot", "Loss", training_plot(sources.history))
-    settings = {} if model is None else _settings(model, sources)
     lead = "Predictions that were read."
     if model is not None:
         lead = f"{type(backbone_of(model)).__name__}, error bars: {error_bars(model)}."
-    sections = [
-        ("summary", "Summary", _summary(evaluations, notes)),
-        ("predictions", "Predictions", _predictions(sets)),
-        ("structures", "Most uncertain structures", viewer(sets)),
-        ("training", "Training", loss),
-        ("settings", "Settings", "\n".join(details(*item) for item in settings.items())),
-        ("provenance", "Provenance", _provenance(sources)),
-    ]
-    page = document(sources.title, lead, sections, {"sets": sets, "figures": data})
+    page = document(
+        "run.html",
+        sources.title,
+        lead,
+        sets=sets,
+        figures={"training-plot": training_plot(sources.history)},
+        notes=notes,
+        evaluations=evaluations,
+        verdicts={name: verdict(evaluation) for name, evaluation in evaluations.items()},
+        headlines=_headlines(evaluations),
+        ideals={label: ideal for label, _, _, ideal in HEADLINES},
+        metrics=[
+            [*names, *(found.get(name) for name in evaluations)]
+            for names, found in by_metric(evaluations).items()
+        ],
+        percent=100 * LEVEL,
+        settings={} if model is None else _settings(model, sources),
+        provenance=list(_provenance(sources).items()),
+    )
     write_atomically(output, page.encode())
     return output
 
@@ -138,7 +128,8 @@ def _settings(model: Saveable, sources: Sources) -> dict[str, str]:
     return texts
 
 
-def _provenance(sources: Sources) -> str:
+def _provenance(sources: Sources) -> dict[str, str]:
+    """Say with which versions, platform and command the run and this report were made."""
     rows = {} if sources.model is None else {"Model file": sources.model.name}
     for name, content in (("Run", sources.environment), ("Report", environment())):
         versions = content.get("versions", {})
@@ -153,46 +144,13 @@ def _provenance(sources: Sources) -> str:
             rows[f"{name}: command"] = " ".join(map(str, command))
     for name, structures in sources.structures.items():
         rows[f"Structures: {name}"] = str(len(structures))
-    return table("Versions, platform and command", [], rows.items())
+    return rows
 
 
-def _summary(evaluations: Mapping[str, Evaluation], notes: Sequence[str]) -> str:
-    parts = []
-    for name, evaluation in evaluations.items():
-        lines = "<br>".join(escape(line) for line in verdict(evaluation).splitlines())
-        parts.append(f"<p><strong>{escape(name)}</strong>: {lines}</p>")
-    parts += [f'<p class="soft">{escape(note)}</p>' for note in notes]
-    if evaluations:
-        parts += [_headline_table(evaluations), _full_table(evaluations)]
-    return "\n".join(parts)
-
-
-def _headline_table(evaluations: Mapping[str, Evaluation]) -> str:
+def _headlines(evaluations: Mapping[str, Evaluation]) -> list[list[Any]]:
     rows = []
-    for label, level, metric, ideal in HEADLINES:
+    for label, level, metric, _ in HEADLINES:
         found = [getattr(evaluation, level).get(metric) for evaluation in evaluations.values()]
         if any(interval is not None for interval in found):
-            rows.append([Html(f'{label} <span class="ideal">{ideal}</span>'), *found])
-    one = next(iter(evaluations.values()))
-    caption = f"With {100 * one.level:g} % bootstrap intervals over structures"
-    return table(caption, ["Metric, and what is good", *evaluations], rows)
-
-
-def _full_table(evaluations: Mapping[str, Evaluation]) -> str:
-    rows = [
-        [*names, *(found.get(name) for name in evaluations)]
-        for names, found in by_metric(evaluations).items()
-    ]
-    whole = table("Definitions are in blips.uq", ["Level", "Metric", "Unit", *evaluations], rows)
-    return f"<details><summary>All metrics</summary>{whole}</details>"
-
-
-def _predictions(sets: Sequence[Mapping[str, Any]]) -> str:
-    names = [name for name in PLOTS if any(name in one["plots"] for one in sets)]
-    if not names:
-        return ""
-    drawn = "".join(figure(f"plot-{name}", PLOTS[name], name) for name in names)
-    return (
-        '<p class="soft">Click a point, or move along the points with the arrow keys; Enter shows '
-        "its structure below.</p>" + choice(sets, "set") + f'<div class="grid">{drawn}</div>'
-    )
+            rows.append([label, *found])
+    return rows
