@@ -162,7 +162,7 @@ class Prediction:
             return None
         return np.logical_and.reduceat(self.in_domain, np.cumsum(self.n_atoms) - self.n_atoms)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, list[Any]]:
         """Summarise each structure, as lists for JSON; forces by their largest std."""
         arrays = {
             keys.ENERGY: self.energy,
@@ -170,8 +170,7 @@ class Prediction:
             "largest_force_uncertainty": self.largest_force_std,
             keys.IN_DOMAIN: self.structure_in_domain,
         }
-        lists = {name: value.tolist() for name, value in arrays.items() if value is not None}
-        return {"structures": len(self), "method": self.method, "samples": self.samples, **lists}
+        return {name: value.tolist() for name, value in arrays.items() if value is not None}
 
     def results(self) -> dict[str, Array]:
         """Return means, `*_uncertainty` (total std) and `in_domain`, as far as known, by key."""
@@ -213,8 +212,7 @@ class Prediction:
     def to_dataframe(self) -> "DataFrame":
         """Make a pandas table with a row for each structure; columns of `summary`, and n_atoms."""
         pd = require("pandas", "pip install pandas")
-        lists = {name: value for name, value in self.summary().items() if isinstance(value, list)}
-        return pd.DataFrame({"n_atoms": self.n_atoms, **lists}).rename_axis("structure")
+        return pd.DataFrame({"n_atoms": self.n_atoms, **self.summary()}).rename_axis("structure")
 
     def plot(self) -> "Figure":
         """Plot the std of each atom's force against the force itself, norms."""
@@ -333,6 +331,17 @@ def _predicted(atoms: Atoms, one: Prediction, beside: Labels | None) -> Atoms:
         frame.arrays[keys.IN_DOMAIN] = results.pop(keys.IN_DOMAIN)
     frame.calc = SinglePointCalculator(frame, **(before | results))
     return frame
+
+
+def read_back(atoms: Atoms) -> Prediction:
+    """Return what `Prediction.to_atoms` has written to a structure; its stds are total ones."""
+    places, results = atoms.info | atoms.arrays, getattr(atoms.calc, "results", {})
+    found = {keys.IN_DOMAIN: places.get(keys.IN_DOMAIN)}
+    for name in (keys.ENERGY, keys.FORCES):
+        found[name] = places.get(f"predicted_{name}", results.get(name))
+        found[f"{name}_std"] = places.get(f"{name}_uncertainty")
+    arrays = {name: np.atleast_1d(value) for name, value in found.items() if value is not None}
+    return Prediction.of(arrays, n_atoms=np.array([len(atoms)]), method="read", samples=0)
 
 
 def point_prediction(

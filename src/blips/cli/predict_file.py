@@ -17,7 +17,6 @@ import ase.io
 import numpy as np
 from ase import Atoms
 
-from blips import keys
 from blips.cli.app import known_elements
 from blips.data.labels import Labels, available
 from blips.data.structures import (
@@ -29,7 +28,7 @@ from blips.data.structures import (
 )
 from blips.errors import InputError
 from blips.files import writing
-from blips.prediction import Model, Prediction
+from blips.prediction import Model, Prediction, read_back
 from blips.progress import track
 
 
@@ -92,18 +91,8 @@ def summary_of(path: Path) -> dict[str, list[float | bool]]:
     """Summarise each structure of a predicted file, as `Prediction.summary` does."""
     found: dict[str, list[float | bool]] = {}
     for atoms in iter_structures(path):
-        results = {} if atoms.calc is None else atoms.calc.results
-        std = atoms.arrays.get(keys.FORCES_UNCERTAINTY)
-        in_domain = atoms.arrays.get(keys.IN_DOMAIN)
-        values = {
-            keys.ENERGY: atoms.info.get(f"predicted_{keys.ENERGY}", results.get(keys.ENERGY)),
-            keys.ENERGY_UNCERTAINTY: atoms.info.get(keys.ENERGY_UNCERTAINTY),
-            "largest_force_uncertainty": std if std is None else np.linalg.norm(std, axis=1).max(),
-            keys.IN_DOMAIN: in_domain if in_domain is None else in_domain.all(),
-        }
-        for name, value in values.items():
-            if value is not None:
-                found.setdefault(name, []).append(np.asarray(value).item())
+        for name, values in read_back(atoms).summary().items():
+            found.setdefault(name, []).extend(values)
     return found
 
 

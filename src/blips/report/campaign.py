@@ -11,18 +11,20 @@ from blips.report.document import document
 from blips.uq.plots import Plot, line
 
 MAX_PICKS = 1000
-PICK_COLUMNS = ("name", "formula", "round", "status", "score", "reason")
-ERRORS = {
+PICK = ("name", "formula", "round", "status", "score", "reason")
+MODEL = {  # columns of the table of models
+    "round": "Round",
+    "labels": "Labels",
     "force_mae": "force MAE (eV/Å)",
     "force_rmse": "force RMSE (eV/Å)",
     "force_std": "force std (eV/Å)",
     "energy_mae": "energy MAE (eV/atom)",
     "force_rank_correlation": "rank correlation of std and error",
 }
+DRAWN = ("force_mae", "force_rmse", "force_std")
 
 Entry = Mapping[str, Any]
 Entries = Sequence[Entry]
-Table = tuple[list[str], list[list[Any]]]  # headers and rows
 
 
 def render_campaign(
@@ -38,23 +40,31 @@ def render_campaign(
     if baseline is not None:
         other = _judged(_errors(baseline))
         other_name = f"baseline ({baseline['config']['select']['rule']})"
-    picks = summary["picks"]
-    cut = f", the first {MAX_PICKS} of {len(picks)}" if len(picks) > MAX_PICKS else ""
+    shown = [name for name in MODEL if any(name in entry for entry in curve)]
+    of_rounds = list(dict.fromkeys(key for entry in rounds for key in entry))
+    picks = [
+        {**pick, "formula": pick["atoms"].get_chemical_formula()}
+        for pick in summary["picks"][:MAX_PICKS]
+    ]
     return document(
         "campaign.html",
         f"Campaign {name}",
         f"Ended: {summary['ended']}." if summary["ended"] else "Not ended yet.",
         sets=sets,
         figures={"curve-plot": _curve(curve, other, other_name)},
-        said=(_sentence(summary, curve), _compared(curve, other, other_name)),
-        models=_models(curve),
+        summary=summary,
+        curve=curve,
+        compared=_compared(curve, other, other_name),
+        models=([MODEL[name] for name in shown], _rows(curve, shown)),
         falls=_falls(curve, rounds),
-        rounds=_rounds(rounds),
-        picks_caption=f"Chosen structures{cut}",
-        pick_columns=PICK_COLUMNS,
-        picks=_picks(picks[:MAX_PICKS]),
+        rounds=(of_rounds, _rows(rounds, of_rounds)),
+        picks=([name.capitalize() for name in PICK], _rows(picks, PICK)),
         config=json.dumps(summary["config"], indent=1),
     )
+
+
+def _rows(entries: Entries, columns: Sequence[str]) -> list[list[Any]]:
+    return [[entry.get(column) for column in columns] for entry in entries]
 
 
 def _errors(summary: Entry) -> list[dict[str, Any]]:
@@ -84,27 +94,15 @@ def _compared(curve: Entries, other: Entries, other_name: str) -> str:
     return text + f"this campaign got there with {needed:.0f}, {100 * needed / all_labels:.0f} %."
 
 
-def _sentence(summary: Entry, curve: Entries) -> str:
-    counts = f"{summary['labels']} labels, {summary['quarantined']} set aside, "
-    text = counts + f"{summary['open']} open."
-    if curve and "force_mae" in curve[-1]:
-        first, last = curve[0], curve[-1]
-        text += (
-            f" The force MAE went from {first['force_mae']:.3g} eV/Å with {first['labels']} labels "
-            f"to {last['force_mae']:.3g} eV/Å with {last['labels']}."
-        )
-    return text
-
-
 def _curve(curve: Entries, other: Entries, other_name: str) -> Plot | None:
     def errors(title: str, curve: Entries, name: str) -> dict[str, Any]:
         values = [entry.get(name, np.nan) for entry in curve]
         return line(title, [entry["labels"] for entry in curve], values)
 
-    names = [n for n in ("force_mae", "force_rmse", "force_std") if any(n in e for e in curve)]
+    names = [name for name in DRAWN if any(name in entry for entry in curve)]
     if len(curve) < 2 or not names:
         return None
-    series = [errors(ERRORS[name], curve, name) for name in names]
+    series = [errors(MODEL[name], curve, name) for name in names]
     note = f"{len(curve)} models on one test set."
     if "asked_for" in curve[0]:
         note = "Each model on the labels that it asked for, before it was trained on them."
@@ -137,19 +135,3 @@ def _falls(curve: Entries, rounds: Entries) -> list[list[Any]]:
 
 def _fall(before: float | None, after: float | None) -> tuple[float | None, ...]:
     return before, after, 100 * (1 - after / before) if before and after else None
-
-
-def _models(curve: Entries) -> Table:
-    shown = [name for name in ERRORS if any(name in entry for entry in curve)]
-    rows = [[entry.get(name) for name in ("round", "labels", *shown)] for entry in curve]
-    return ["Round", "Labels", *(ERRORS[name] for name in shown)], rows
-
-
-def _rounds(rounds: Entries) -> Table:
-    columns = list(dict.fromkeys(key for entry in rounds for key in entry))
-    return columns, [[entry.get(column) for column in columns] for entry in rounds]
-
-
-def _picks(picks: Entries) -> list[list[Any]]:
-    formulas = [{"formula": pick["atoms"].get_chemical_formula(), **pick} for pick in picks]
-    return [[pick[column] for column in PICK_COLUMNS] for pick in formulas]

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ase import Atoms
 
 from blips.config import RunConfig, load_config
@@ -22,7 +21,7 @@ from blips.data.labels import Labels
 from blips.data.splits import Split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import InputError
-from blips.prediction import Prediction
+from blips.prediction import Prediction, read_back
 from blips.train.released import is_released_name
 
 MODELS = ("calibrated.safetensors", "conditioned.safetensors", "best.safetensors")
@@ -88,10 +87,16 @@ def _model_in(folder: Path) -> Path:
 def _of_predictions(file: Path, given: dict[str, list[Atoms]]) -> Sources:
     """Take predictions from a file, and labels from it or from another with the same structures."""
     frames = _read(file)
-    if not any("forces_uncertainty" in atoms.arrays for atoms in frames):
+    try:
+        read = [read_back(atoms) for atoms in frames]
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file}: no file that blips predict wrote ({error})") from None
+    needed = ("energy", "energy_std", "forces", "forces_std")
+    if any(getattr(one, name) is None for one in read for name in needed):
         raise InputError(
-            f"{file} has no forces_uncertainty; give a model (best.safetensors), a run's folder, "
-            "or a file that blips predict wrote"
+            f"{file} has structures with no forces_uncertainty, no energy_uncertainty or nothing "
+            "predicted; give a model (best.safetensors), a run's folder, or a file that blips "
+            "predict wrote"
         )
     labelled = next(iter(given.values())) if given else [_labels_alone(atoms) for atoms in frames]
     if [a.numbers.tolist() for a in labelled] != [a.numbers.tolist() for a in frames]:
@@ -100,31 +105,8 @@ def _of_predictions(file: Path, given: dict[str, list[Atoms]]) -> Sources:
         title=f"Predictions {file.name}",
         model=None,
         structures={file.stem: labelled},
-        predictions={file.stem: _prediction(frames)},
+        predictions={file.stem: Prediction.join(read)},
     )
-
-
-def _prediction(frames: Sequence[Atoms]) -> Prediction:
-    """Read a prediction: `predicted_forces` beside labels, else `forces`, and their std."""
-    energies, forces = [], []
-    for atoms in frames:
-        results = getattr(atoms.calc, "results", {})
-        energies.append(atoms.info.get("predicted_energy", results.get("energy", np.nan)))
-        forces.append(atoms.arrays.get("predicted_forces", results.get("forces")))
-    try:
-        return Prediction(
-            n_atoms=np.array([len(atoms) for atoms in frames]),
-            method="read",
-            samples=0,
-            energy=np.array(energies, dtype=float),
-            energy_std=np.array([atoms.info["energy_uncertainty"] for atoms in frames]),
-            forces=np.concatenate(forces),
-            forces_std=np.concatenate([a.arrays["forces_uncertainty"] for a in frames]),
-        )
-    except (KeyError, ValueError, TypeError) as error:
-        raise InputError(
-            f"not all structures have energy, forces and their error bars ({error})"
-        ) from None
 
 
 def _labels_alone(atoms: Atoms) -> Atoms:

@@ -107,10 +107,7 @@ def write_report(
         verdicts={name: verdict(evaluation) for name, evaluation in evaluations.items()},
         headlines=_headlines(evaluations),
         ideals={label: ideal for label, _, _, ideal in HEADLINES},
-        metrics=[
-            [*names, *(found.get(name) for name in evaluations)]
-            for names, found in by_metric(evaluations).items()
-        ],
+        metrics=by_metric(evaluations),
         percent=100 * LEVEL,
         settings={} if model is None else _settings(model, sources),
         provenance=list(_provenance(sources).items()),
@@ -128,23 +125,14 @@ def _settings(model: Saveable, sources: Sources) -> dict[str, str]:
     return texts
 
 
-def _provenance(sources: Sources) -> dict[str, str]:
+def _provenance(sources: Sources) -> dict[str, Any]:
     """Say with which versions, platform and command the run and this report were made."""
-    rows = {} if sources.model is None else {"Model file": sources.model.name}
-    for name, content in (("Run", sources.environment), ("Report", environment())):
-        versions = content.get("versions", {})
-        if versions:
-            text = ", ".join(f"{package} {found}" for package, found in versions.items() if found)
-            rows[f"{name} made with"] = text
-        for key in ("python", "platform"):
-            if key in content:
-                rows[f"{name}: {key}"] = str(content[key])
-        command = content.get("command")
-        if isinstance(command, list):
-            rows[f"{name}: command"] = " ".join(map(str, command))
-    for name, structures in sources.structures.items():
-        rows[f"Structures: {name}"] = str(len(structures))
-    return rows
+    rows: dict[str, Any] = {} if sources.model is None else {"Model file": sources.model.name}
+    for name, made in (("Run", sources.environment), ("Report", environment())):
+        versions = {package: found for package, found in made.get("versions", {}).items() if found}
+        known = {**made, "versions": versions, "command": " ".join(made.get("command", ()))}
+        rows |= {f"{name}: {key}": value for key, value in known.items() if value}
+    return rows | {f"Structures: {name}": len(found) for name, found in sources.structures.items()}
 
 
 def _headlines(evaluations: Mapping[str, Evaluation]) -> list[list[Any]]:

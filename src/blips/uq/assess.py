@@ -288,15 +288,11 @@ def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) ->
     return Path(path)
 
 
-def by_metric(
-    evaluations: Mapping[str, Evaluation],
-) -> dict[tuple[str, str, str], dict[str, Interval]]:
-    """Collect intervals of several evaluations: (level, metric, unit) -> label -> interval."""
-    rows: dict[tuple[str, str, str], dict[str, Interval]] = {}
-    for label, evaluation in evaluations.items():
-        for key, interval in evaluation.rows().items():
-            rows.setdefault(key, {})[label] = interval
-    return rows
+def by_metric(evaluations: Mapping[str, Evaluation]) -> list[list[Any]]:
+    """Return rows of a table: level, metric, unit, and each evaluation's interval or None."""
+    tables = [evaluation.rows() for evaluation in evaluations.values()]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    return [[*key, *(table.get(key) for table in tables)] for key in keys]
 
 
 def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
@@ -307,9 +303,8 @@ def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
     table = Table(title="metrics, 95 % bootstrap intervals over structures")
     for header in ("level", "metric", "unit", *evaluations):
         table.add_column(header, overflow="fold")
-    for key, found in by_metric(evaluations).items():
-        cells = [*key, *(str(found.get(label, "-")) for label in evaluations)]
-        table.add_row(*map(Text, cells))  # brackets are no markup
+    for row in by_metric(evaluations):
+        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))  # no markup
     return table
 
 
