@@ -66,7 +66,7 @@ def test_parity_thins_points_but_not_numbers(monkeypatch):
     assert points["y"][-1] == pytest.approx(mean[-1], rel=1e-4)
     assert points["std"][0] == pytest.approx(std[0], rel=1e-4)
     assert plot.note == f"MAE {np.abs(mean - target).mean():.4g} meV. 50 of 300 are drawn."
-    assert plot.summary.startswith("Energies at 300 K: ")
+    assert plot.what.startswith("Energies at 300 K: ")
     assert plot.y["label"] == "predicted (meV)"
 
 
@@ -120,7 +120,7 @@ def test_points_know_their_structure_where_labels_are_missing():
     std = np.full((6, 3), 0.1)
     energy = np.array([1.5, 2.0, 3.0])
     prediction = Prediction(n_atoms, "mc", 8, energy=energy, forces=forces, forces_std=std)
-    found = plots.prediction_plots(prediction, references)
+    found = plots.prediction_plots({"one": prediction}, references)
     (points,) = found["parity_forces"].series
     assert points["structure"] == [0] * 6 + [2] * 9
     assert points["atom"] == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3 + [2] * 3
@@ -131,8 +131,8 @@ def test_points_know_their_structure_where_labels_are_missing():
         "parity_forces", "parity_energy", "reliability", "rejection", "std_error",
     }  # fmt: skip
     unlabelled = References(n_atoms, np.ones(6, int), None, None)
-    (alone,) = plots.prediction_plots(prediction, unlabelled).values()
-    assert alone.kind == "std_force"
+    ((name, alone),) = plots.prediction_plots({"one": prediction}, unlabelled).items()
+    assert name == "std_force"
     assert alone.series[0]["atom"] == [0, 1, 0, 0, 1, 2]
     assert alone.series[0]["y"] == pytest.approx([0.1 * 3**0.5] * 6, rel=1e-4)
 

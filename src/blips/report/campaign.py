@@ -110,12 +110,11 @@ def _curve(curve: Entries, other: Entries, other_name: str) -> Plot | None:
         series.append(errors(f"{other_name}: force MAE (eV/Å)", other, "force_mae"))
         note += " The baseline is another campaign."
     return Plot(
-        "curve",
+        f"Errors of {len(curve)} models against their number of labels",
         note,
-        f"Errors of {len(curve)} models against their number of labels.",
-        {"label": "labels"},
-        {"label": "eV/Å", "log": True},
-        series,
+        x={"label": "labels"},
+        y={"label": "eV/Å", "log": True},
+        series=series,
     )
 
 

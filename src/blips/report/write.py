@@ -91,7 +91,7 @@ def write_report(
             notes.append(f"No structure of {name} has labels: its errors are not known.")
         else:
             evaluations[name] = assess(predicted, references, n_bootstrap=bootstrap, seed=seed)
-        plots = prediction_plots(predicted, references)
+        plots = prediction_plots({name: predicted}, references)
         sets.append(viewed_set(name, atoms, predicted, references, plots=plots))
     lead = "Predictions that were read."
     if model is not None:

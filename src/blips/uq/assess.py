@@ -21,7 +21,7 @@ from blips.prediction import Model, Prediction
 from blips.progress import progress_shown
 from blips.uq.bootstrap import Bootstrap, Interval
 from blips.uq.calibrate import CALIBRATORS, Calibrator
-from blips.uq.checks import finite_array
+from blips.uq.checks import checked_array
 from blips.uq.evaluate import Evaluation, Tables
 from blips.uq.metrics import coverage
 from blips.uq.plots import prediction_plots
@@ -94,20 +94,20 @@ class References:
 
     def match(self, prediction: Prediction, quantity: str) -> Matched | None:
         """Pair predictions with labels; None where there are no labels or no predictions."""
-        target, mean = getattr(self, quantity), getattr(prediction, quantity)
+        found, target = prediction.results(), getattr(self, quantity)
+        mean, std = found.get(quantity), found.get(f"{quantity}_uncertainty")
         if target is None or mean is None:
             return None
         if not np.array_equal(prediction.n_atoms, self.n_atoms):
             raise InputError("prediction and labels are not of the same structures in one order")
-        std = getattr(prediction, f"{quantity}_total_std", getattr(prediction, f"{quantity}_std"))
         if quantity == "stress":
             mean = full_3x3_to_voigt_6_stress(mean)
             std = None if std is None else full_3x3_to_voigt_6_stress(std)
         chosen = self.having(quantity)
         rows = np.repeat(chosen, self.n_atoms) if quantity == "forces" else chosen
         if std is not None:
-            std = finite_array(f"{quantity}_std", np.maximum(std[rows], STD_FLOOR))
-        mean, target = finite_array(quantity, mean[rows]), finite_array("labels", target[rows])
+            std = checked_array(f"{quantity}_std", np.maximum(std[rows], STD_FLOOR))
+        mean, target = checked_array(quantity, mean[rows]), checked_array("labels", target[rows])
         return Matched(mean, std, target, chosen)
 
 
@@ -315,11 +315,10 @@ def write_figures(
 
     Figures of a single model show the first of the predictions.
     """
-    first = next(iter(predictions.values()))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, plot in prediction_plots(first, references, predictions).items():
+    for name, plot in prediction_plots(predictions, references).items():
         paths.append(folder / f"{name}.png")
         plot.figure().savefig(paths[-1])
     return paths

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blips.errors import InputError
-from blips.uq.checks import FloatArray, finite_array, non_negative_array, standardised_error
+from blips.uq.checks import FloatArray, checked_array, standardised_error
 
 ONE_STD = math.erf(math.sqrt(0.5))  # probability of a Gaussian within one std, 0.6827
 
@@ -67,7 +67,7 @@ class ScaleCalibrator(Saved):
 
     def apply(self, std: npt.ArrayLike) -> FloatArray:
         """Return s * std."""
-        return self.factor * non_negative_array("std", std)
+        return self.factor * checked_array("std", std, "non-negative")
 
     def describe(self) -> str:
         """Say in words what happens to a std."""
@@ -94,7 +94,7 @@ class ConformalCalibrator(Saved):
     scores: tuple[float, ...]  # of held-out data in ascending order, [n]
 
     def __post_init__(self) -> None:
-        scores = finite_array("scores", self.scores)
+        scores = checked_array("scores", self.scores)
         if scores.ndim != 1 or scores[0] < 0.0 or np.any(np.diff(scores) < 0.0):
             raise InputError(
                 "conformal scores must be a flat, ascending list of non-negative numbers; "
@@ -129,7 +129,7 @@ class ConformalCalibrator(Saved):
                 f"the conformal quantile at level {ONE_STD:.4g} is zero, because that share of the "
                 "held-out errors is zero; expected data that the model was not fitted to."
             )
-        return scale * non_negative_array("std", std)
+        return scale * checked_array("std", std, "non-negative")
 
     def describe(self) -> str:
         """Say in words what happens to a std."""
