@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Array = np.ndarray
 Outputs = dict[str, Tensor]
 
-PER_STRUCTURE = (keys.ENERGY, keys.STRESS)
+PER_STRUCTURE = ("n_atoms", keys.ENERGY, keys.STRESS)
 UNCERTAIN = (keys.ENERGY, keys.STRESS, keys.ENERGIES, keys.FORCES)  # quantities that ASE knows
 SHOWN = 5  # structures in a notebook
 
@@ -124,11 +124,7 @@ class Prediction:
         index = range(len(self))[index]
         first = int(self.n_atoms[:index].sum())
         one, atoms = slice(index, index + 1), slice(first, first + int(self.n_atoms[index]))
-        arrays = {
-            name: value[one if _is_per_structure(name) else atoms]
-            for name, value in self._arrays().items()
-        }
-        return self.of(arrays, n_atoms=self.n_atoms[one], **self._about())
+        return self._with(lambda name, array: array[one if _is_per_structure(name) else atoms])
 
     @property
     def energy_total_std(self) -> Array | None:
@@ -229,7 +225,7 @@ class Prediction:
 
     def __repr__(self) -> str:
         """Say which quantities there are, for how many structures."""
-        there = self._arrays()
+        there = [name for name in self._arrays() if name != "n_atoms"]
         names = [name for name in there if not name.endswith(("_std", "_cov"))]
         words = [f"{name} ± std" if f"{name}_std" in there else name for name in names]
         return (
@@ -278,25 +274,20 @@ class Prediction:
         return replace(self, details={**self.details, "calibrated": tuple(calibrated)}, **changes)
 
     def _arrays(self) -> dict[str, Array]:
-        """Return all that was predicted, by name, for `of`."""
-        about = ("n_atoms", "others", *self._about())
-        own = {k: value for k, value in vars(self).items() if value is not None and k not in about}
+        """Return all that was predicted, and `n_atoms`, by name."""
+        own = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return {**own, **self.others}
 
-    def _about(self) -> dict[str, Any]:
-        return {"method": self.method, "samples": self.samples, "details": self.details}
+    def _with(self, change: Callable[[str, Array], Array]) -> Self:
+        """Replace every array by a function of its name and itself."""
+        changed = {name: change(name, array) for name, array in self._arrays().items()}
+        others = {name: changed.pop(name) for name in self.others}
+        return replace(self, others=others, **changed)
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
         """Join the predictions of all parts, in order."""
-        first = parts[0]
-        if len(parts) == 1:
-            return first
-        arrays = {
-            name: np.concatenate([part.array(name) for part in parts])
-            for name in ("n_atoms", *first._arrays())
-        }
-        return cls.of(arrays, **first._about())
+        return parts[0]._with(lambda name, _: np.concatenate([one.array(name) for one in parts]))
 
 
 def _is_per_structure(name: str) -> bool:

@@ -1,7 +1,7 @@
 """From a run, a model or predictions to a report."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +24,6 @@ from blips.uq.assess import References, assess, by_metric, verdict
 from blips.uq.bootstrap import LEVEL
 from blips.uq.evaluate import Evaluation
 from blips.uq.plots import prediction_plots, training_plot
-
-SMALL, ONE = "smaller is better", "up to 1"
-NONE, ADDS = "a baseline without error bars", "above 0: the std adds to the baseline"
-PER = "forces_per_structure"
-HEADLINES = (
-    ("Energy MAE (eV)", "energy", "mae", SMALL),
-    ("Energy MAE per atom (eV)", "energy_per_atom", "mae", SMALL),
-    ("Energies within the 90 % interval", "energy", "coverage_90", "0.90, if calibrated"),
-    ("Force MAE (eV/Å)", "forces", "mae", SMALL),
-    ("Force RMSE (eV/Å)", "forces", "rmse", SMALL),
-    ("RMS std of forces (eV/Å)", "forces", "rms_std", "the RMSE, if calibrated"),
-    ("Mean squared z of forces", "forces", "zms", "1, if calibrated"),
-    ("ECE of forces", "forces", "ece", "0, if calibrated"),
-    ("CRPS of forces (eV/Å)", "forces", "crps", SMALL),
-    ("Forces within the 68 % interval", "forces", "coverage_68", "0.68, if calibrated"),
-    ("Forces within the 90 % interval", "forces", "coverage_90", "0.90, if calibrated"),
-    ("Forces within the 95 % interval", "forces", "coverage_95", "0.95, if calibrated"),
-    ("Spearman, std and error of structures", PER, "spearman", ONE),
-    ("Spearman, predicted force and error of structures", PER, "spearman_force", NONE),
-    ("Partial Spearman, std and error given the force", PER, "spearman_given_force", ADDS),
-)
 
 
 def write_report(
@@ -105,8 +84,6 @@ def write_report(
         notes=notes,
         evaluations=evaluations,
         verdicts={name: verdict(evaluation) for name, evaluation in evaluations.items()},
-        headlines=_headlines(evaluations),
-        ideals={label: ideal for label, _, _, ideal in HEADLINES},
         metrics=by_metric(evaluations),
         percent=100 * LEVEL,
         settings={} if model is None else _settings(model, sources),
@@ -133,12 +110,3 @@ def _provenance(sources: Sources) -> dict[str, Any]:
         known = {**made, "versions": versions, "command": " ".join(made.get("command", ()))}
         rows |= {f"{name}: {key}": value for key, value in known.items() if value}
     return rows | {f"Structures: {name}": len(found) for name, found in sources.structures.items()}
-
-
-def _headlines(evaluations: Mapping[str, Evaluation]) -> list[list[Any]]:
-    rows = []
-    for label, level, metric, _ in HEADLINES:
-        found = [getattr(evaluation, level).get(metric) for evaluation in evaluations.values()]
-        if any(interval is not None for interval in found):
-            rows.append([label, *found])
-    return rows

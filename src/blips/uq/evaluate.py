@@ -46,7 +46,11 @@ UNITS = {
     **dict.fromkeys(("forces", "forces_per_atom", "forces_per_structure"), "eV/A"),
     "stress": "eV/A^3",
 }
-DIMENSIONAL = {"mae", "rmse", "crps", "crps_sum", "rms_std", "rejection_auc"}
+DIMENSIONAL = ("mae", "rmse", "crps", "crps_sum", "rms_std", "rejection_auc")
+METRIC_UNITS = {  # of data whose unit is {}; others are pure numbers
+    **dict.fromkeys(DIMENSIONAL, "{}"),
+    **{"mse": "({})^2", "nll": "nats", "nll_component": "nats"},
+}
 ROOTS = {"rmse", "rms_std"}  # of the mean of what is averaged
 
 
@@ -79,19 +83,10 @@ class Evaluation:
         for symbol, table in self.per_element.items():
             tables.append((f"forces[{symbol}]", table, UNITS["forces"]))
         return {
-            (name, metric, _unit(metric, unit)): interval
+            (name, metric, METRIC_UNITS.get(metric, "").format(unit)): interval
             for name, table, unit in tables
             for metric, interval in table.items()
         }
-
-
-def _unit(metric: str, base: str) -> str:
-    """Return the unit of a metric whose data have the unit ``base``; empty for pure numbers."""
-    if metric == "mse":
-        return f"({base})^2"
-    if metric.startswith("nll"):
-        return "nats"
-    return base if metric in DIMENSIONAL else ""
 
 
 @dataclass(frozen=True)
