@@ -20,7 +20,7 @@ from blips.files import write_atomically
 from blips.prediction import Model, Prediction
 from blips.progress import progress_shown
 from blips.uq.bootstrap import Bootstrap, Interval
-from blips.uq.calibrate import CALIBRATORS, Calibrator
+from blips.uq.calibrate import CALIBRATORS, ScaleCalibrator
 from blips.uq.checks import checked_array
 from blips.uq.evaluate import Evaluation, Tables
 from blips.uq.metrics import coverage
@@ -175,7 +175,7 @@ def calibrate(
     labels: Labels | None = None,
     say: Callable[[str], object] = lambda text: None,
     **options: Any,
-) -> dict[str, Calibrator]:
+) -> dict[str, ScaleCalibrator]:
     """Fit a calibration of the error bars to labelled structures and store it with the potential.
 
     Args:
@@ -191,7 +191,7 @@ def calibrate(
     found, references = _labelled(potential, structures, labels)
     with progress_shown():
         prediction = potential.predict(found, calibrated=False, **options)
-    fitted: dict[str, Calibrator] = {}
+    fitted: dict[str, ScaleCalibrator] = {}
     for quantity in ("energy", "forces"):
         matched = references.match(prediction, quantity)
         if matched is None:
