@@ -17,7 +17,6 @@ from typing import Any
 from ase import Atoms
 
 from blips.config import RunConfig, load_config
-from blips.data.labels import Labels
 from blips.data.splits import Split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import InputError
@@ -34,7 +33,6 @@ class Sources:
     title: str
     model: Path | None  # None where predictions are read
     structures: dict[str, list[Atoms]]  # by the name of their set; may be empty
-    labels: Labels = field(default_factory=Labels)
     predictions: Mapping[str, Prediction] = field(default_factory=dict)  # where there is no model
     config: str = ""  # text of the run's config.yaml, empty where there is none
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions, platform, command
@@ -66,7 +64,6 @@ def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> S
         title=f"Run {folder.resolve().name}" if target.is_dir() else f"Model {target.name}",
         model=model,
         structures=valid,
-        labels=Labels() if config is None else Labels(**config.data.labels.model_dump()),
         config="" if config is None else file.read_text(),
         environment=_recorded(folder / "environment.json", lambda text: dict(json.loads(text)), {}),
         history=_recorded(folder / "metrics.csv", _history, []),

@@ -56,8 +56,7 @@ def write_report(
         raise InputError(f"{target} is no campaign; a baseline is for campaigns of active learning")
     sources = find_sources(target, structures)
     model = None if sources.model is None else load(str(sources.model))
-    trained_with = None if model is None else backbone_of(model).labels
-    labels = labels or trained_with or sources.labels
+    labels = labels or (None if model is None else backbone_of(model).labels)
     evaluations: dict[str, Evaluation] = {}
     sets: list[dict[str, Any]] = []
     notes = [sources.note] if sources.note else []

@@ -83,15 +83,6 @@ class References:
         n_atoms = np.array([len(atoms) for atoms in structures])
         return cls(n_atoms, np.concatenate([atoms.numbers for atoms in structures]), **known)
 
-    def having(self, quantity: str) -> np.ndarray:
-        """Say which structures have a label, [S]."""
-        values = getattr(self, quantity)
-        if values is None:
-            return np.zeros(len(self.n_atoms), dtype=bool)
-        if quantity == "forces":
-            values = values[np.cumsum(self.n_atoms) - self.n_atoms]  # of each first atom
-        return ~np.isnan(values.reshape(len(self.n_atoms), -1)).any(axis=1)
-
     def match(self, prediction: Prediction, quantity: str) -> Matched | None:
         """Pair predictions with labels; None where there are no labels or no predictions."""
         found, target = prediction.results(), getattr(self, quantity)
@@ -103,7 +94,8 @@ class References:
         if quantity == "stress":
             mean = full_3x3_to_voigt_6_stress(mean)
             std = None if std is None else full_3x3_to_voigt_6_stress(std)
-        chosen = self.having(quantity)
+        of_each = target[np.cumsum(self.n_atoms) - self.n_atoms] if quantity == "forces" else target
+        chosen = ~np.isnan(of_each.reshape(len(self.n_atoms), -1)).any(axis=1)
         rows = np.repeat(chosen, self.n_atoms) if quantity == "forces" else chosen
         if std is not None:
             std = checked_array(f"{quantity}_std", np.maximum(std[rows], STD_FLOOR))
@@ -161,7 +153,8 @@ def evaluate(
     model was trained with, if not given. `n_bootstrap` are resamples for the intervals, 0 for none,
     and the options those of `potential.predict` (samples, method, seed, ...).
     """
-    found, references = _labelled(potential, structures, labels)
+    found = list(iter_given(structures))
+    references = References.of(found, labels or potential.backbone.labels)
     options = stress_too(found, references) | options
     with progress_shown():
         return assess(potential.predict(found, **options), references, n_bootstrap=n_bootstrap)
@@ -188,7 +181,8 @@ def calibrate(
     """
     if kind not in CALIBRATORS:
         raise InputError(f"unknown calibration {kind!r}; use one of {', '.join(CALIBRATORS)}")
-    found, references = _labelled(potential, structures, labels)
+    found = list(iter_given(structures))
+    references = References.of(found, labels or potential.backbone.labels)
     with progress_shown():
         prediction = potential.predict(found, calibrated=False, **options)
     fitted: dict[str, ScaleCalibrator] = {}
@@ -213,14 +207,6 @@ def calibrate(
         )
     potential.calibration = dict(fitted)
     return fitted
-
-
-def _labelled(
-    potential: Model, structures: Structures, labels: Labels | None
-) -> tuple[list[Atoms], References]:
-    """Return structures and their labels, by default those that the model was trained with."""
-    found = list(iter_given(structures))
-    return found, References.of(found, labels or potential.backbone.labels)
 
 
 # ---------------------------------------------------------------------------------- words and files

@@ -162,9 +162,10 @@ class Tables:
 
     def _means(self, columns: dict[str, FloatArray], groups: IntArray) -> MetricTable:
         """Average columns [n], and take the roots of those that are ROOTS."""
-        is_root = np.array([name in ROOTS for name in columns])
-        intervals = self.bootstrap.of_means(
-            np.stack(list(columns.values()), axis=1),
+        is_root, count = np.array([name in ROOTS for name in columns]), self.bootstrap.n_groups
+        sums = [np.bincount(groups, column, minlength=count) for column in columns.values()]
+        intervals = self.bootstrap.of_sums(
+            np.array(sums).T,
             groups,
             lambda means: np.sqrt(means, where=is_root, out=means.copy()),
         )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blips.errors import InputError
-from blips.uq.checks import FloatArray, IntArray, checked_prediction
+from blips.uq.checks import IntArray, checked_prediction
 from blips.uq.metrics import binned_errors, ece_of_curve, rejection_curve, reliability_curve
 
 if TYPE_CHECKING:
@@ -155,21 +155,23 @@ def std_error(
     )
 
 
-def rejection(models: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Plot:
+def rejection(models: Mapping[str, Arrays]) -> Plot:
     """Plot the mean force error that remains when the items of largest std are dropped.
 
     Curves end at 99 %, where one in a hundred is left; areas are normalised as in
     `metrics.RejectionCurve`. One model is shown with random dropping and an oracle. `models` has
-    std [n] and non-negative errors [n] by label.
+    arrays [n, 3] by label; their norms are ranked.
     """
     series, areas = [], []
     for label, arrays in models.items():
-        curve = rejection_curve(*arrays)
+        mean, std, target = map(np.asarray, arrays)
+        curve = rejection_curve(*(np.linalg.norm(one, axis=1) for one in (std, mean - target)))
         chosen = np.flatnonzero(curve.fraction <= 0.99)  # the mean over the last few is noise
         chosen = chosen[_thinned(len(chosen), 200)]
         percent = 100.0 * curve.fraction[chosen]
-        series.append(line(label, percent, curve.error[chosen]))
-        areas.append(f"{label}: area {curve.auc_normalised:.2f}")
+        name = label if len(models) > 1 else "by std"
+        series.append(line(name, percent, curve.error[chosen]))
+        areas.append(f"{name}: area {curve.auc_normalised:.2f}")
         if len(models) == 1:
             series.append(line("oracle", percent, curve.oracle[chosen]))
             series.append(line("random", [0, 100], [curve.random] * 2, "guide"))
@@ -189,8 +191,7 @@ def prediction_plots(
     plots: dict[str, Plot] = {}
     prediction, several = next(iter(predictions.values())), len(predictions) > 1
     energy, forces = (references.match(prediction, name) for name in ("energy", "forces"))
-    calibrated: dict[str, Arrays] = {}
-    ranked: dict[str, tuple[FloatArray, FloatArray]] = {}
+    compared: dict[str, Arrays] = {}
     if forces is not None:
         about = _places(references.n_atoms, forces.chosen)
         plots["parity_forces"] = parity(*forces[:3], about=about)
@@ -199,10 +200,9 @@ def prediction_plots(
     for label, one in predictions.items():
         found = references.match(one, "forces")
         if found is not None and found.std is not None:
-            named = label if several else "force components"
-            calibrated[named] = found.mean, found.std, found.target
-            error = np.linalg.norm(found.mean - found.target, axis=1)
-            ranked[label if several else "by std"] = np.linalg.norm(found.std, axis=1), error
+            compared[label if several else "force components"] = found.mean, found.std, found.target
+    if compared:
+        plots["rejection"] = rejection(compared)
     if energy is not None:
         shift = float(energy.target.mean())  # axes show differences
         plots["parity_energy"] = parity(
@@ -215,11 +215,9 @@ def prediction_plots(
             note=f" Energies from their mean, {shift:.6g} eV.",
         )
         if energy.std is not None and not several:
-            calibrated["energies"] = energy.mean, energy.std, energy.target
-    if calibrated:
-        plots["reliability"] = reliability(calibrated)
-    if ranked:
-        plots["rejection"] = rejection(ranked)
+            compared["energies"] = energy.mean, energy.std, energy.target
+    if compared:
+        plots["reliability"] = reliability(compared)
     if forces is None and prediction.forces_total_std is not None:
         plots["std_force"] = std_force(prediction)
     return plots
