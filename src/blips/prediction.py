@@ -30,6 +30,7 @@ Outputs = dict[str, Tensor]
 
 PER_STRUCTURE = ("n_atoms", keys.ENERGY, keys.STRESS)
 UNCERTAIN = (keys.ENERGY, keys.STRESS, keys.ENERGIES, keys.FORCES)  # quantities that ASE knows
+UNCERTAINTIES = tuple(f"{name}_uncertainty" for name in UNCERTAIN)
 SHOWN = 5  # structures in a notebook
 
 
@@ -307,21 +308,31 @@ def _predicted(atoms: Atoms, one: Prediction, beside: Labels | None) -> Atoms:
     frame, results = atoms.copy(), one.ase_results()
     labelled = () if beside is None else available(atoms, beside)
     before = getattr(atoms.calc, "results", {}) if labelled else {}
-    before = {name: value for name, value in before.items() if name in all_properties}
     for name in UNCERTAIN:
         place = frame.info if name in PER_STRUCTURE else frame.arrays
         if name not in labelled:
             place.pop(name, None)
         elif name in results:
             place[f"predicted_{name}"] = results.pop(name)
-        uncertainty = f"{name}_uncertainty"
-        place.pop(uncertainty, None)
-        if uncertainty in results:
-            place[uncertainty] = results.pop(uncertainty)
+    annotate(frame, results)
     if keys.IN_DOMAIN in results:
-        frame.arrays[keys.IN_DOMAIN] = results.pop(keys.IN_DOMAIN)
-    frame.calc = SinglePointCalculator(frame, **(before | results))
+        frame.arrays[keys.IN_DOMAIN] = results[keys.IN_DOMAIN]
+    known = {name: one for name, one in {**before, **results}.items() if name in all_properties}
+    frame.calc = SinglePointCalculator(frame, **known)
     return frame
+
+
+def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:
+    """Keep the uncertainties of results on the structure, and no older ones.
+
+    ASE writes those results that it knows by name; others it finds in `atoms.info` and
+    `atoms.arrays` (extxyz, traj, db).
+    """
+    for quantity, name in zip(UNCERTAIN, UNCERTAINTIES, strict=True):
+        place = atoms.info if quantity in PER_STRUCTURE else atoms.arrays
+        place.pop(name, None)
+        if name in results:
+            place[name] = results[name]
 
 
 def read_back(atoms: Atoms) -> Prediction:
