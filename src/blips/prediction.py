@@ -213,12 +213,11 @@ class Prediction:
 
     def plot(self) -> "Figure":
         """Plot the std of each atom's force against the force itself, norms."""
-        force, std = self.array(keys.FORCES), self.array("forces_total_std")
+        norms = [np.linalg.norm(self.array(n), axis=1) for n in (keys.FORCES, "forces_total_std")]
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(4.5, 3.5), layout="constrained")
         axes = figure.add_subplot()
-        norms = (np.linalg.norm(values, axis=1) for values in (force, std))
         axes.plot(*norms, "o", markersize=3, alpha=0.5)
         axes.set(xscale="log", yscale="log", title=f"{self.method}, {self.samples} samples")
         axes.set(xlabel="predicted force (eV/Å)", ylabel="std of the force (eV/Å)")

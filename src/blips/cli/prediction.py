@@ -203,7 +203,7 @@ def evaluate(
     labels = labels_of(backbone, energy_key, forces_key)
     atoms = read_known(structures, backbone, labels)
     references = References.of(atoms, labels)
-    stress = bool(stress_too(atoms, references))
+    stress = stress_too(atoms, references)
     with progress_shown():
         prediction = predict_with(potential, atoms, samples=samples, seed=seed, stress=stress)
         result = assess(prediction, references, n_bootstrap=bootstrap)

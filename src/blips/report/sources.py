@@ -108,11 +108,10 @@ def _of_predictions(file: Path, given: dict[str, list[Atoms]]) -> Sources:
 
 def _labels_alone(atoms: Atoms) -> Atoms:
     """Copy a predicted structure with its labels, which lie beside `predicted_*`, if any."""
-    copy = atoms.copy()
-    results = getattr(atoms.calc, "results", {})
-    for name, place in (("energy", atoms.info), ("forces", atoms.arrays)):
-        if f"predicted_{name}" in place and name in results:
-            (copy.info if name == "energy" else copy.arrays)[name] = results[name]
+    copy, results = atoms.copy(), getattr(atoms.calc, "results", {})
+    for name, place in (("energy", copy.info), ("forces", copy.arrays)):
+        if name in results and f"predicted_{name}" in place:
+            place[name] = results[name]
     return copy
 
 

@@ -103,10 +103,9 @@ class References:
         return Matched(mean, std, target, chosen)
 
 
-def stress_too(structures: Sequence[Atoms], references: References) -> dict[str, bool]:
-    """Ask `predict` for the stress where labels and periodic cells allow it."""
-    periodic = all(atoms.pbc.all() for atoms in structures)
-    return {"stress": True} if references.stress is not None and periodic else {}
+def stress_too(structures: Sequence[Atoms], references: References) -> bool:
+    """Say whether labels and periodic cells allow to judge the stress."""
+    return references.stress is not None and all(atoms.pbc.all() for atoms in structures)
 
 
 def assess(
@@ -155,7 +154,7 @@ def evaluate(
     """
     found = list(iter_given(structures))
     references = References.of(found, labels or potential.backbone.labels)
-    options = stress_too(found, references) | options
+    options = {"stress": stress_too(found, references), **options}
     with progress_shown():
         return assess(potential.predict(found, **options), references, n_bootstrap=n_bootstrap)
 
@@ -193,13 +192,10 @@ def calibrate(
         if matched.std is None:
             raise InputError(f"the model has no std of {WORDS[quantity]} to calibrate")
         uncertain = matched.std > STD_FLOOR  # what symmetry makes certain tells no scale
-        mean, std, target = (
-            array[uncertain] for array in (matched.mean, matched.std, matched.target)
-        )
+        mean, std, target = (one[uncertain] for one in (matched.mean, matched.std, matched.target))
         calibrator = fitted[quantity] = CALIBRATORS[kind].fit(mean, std, target)
-        before, after = (
-            100 * coverage(mean, one, target, [0.9])[0] for one in (std, calibrator.apply(std))
-        )
+        stds = std, calibrator.apply(std)
+        before, after = (100 * coverage(mean, one, target, [0.9])[0] for one in stds)
         say(
             f"{WORDS[quantity].capitalize()} of {matched.chosen.sum()} structures: "
             f"{calibrator.describe()}. Within their 90 % interval lay {before:.0f} % of these "
