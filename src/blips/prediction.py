@@ -117,11 +117,9 @@ class Prediction:
             )
 
     def __len__(self) -> int:
-        """Return the number of structures."""
         return len(self.n_atoms)
 
     def __getitem__(self, index: int) -> "Prediction":
-        """Return the prediction of one structure."""
         index = range(len(self))[index]
         first = int(self.n_atoms[:index].sum())
         one, atoms = slice(index, index + 1), slice(first, first + int(self.n_atoms[index]))

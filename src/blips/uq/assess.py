@@ -19,7 +19,7 @@ from blips.errors import InputError
 from blips.files import write_atomically
 from blips.prediction import Model, Prediction
 from blips.progress import progress_shown
-from blips.uq.bootstrap import Bootstrap, Interval
+from blips.uq.bootstrap import Interval
 from blips.uq.calibrate import CALIBRATORS, ScaleCalibrator
 from blips.uq.checks import checked_array
 from blips.uq.evaluate import Evaluation, Tables
@@ -124,10 +124,9 @@ def assess(
         mean, std, target, chosen = matched
         counts = references.n_atoms[chosen]
         found.labelled[quantity] = len(counts)
-        bootstrap = Bootstrap(len(counts), n_bootstrap, seed=seed)
-        if bootstrap.active:
+        builder = Tables(len(counts), n_bootstrap, seed)
+        if builder.active:
             tables["n_bootstrap"] = n_bootstrap
-        builder = Tables(bootstrap)
         if quantity == "energy":
             tables |= builder.energies(mean, std, target, counts)
         elif quantity == "forces":
@@ -195,7 +194,7 @@ def calibrate(
         mean, std, target = (one[uncertain] for one in (matched.mean, matched.std, matched.target))
         calibrator = fitted[quantity] = CALIBRATORS[kind].fit(mean, std, target)
         stds = std, calibrator.apply(std)
-        before, after = (100 * coverage(mean, one, target, [0.9])[0] for one in stds)
+        before, after = (100 * coverage(mean, one, target) for one in stds)
         say(
             f"{WORDS[quantity].capitalize()} of {matched.chosen.sum()} structures: "
             f"{calibrator.describe()}. Within their 90 % interval lay {before:.0f} % of these "

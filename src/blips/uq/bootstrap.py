@@ -40,7 +40,6 @@ class Interval:
     high: float | None = None
 
     def __str__(self) -> str:
-        """Return the value, with the interval in brackets if there is one."""
         if self.low is None or self.high is None:
             return f"{self.value:.4g}"
         return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"

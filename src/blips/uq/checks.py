@@ -1,8 +1,4 @@
-"""Check the arrays that metrics, calibrators and figures take; each check raises InputError.
-
-``mean`` and ``std`` describe a Gaussian prediction N(mean, std^2) of ``target``; arrays share one
-shape and nothing is broadcast. Letters in shape comments: N atoms, S structures, n any number.
-"""
+"""Check the arrays that metrics, calibrators and figures take; each check raises InputError."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 from ase.data import chemical_symbols
-from scipy.special import ndtri
 
 from blips.uq import metrics
 from blips.uq.bootstrap import LEVEL, Bootstrap, Interval
@@ -89,11 +88,8 @@ class Evaluation:
         }
 
 
-@dataclass(frozen=True)
-class Tables:
+class Tables(Bootstrap):
     """Compute tables over one set of structures, without metrics that these are too few for."""
-
-    bootstrap: Bootstrap
 
     def energies(
         self, energy: FloatArray, std: FloatArray | None, reference: FloatArray, counts: IntArray
@@ -156,15 +152,15 @@ class Tables:
         if size > 1:
             columns |= {"nll_component": nll, "crps_sum": crps * size}
         for level in metrics.COVERAGE_LEVELS:
-            inside = np.abs(z) <= ndtri(0.5 * (1.0 + level))
-            columns[f"coverage_{round(100 * level)}"] = inside.astype(np.float64)
+            inside = metrics.within(z, level).astype(np.float64)
+            columns[f"coverage_{round(100 * level)}"] = inside
         return self._means(columns, groups) | {"ece": self._ece(z, groups)}
 
     def _means(self, columns: dict[str, FloatArray], groups: IntArray) -> MetricTable:
         """Average columns [n], and take the roots of those that are ROOTS."""
-        is_root, count = np.array([name in ROOTS for name in columns]), self.bootstrap.n_groups
-        sums = [np.bincount(groups, column, minlength=count) for column in columns.values()]
-        intervals = self.bootstrap.of_sums(
+        is_root = np.array([name in ROOTS for name in columns])
+        sums = [np.bincount(groups, column, self.n_groups) for column in columns.values()]
+        intervals = self.of_sums(
             np.array(sums).T,
             groups,
             lambda means: np.sqrt(means, where=is_root, out=means.copy()),
@@ -173,8 +169,8 @@ class Tables:
 
     def _ece(self, z: FloatArray, groups: IntArray) -> Interval:
         """Compute the ECE of standardised errors [n]."""
-        counts = metrics.reliability_counts(z, groups, self.bootstrap.n_groups)
-        (interval,) = self.bootstrap.of_sums(
+        counts = metrics.reliability_counts(z, groups, self.n_groups)
+        (interval,) = self.of_sums(
             counts, groups, lambda p_obs: metrics.ece_of_curve(p_obs)[..., None]
         )
         return interval
@@ -190,7 +186,7 @@ class Tables:
             return metrics.ence(np.zeros_like(error), std, error, ENCE_BINS) if usable else np.nan
 
         order = np.argsort(std, kind="stable")  # a presorted resample is cheap to sort
-        (interval,) = self.bootstrap.of(function, error[order], std[order], groups=groups[order])
+        (interval,) = self.of(function, error[order], std[order], groups=groups[order])
         return {"ence": interval}
 
     def _ranking(
@@ -222,5 +218,5 @@ class Tables:
 
         order = np.argsort(std, kind="stable")
         arrays = [array[order] for array in (std, error, *map(metrics.dense_ranks, columns))]
-        intervals = self.bootstrap.of(function, *arrays, groups=groups[order])
+        intervals = self.of(function, *arrays, groups=groups[order])
         return dict(zip(names, intervals, strict=True))

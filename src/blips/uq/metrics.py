@@ -18,7 +18,6 @@ predictions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,20 +88,19 @@ def ece(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> float
     return float(ece_of_curve(reliability_curve(mean, std, target)[1]))
 
 
-def coverage(
-    mean: npt.ArrayLike,
-    std: npt.ArrayLike,
-    target: npt.ArrayLike,
-    levels: Sequence[float] = COVERAGE_LEVELS,
-) -> FloatArray:
-    """Count the fraction of targets inside the central Gaussian interval of each level, [levels].
+def within(z: FloatArray, level: float) -> npt.NDArray[np.bool_]:
+    """Say which standardised errors lie in the central Gaussian interval of that probability."""
+    return np.abs(z) <= ndtri(0.5 * (1.0 + level))
 
-    A target is covered at level c if |z| <= Phi^-1((1 + c) / 2).
-    """
+
+def coverage(
+    mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike, level: float = 0.9
+) -> float:
+    """Count the fraction of targets inside the central Gaussian interval of a probability."""
     z = standardised_error(mean, std, target)
-    if not all(0.0 < level < 1.0 for level in levels):
-        raise InputError(f"levels are {levels}; expected probabilities above 0 and below 1.")
-    return np.array([np.mean(np.abs(z) <= ndtri(0.5 * (1.0 + level))) for level in levels])
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level is {level}; expected a probability above 0 and below 1.")
+    return float(np.mean(within(z, level)))
 
 
 def binned_errors(
