@@ -116,15 +116,12 @@ def _released_model(console: Console) -> None:
     except MissingPackageError as error:
         console.print(f"CHGNet is not installed: {error}")
         return
-    table = Table(title="CHGNet as released")
-    for header in ("", "energy (eV/atom)", "largest std of a force (eV/Å)"):
-        table.add_column(header)
-    for k, name in enumerate(("rock salt", "stretched by 30 %, rattled by 0.3 Å")):
-        one = prediction[k]
+    console.print("CHGNet as released, energy and largest std of a force:")
+    names = ("rock salt", "stretched by 30 %, rattled by 0.3 Å")
+    for name, one in zip(names, prediction, strict=True):
         energy, std = (one.array(n)[0] / len(known) for n in ("energy", "energy_total_std"))
         force = one.array("forces_total_std").max()
-        table.add_row(name, f"{energy:.3f} ± {std:.3f}", f"{force:.3f}")
-    console.print(table)
+        console.print(f"  {name}: {energy:.3f} ± {std:.3f} eV/atom, {force:.3f} eV/Å")
 
 
 COLUMNS = (

@@ -253,23 +253,21 @@ class Prediction:
 
         Epistemic and aleatoric deviations keep their ratio.
         """
+        found = self.results()
+        calibrated = tuple(name for name in calibrators if f"{name}_uncertainty" in found)
         changes: dict[str, Any] = {}
-        calibrated: list[str] = []
-        for quantity, calibrator in calibrators.items():
-            names = (f"{quantity}_std", f"{quantity}_aleatoric_std")
-            parts = {name: getattr(self, name, None) for name in names}
-            total = _total_std(*parts.values())
-            if total is None:
-                continue
-            after = calibrator.apply(total)
+        for quantity in calibrated:
+            total = found[f"{quantity}_uncertainty"]
+            after = calibrators[quantity].apply(total)
             factor = np.divide(after, total, out=np.ones_like(total), where=total > 0)
-            changes |= {name: factor * part for name, part in parts.items() if part is not None}
-            calibrated.append(quantity)
+            names = (f"{quantity}_std", f"{quantity}_aleatoric_std")
+            parts = {name: array for name, array in self._arrays().items() if name in names}
+            changes |= {name: factor * part for name, part in parts.items()}
             if quantity == keys.FORCES and self.forces_cov is not None:
                 changes["forces_cov"] = self.forces_cov * factor[:, :, None] * factor[:, None]
         if not changes:
             return self
-        return replace(self, details={**self.details, "calibrated": tuple(calibrated)}, **changes)
+        return replace(self, details={**self.details, "calibrated": calibrated}, **changes)
 
     def _arrays(self) -> dict[str, Array]:
         """Return all that was predicted, and `n_atoms`, by name."""

@@ -42,7 +42,7 @@ PLOTS = {
 def test_plots_go_through_json_and_render_and_leave_settings_alone(name):
     before = dict(matplotlib.rcParams)
     plot = PLOTS[name]()
-    saved = json.loads(json.dumps(plot.to_dict(), allow_nan=False))
+    saved = json.loads(json.dumps(vars(plot), allow_nan=False))
     assert saved["series"] == plot.series
     figure = plot.figure()
     assert isinstance(figure, Figure)

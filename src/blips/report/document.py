@@ -37,7 +37,7 @@ def document(
     scripts = [resource(name) for name in (SCRIPTS if in_3d else SCRIPTS[1:])]
     style = resource("page/report.css")
     licence = resource(LICENCE).replace("--", "- -").replace(">", "&gt;")  # it ends no comment
-    drawn = {name: plot.to_dict() for name, plot in figures.items() if plot is not None}
+    drawn = {name: vars(plot) for name, plot in figures.items() if plot is not None}
     return (
         _environment()
         .get_template(template)

@@ -44,7 +44,7 @@ def viewed_set(
         ]
     return {
         "name": name,
-        "plots": {key: plot.to_dict() for key, plot in (plots or {}).items()},
+        "plots": {key: vars(plot) for key, plot in (plots or {}).items()},
         "structures": entries,
         "std_max": max((entry["std_max"] for entry in entries), default=0.0),
     }

@@ -46,10 +46,6 @@ class Plot:
     equal: bool = False  # whether both axes have the same range
     diagonal: str = ""  # name of the line x = y, where there is one
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what the page's script draws."""
-        return dict(vars(self))
-
     def figure(self) -> Figure:
         """Draw with matplotlib; save with ``figure.savefig("name.pdf")`` (or .png, .svg)."""
         from blips.uq.figures import draw
