@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ase import Atoms
@@ -22,7 +22,7 @@ from blips.progress import progress_shown
 from blips.uq.bootstrap import Interval
 from blips.uq.calibrate import CALIBRATORS, ScaleCalibrator
 from blips.uq.checks import checked_array
-from blips.uq.evaluate import Evaluation, Tables
+from blips.uq.evaluate import Evaluation, Matched, Tables
 from blips.uq.metrics import coverage
 from blips.uq.plots import prediction_plots
 
@@ -32,15 +32,6 @@ if TYPE_CHECKING:
 STD_FLOOR = 1e-6  # eV, eV/A: symmetry can make a std zero, by which no metric can divide
 ONE_SIDED = 0.15  # ECE that a wrong size alone does not give where coverage is right
 WORDS = {"energy": "energies", "forces": "forces", "stress": "stresses"}
-
-
-class Matched(NamedTuple):
-    """Predictions and labels of the structures that have a label."""
-
-    mean: np.ndarray  # [S'] energies, [N', 3] forces, [S', 6] stresses
-    std: np.ndarray | None  # same shape, at least STD_FLOOR
-    target: np.ndarray  # same shape
-    chosen: np.ndarray  # [S] whether a structure has the label
 
 
 @dataclass(frozen=True)
@@ -100,7 +91,7 @@ class References:
         if std is not None:
             std = checked_array(f"{quantity}_std", np.maximum(std[rows], STD_FLOOR))
         mean, target = checked_array(quantity, mean[rows]), checked_array("labels", target[rows])
-        return Matched(mean, std, target, chosen)
+        return Matched(mean, std, target, chosen, self.n_atoms[chosen])
 
 
 def stress_too(structures: Sequence[Atoms], references: References) -> bool:
@@ -121,19 +112,18 @@ def assess(
         matched = references.match(prediction, quantity)
         if matched is None:
             continue
-        mean, std, target, chosen = matched
-        counts = references.n_atoms[chosen]
-        found.labelled[quantity] = len(counts)
-        builder = Tables(len(counts), n_bootstrap, seed)
+        count = found.labelled[quantity] = len(matched.n_atoms)
+        builder = Tables(count, n_bootstrap, seed)
         if builder.active:
             tables["n_bootstrap"] = n_bootstrap
         if quantity == "energy":
-            tables |= builder.energies(mean, std, target, counts)
+            tables |= builder.energies(matched)
         elif quantity == "forces":
-            numbers = references.numbers[np.repeat(chosen, references.n_atoms)]
-            tables |= builder.forces(mean, std, target, counts, numbers)
+            numbers = references.numbers[np.repeat(matched.chosen, references.n_atoms)]
+            tables |= builder.forces(matched, numbers)
         else:
-            tables["stress"] = builder.values(target - mean, std, np.arange(len(counts)))
+            error = matched.target - matched.mean
+            tables["stress"] = builder.values(error, matched.std, np.arange(count))
     return replace(found, **tables)
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from blips.errors import InputError
 from blips.uq.checks import FloatArray, checked_array, standardised_error
@@ -50,12 +50,12 @@ class ScaleCalibrator:
             )
 
     @classmethod
-    def fit(cls, mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> Self:
+    def fit(cls, mean: ArrayLike, std: ArrayLike, target: ArrayLike) -> Self:
         """Fit the factor on held-out predictions, standard deviations and references."""
         z = standardised_error(mean, std, target)
         return cls(factor=float(np.sqrt(np.mean(z**2))))
 
-    def apply(self, std: npt.ArrayLike) -> FloatArray:
+    def apply(self, std: ArrayLike) -> FloatArray:
         """Return s * std."""
         return self.factor * checked_array("std", std, "non-negative")
 
@@ -98,7 +98,7 @@ class ConformalCalibrator(ScaleCalibrator):
             )
 
     @classmethod
-    def fit(cls, mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> Self:
+    def fit(cls, mean: ArrayLike, std: ArrayLike, target: ArrayLike) -> Self:
         """Collect the scores of held-out data."""
         score = np.abs(standardised_error(mean, std, target))
         found = cls(factor=1.0, scores=tuple(np.sort(score, axis=None).tolist()))

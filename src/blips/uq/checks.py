@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 
 from blips.errors import InputError
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 REFUSED = {  # by what is expected: which values are refused, and what is said of them
     "finite": (
@@ -31,7 +31,7 @@ REFUSED = {  # by what is expected: which values are refused, and what is said o
 }
 
 
-def checked_array(name: str, values: npt.ArrayLike, expected: str = "finite") -> FloatArray:
+def checked_array(name: str, values: ArrayLike, expected: str = "finite") -> FloatArray:
     """Return ``values`` as a non-empty, finite float64 array; see REFUSED for what is expected."""
     try:
         array = np.asarray(values, dtype=np.float64)
@@ -48,7 +48,7 @@ def checked_array(name: str, values: npt.ArrayLike, expected: str = "finite") ->
     return array
 
 
-def checked_together(**given: tuple[npt.ArrayLike, str]) -> tuple[FloatArray, ...]:
+def checked_together(**given: tuple[ArrayLike, str]) -> tuple[FloatArray, ...]:
     """Check (values, expected) by name, and that all have one shape (nothing is broadcast)."""
     arrays = {name: checked_array(name, *one) for name, one in given.items()}
     if len({array.shape for array in arrays.values()}) > 1:
@@ -61,21 +61,19 @@ def checked_together(**given: tuple[npt.ArrayLike, str]) -> tuple[FloatArray, ..
 
 
 def checked_prediction(
-    mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike
+    mean: ArrayLike, std: ArrayLike, target: ArrayLike
 ) -> tuple[FloatArray, ...]:
     """Validate a Gaussian prediction: (mean, std, target)."""
     return checked_together(mean=(mean, "finite"), std=(std, "positive"), target=(target, "finite"))
 
 
-def standardised_error(
-    mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike
-) -> FloatArray:
+def standardised_error(mean: ArrayLike, std: ArrayLike, target: ArrayLike) -> FloatArray:
     """Validate a Gaussian prediction and return (target - mean) / std."""
     mean, std, target = checked_prediction(mean, std, target)
     return (target - mean) / std
 
 
-def checked_ranking(score: npt.ArrayLike, error: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+def checked_ranking(score: ArrayLike, error: ArrayLike) -> tuple[FloatArray, FloatArray]:
     """Validate one non-negative score (a std) and one non-negative error per item, both [n]."""
     score, error = checked_together(score=(score, "non-negative"), error=(error, "non-negative"))
     if score.ndim != 1:

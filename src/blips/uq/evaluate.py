@@ -24,7 +24,7 @@ Letters in shape comments: N atoms, S structures, n any number of predictions.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ase.data import chemical_symbols
@@ -88,32 +88,36 @@ class Evaluation:
         }
 
 
+class Matched(NamedTuple):
+    """Hold predictions and labels of the structures that have a label, S' of S."""
+
+    mean: FloatArray  # [S'] energies, [N', 3] forces, [S', 6] stresses
+    std: FloatArray | None  # same shape
+    target: FloatArray  # same shape
+    chosen: np.ndarray  # [S] whether a structure has the label
+    n_atoms: IntArray  # [S']
+
+
 class Tables(Bootstrap):
     """Compute tables over one set of structures, without metrics that these are too few for."""
 
-    def energies(
-        self, energy: FloatArray, std: FloatArray | None, reference: FloatArray, counts: IntArray
-    ) -> dict[str, MetricTable]:
-        """Evaluate energies [S] of structures with so many atoms [S], as such and per atom."""
+    def energies(self, found: Matched) -> dict[str, MetricTable]:
+        """Evaluate energies, as such and per atom."""
+        counts, std = found.n_atoms, found.std
         groups = np.arange(len(counts))
         tables: dict[str, MetricTable] = {}
         for name, size in (("energy", np.ones(len(counts))), ("energy_per_atom", counts)):
-            error, its_std = (reference - energy) / size, None if std is None else std / size
+            error = (found.target - found.mean) / size
+            its_std = None if std is None else std / size
             tables[name] = self.values(error, its_std, groups)
             if its_std is not None:
                 tables[name] |= self._ence(error, its_std, groups)
                 tables[name] |= self._ranking(its_std, np.abs(error), groups)
         return tables
 
-    def forces(
-        self,
-        forces: FloatArray,
-        std: FloatArray | None,
-        reference: FloatArray,
-        counts: IntArray,
-        numbers: IntArray,
-    ) -> dict[str, Any]:
-        """Evaluate forces [N, 3] per component, atom, structure and element."""
+    def forces(self, found: Matched, numbers: IntArray) -> dict[str, Any]:
+        """Evaluate forces per component, atom, structure and element; atomic numbers are [N']."""
+        forces, std, reference, _, counts = found
         error = reference - forces
         structures = np.arange(len(counts))
         groups = structures.repeat(counts)  # [N] structure of every atom

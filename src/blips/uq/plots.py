@@ -12,7 +12,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from blips.errors import InputError
 from blips.uq.checks import IntArray, checked_prediction
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from blips.uq.assess import References
 
 Series = dict[str, Any]
-Arrays = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]  # mean, std, target
+Arrays = tuple[ArrayLike, ArrayLike, ArrayLike]  # mean, std, target
 
 MAX_POINTS = 1500
 
@@ -72,9 +72,9 @@ def line(name: str, x: Any, y: Any, kind: Literal["line", "guide", "points"] = "
 
 # --------------------------------------------------------------------------------- what is drawn
 def parity(
-    mean: npt.ArrayLike,
-    std: npt.ArrayLike | None,
-    target: npt.ArrayLike,
+    mean: ArrayLike,
+    std: ArrayLike | None,
+    target: ArrayLike,
     *,
     quantity: str = "force components",
     unit: str = "eV/Å",
@@ -124,9 +124,9 @@ def reliability(models: Mapping[str, Arrays]) -> Plot:
 
 
 def std_error(
-    mean: npt.ArrayLike,
-    std: npt.ArrayLike,
-    target: npt.ArrayLike,
+    mean: ArrayLike,
+    std: ArrayLike,
+    target: ArrayLike,
     *,
     quantity: str = "force components",
     unit: str = "eV/Å",
@@ -189,7 +189,7 @@ def prediction_plots(
     energy, forces = (references.match(prediction, name) for name in ("energy", "forces"))
     compared: dict[str, Arrays] = {}
     if forces is not None:
-        about = _places(references.n_atoms, forces.chosen)
+        about = _places(np.flatnonzero(forces.chosen), forces.n_atoms)
         plots["parity_forces"] = parity(*forces[:3], about=about)
         if forces.std is not None:
             plots["std_error"] = std_error(forces.mean, forces.std, forces.target)
@@ -225,7 +225,7 @@ def std_force(prediction: Prediction) -> Plot:
     force, std = (np.linalg.norm(prediction.array(name), axis=1) for name in names)
     chosen = _thinned(len(std), MAX_POINTS)
     points = line("atoms", force[chosen], std[chosen], "points")
-    places = _places(prediction.n_atoms, np.ones(len(prediction), dtype=bool))
+    places = _places(np.arange(len(prediction)), prediction.n_atoms)
     points |= {name: places[name][::3][chosen].tolist() for name in ("structure", "atom")}
     return Plot(
         "Std of the force on each atom against the force",
@@ -236,10 +236,9 @@ def std_force(prediction: Prediction) -> Plot:
     )
 
 
-def _places(n_atoms: IntArray, chosen: npt.NDArray[np.bool_]) -> dict[str, IntArray]:
-    """Return structure, atom and component of each force component of the chosen structures."""
-    counts = n_atoms[chosen]
-    structure = np.repeat(np.flatnonzero(chosen), counts)  # [N']
+def _places(structures: IntArray, counts: IntArray) -> dict[str, IntArray]:
+    """Return structure, atom and component of each force component of these structures."""
+    structure = np.repeat(structures, counts)  # [N']
     atom = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     component = np.tile(np.arange(3), len(atom))
     return {"structure": structure.repeat(3), "atom": atom.repeat(3), "component": component}
