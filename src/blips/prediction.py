@@ -108,9 +108,9 @@ class Prediction:
         for name, value in self._arrays().items():
             if not name.endswith("_std") or (value >= 0).all():
                 continue
-            rows = np.flatnonzero(~(value >= 0).reshape(len(value), -1).all(axis=1))
-            if not _is_per_structure(name):
-                rows = np.unique(np.repeat(np.arange(len(self)), self.n_atoms)[rows])
+            sound = (value >= 0).reshape(len(value), -1).all(axis=1)
+            counts = 1 if _is_per_structure(name) else self.n_atoms
+            rows = np.unique(np.repeat(np.arange(len(self)), counts)[~sound])
             raise InputError(
                 f"the model has no usable {name} for structures {', '.join(map(str, rows[:10]))} "
                 "(counted from 0): NaN. Do atoms overlap, or is the model damaged?"

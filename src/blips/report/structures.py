@@ -37,9 +37,12 @@ def viewed_set(
     if prediction.largest_force_std is not None:
         order = np.argsort(-prediction.largest_force_std, kind="stable").tolist()
         ends = np.cumsum(references.n_atoms)[:-1]
-        labels = None if references.forces is None else np.split(references.forces, ends)
+        labels: list[Any] = [None] * len(structures)
+        if references.forces is not None:
+            labels = np.split(references.forces, ends)
+        called: Sequence[int | str] = names or range(len(structures))
         entries = [
-            _entry(names[k] if names else k, structures[k], prediction[k], labels and labels[k])
+            _entry(called[k], structures[k], prediction[k], labels[k])
             for k in [k for k in order if len(structures[k]) <= MAX_ATOMS][:SHOWN]
         ]
     return {

@@ -165,7 +165,7 @@ class Tables(Bootstrap):
         is_root = np.array([name in ROOTS for name in columns])
         sums = [np.bincount(groups, column, self.n_groups) for column in columns.values()]
         intervals = self.of_sums(
-            np.array(sums).T,
+            np.array(sums, dtype=np.float64).T,
             groups,
             lambda means: np.sqrt(means, where=is_root, out=means.copy()),
         )
