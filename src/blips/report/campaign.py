@@ -95,20 +95,19 @@ def _compared(curve: Entries, other: Entries, other_name: str) -> str:
 
 
 def _curve(curve: Entries, other: Entries, other_name: str) -> Plot | None:
-    def errors(title: str, curve: Entries, name: str) -> dict[str, Any]:
-        values = [entry.get(name, np.nan) for entry in curve]
-        return line(title, [entry["labels"] for entry in curve], values)
-
-    names = [name for name in DRAWN if any(name in entry for entry in curve)]
-    if len(curve) < 2 or not names:
+    drawn = [(MODEL[name], curve, name) for name in DRAWN if any(name in one for one in curve)]
+    if len(curve) < 2 or not drawn:
         return None
-    series = [errors(MODEL[name], curve, name) for name in names]
     note = f"{len(curve)} models on one test set."
     if "asked_for" in curve[0]:
         note = "Each model on the labels that it asked for, before it was trained on them."
     if other:
-        series.append(errors(f"{other_name}: force MAE (eV/Å)", other, "force_mae"))
+        drawn.append((f"{other_name}: force MAE (eV/Å)", other, "force_mae"))
         note += " The baseline is another campaign."
+    series = [
+        line(title, [one["labels"] for one in entries], [one.get(name, np.nan) for one in entries])
+        for title, entries, name in drawn
+    ]
     return Plot(
         f"Errors of {len(curve)} models against their number of labels",
         note,

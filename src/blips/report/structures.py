@@ -40,7 +40,7 @@ def viewed_set(
         labels: list[Any] = [None] * len(structures)
         if references.forces is not None:
             labels = np.split(references.forces, ends)
-        called: Sequence[int | str] = names or range(len(structures))
+        called: Sequence[Any] = range(len(structures)) if names is None else names
         entries = [
             _entry(called[k], structures[k], prediction[k], labels[k])
             for k in [k for k in order if len(structures[k]) <= MAX_ATOMS][:SHOWN]

@@ -4,9 +4,7 @@ Throughout, ``mean`` and ``std`` describe a Gaussian prediction N(mean, std^2) o
 
     error e = target - mean        standardised error z = e / std
 
-Arrays share one shape. In arrays of two or more dimensions the last axis holds the components of a
-vector (forces: [N, 3]); one-dimensional arrays hold scalars (energies: [S]). Any consistent unit
-works; in this package energies are in eV and forces in eV/A.
+Arrays share one shape, nothing is broadcast, and any consistent unit works.
 
 Ranking metrics look at the order of the standard deviations alone, so no recalibration by an
 increasing map changes them. They take one non-negative score and one non-negative error per item,
