@@ -13,7 +13,8 @@ def test_the_demo_leaves_a_conditioned_model_metrics_figures_and_a_report(tmp_pa
         assert metrics[CONDITIONED]["forces"]["mae"] == metrics[PLAIN]["forces"]["mae"]
         assert len(list((tmp_path / "figures" / name).glob("*.png"))) == 5
     told = capsys.readouterr().out
-    assert "nothing was fitted to far labels" in " ".join(told.split())
+    for label, count in ((NEAR, 14), (FAR, 129)):
+        assert f"{label}, {CONDITIONED}: {count} structures" in " ".join(told.split())
     assert "CHGNet as released" in told
     assert "".join(told.split()).endswith("report.html")  # lines may be wrapped
     assert (tmp_path / "report.html").stat().st_size > 100_000

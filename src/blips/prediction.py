@@ -27,15 +27,9 @@ if TYPE_CHECKING:
 Array = np.ndarray
 Outputs = dict[str, Tensor]
 
-PER_STRUCTURE = (keys.ENERGY, keys.STRESS)
+PER_STRUCTURE = ("n_atoms", keys.ENERGY, keys.STRESS)
 UNCERTAIN = (keys.ENERGY, keys.STRESS, keys.ENERGIES, keys.FORCES)  # quantities that ASE knows
-WRITTEN = {  # where `to_atoms` leaves what `Prediction.read` finds
-    keys.ENERGY: ("predicted_energy", keys.ENERGY),
-    "energy_std": (keys.ENERGY_UNCERTAINTY,),
-    keys.FORCES: ("predicted_forces", keys.FORCES),
-    "forces_std": (keys.FORCES_UNCERTAINTY,),
-    keys.IN_DOMAIN: (keys.IN_DOMAIN,),
-}
+UNCERTAINTIES = tuple(f"{name}_uncertainty" for name in UNCERTAIN)
 SHOWN = 5  # structures in a notebook
 
 
@@ -108,47 +102,27 @@ class Prediction:
         others = {name: array for name, array in arrays.items() if name not in attributes}
         return cls(**known, others=others, **about)
 
-    @classmethod
-    def read(cls, frames: Sequence[Atoms]) -> Self:
-        """Read the energies and forces that `to_atoms` left in structures, with their stds."""
-        found: dict[str, list[Array]] = {}
-        for atoms in frames:
-            there = {**atoms.info, **atoms.arrays, **getattr(atoms.calc, "results", {})}
-            for name, places in WRITTEN.items():
-                if known := [there[place] for place in places if place in there]:
-                    found.setdefault(name, []).append(np.atleast_1d(known[0]))
-        if lacking := [name for name, values in found.items() if len(values) < len(frames)]:
-            raise InputError(f"not all structures have {', '.join(lacking)}, but some have")
-        arrays = {name: np.concatenate(values) for name, values in found.items()}
-        return cls.of(arrays, n_atoms=np.array([len(a) for a in frames]), method="read", samples=0)
-
     def __post_init__(self) -> None:
         """Refuse a std that is negative or not a number."""
         for name, value in self._arrays().items():
             if not name.endswith("_std") or (value >= 0).all():
                 continue
-            rows = np.flatnonzero(~(value >= 0).reshape(len(value), -1).all(axis=1))
-            if not _is_per_structure(name):
-                rows = np.unique(np.repeat(np.arange(len(self)), self.n_atoms)[rows])
+            sound = (value >= 0).reshape(len(value), -1).all(axis=1)
+            counts = 1 if _is_per_structure(name) else self.n_atoms
+            rows = np.unique(np.repeat(np.arange(len(self)), counts)[~sound])
             raise InputError(
                 f"the model has no usable {name} for structures {', '.join(map(str, rows[:10]))} "
                 "(counted from 0): NaN. Do atoms overlap, or is the model damaged?"
             )
 
     def __len__(self) -> int:
-        """Return the number of structures."""
         return len(self.n_atoms)
 
     def __getitem__(self, index: int) -> "Prediction":
-        """Return the prediction of one structure."""
         index = range(len(self))[index]
         first = int(self.n_atoms[:index].sum())
         one, atoms = slice(index, index + 1), slice(first, first + int(self.n_atoms[index]))
-        arrays = {
-            name: value[one if _is_per_structure(name) else atoms]
-            for name, value in self._arrays().items()
-        }
-        return self.of(arrays, n_atoms=self.n_atoms[one], **self._about())
+        return self._with(lambda name, array: array[one if _is_per_structure(name) else atoms])
 
     @property
     def energy_total_std(self) -> Array | None:
@@ -182,7 +156,7 @@ class Prediction:
             return None
         return np.logical_and.reduceat(self.in_domain, np.cumsum(self.n_atoms) - self.n_atoms)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, list[Any]]:
         """Summarise each structure, as lists for JSON; forces by their largest std."""
         arrays = {
             keys.ENERGY: self.energy,
@@ -190,8 +164,7 @@ class Prediction:
             "largest_force_uncertainty": self.largest_force_std,
             keys.IN_DOMAIN: self.structure_in_domain,
         }
-        lists = {name: value.tolist() for name, value in arrays.items() if value is not None}
-        return {"structures": len(self), "method": self.method, "samples": self.samples, **lists}
+        return {name: value.tolist() for name, value in arrays.items() if value is not None}
 
     def results(self) -> dict[str, Array]:
         """Return means, `*_uncertainty` (total std) and `in_domain`, as far as known, by key."""
@@ -233,17 +206,15 @@ class Prediction:
     def to_dataframe(self) -> "DataFrame":
         """Make a pandas table with a row for each structure; columns of `summary`, and n_atoms."""
         pd = require("pandas", "pip install pandas")
-        lists = {name: value for name, value in self.summary().items() if isinstance(value, list)}
-        return pd.DataFrame({"n_atoms": self.n_atoms, **lists}).rename_axis("structure")
+        return pd.DataFrame({"n_atoms": self.n_atoms, **self.summary()}).rename_axis("structure")
 
     def plot(self) -> "Figure":
         """Plot the std of each atom's force against the force itself, norms."""
-        force, std = self.array(keys.FORCES), self.array("forces_total_std")
+        norms = [np.linalg.norm(self.array(n), axis=1) for n in (keys.FORCES, "forces_total_std")]
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(4.5, 3.5), layout="constrained")
         axes = figure.add_subplot()
-        norms = (np.linalg.norm(values, axis=1) for values in (force, std))
         axes.plot(*norms, "o", markersize=3, alpha=0.5)
         axes.set(xscale="log", yscale="log", title=f"{self.method}, {self.samples} samples")
         axes.set(xlabel="predicted force (eV/Å)", ylabel="std of the force (eV/Å)")
@@ -251,7 +222,7 @@ class Prediction:
 
     def __repr__(self) -> str:
         """Say which quantities there are, for how many structures."""
-        there = self._arrays()
+        there = [name for name in self._arrays() if name != "n_atoms"]
         names = [name for name in there if not name.endswith(("_std", "_cov"))]
         words = [f"{name} ± std" if f"{name}_std" in there else name for name in names]
         return (
@@ -281,44 +252,37 @@ class Prediction:
 
         Epistemic and aleatoric deviations keep their ratio.
         """
+        found = self.results()
+        calibrated = tuple(name for name in calibrators if f"{name}_uncertainty" in found)
         changes: dict[str, Any] = {}
-        calibrated: list[str] = []
-        for quantity, calibrator in calibrators.items():
-            names = (f"{quantity}_std", f"{quantity}_aleatoric_std")
-            parts = {name: getattr(self, name, None) for name in names}
-            total = _total_std(*parts.values())
-            if total is None:
-                continue
-            after = calibrator.apply(total)
+        for quantity in calibrated:
+            total = found[f"{quantity}_uncertainty"]
+            after = calibrators[quantity].apply(total)
             factor = np.divide(after, total, out=np.ones_like(total), where=total > 0)
-            changes |= {name: factor * part for name, part in parts.items() if part is not None}
-            calibrated.append(quantity)
+            names = (f"{quantity}_std", f"{quantity}_aleatoric_std")
+            parts = {name: array for name, array in self._arrays().items() if name in names}
+            changes |= {name: factor * part for name, part in parts.items()}
             if quantity == keys.FORCES and self.forces_cov is not None:
                 changes["forces_cov"] = self.forces_cov * factor[:, :, None] * factor[:, None]
         if not changes:
             return self
-        return replace(self, details={**self.details, "calibrated": tuple(calibrated)}, **changes)
+        return replace(self, details={**self.details, "calibrated": calibrated}, **changes)
 
     def _arrays(self) -> dict[str, Array]:
-        """Return all that was predicted, by name, for `of`."""
-        about = ("n_atoms", "others", *self._about())
-        own = {k: value for k, value in vars(self).items() if value is not None and k not in about}
+        """Return all that was predicted, and `n_atoms`, by name."""
+        own = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return {**own, **self.others}
 
-    def _about(self) -> dict[str, Any]:
-        return {"method": self.method, "samples": self.samples, "details": self.details}
+    def _with(self, change: Callable[[str, Array], Array]) -> Self:
+        """Replace every array by a function of its name and itself."""
+        changed = {name: change(name, array) for name, array in self._arrays().items()}
+        others = {name: changed.pop(name) for name in self.others}
+        return replace(self, others=others, **changed)
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
         """Join the predictions of all parts, in order."""
-        first = parts[0]
-        if len(parts) == 1:
-            return first
-        arrays = {
-            name: np.concatenate([part.array(name) for part in parts])
-            for name in ("n_atoms", *first._arrays())
-        }
-        return cls.of(arrays, **first._about())
+        return parts[0]._with(lambda name, _: np.concatenate([one.array(name) for one in parts]))
 
 
 def _is_per_structure(name: str) -> bool:
@@ -338,21 +302,42 @@ def _predicted(atoms: Atoms, one: Prediction, beside: Labels | None) -> Atoms:
     frame, results = atoms.copy(), one.ase_results()
     labelled = () if beside is None else available(atoms, beside)
     before = getattr(atoms.calc, "results", {}) if labelled else {}
-    before = {name: value for name, value in before.items() if name in all_properties}
     for name in UNCERTAIN:
         place = frame.info if name in PER_STRUCTURE else frame.arrays
         if name not in labelled:
             place.pop(name, None)
         elif name in results:
             place[f"predicted_{name}"] = results.pop(name)
-        uncertainty = f"{name}_uncertainty"
-        place.pop(uncertainty, None)
-        if uncertainty in results:
-            place[uncertainty] = results.pop(uncertainty)
+    annotate(frame, results)
     if keys.IN_DOMAIN in results:
-        frame.arrays[keys.IN_DOMAIN] = results.pop(keys.IN_DOMAIN)
-    frame.calc = SinglePointCalculator(frame, **(before | results))
+        frame.arrays[keys.IN_DOMAIN] = results[keys.IN_DOMAIN]
+    known = {name: one for name, one in {**before, **results}.items() if name in all_properties}
+    frame.calc = SinglePointCalculator(frame, **known)
     return frame
+
+
+def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:
+    """Keep the uncertainties of results on the structure, and no older ones.
+
+    ASE writes those results that it knows by name; others it finds in `atoms.info` and
+    `atoms.arrays` (extxyz, traj, db).
+    """
+    for quantity, name in zip(UNCERTAIN, UNCERTAINTIES, strict=True):
+        place = atoms.info if quantity in PER_STRUCTURE else atoms.arrays
+        place.pop(name, None)
+        if name in results:
+            place[name] = results[name]
+
+
+def read_back(atoms: Atoms) -> Prediction:
+    """Return what `Prediction.to_atoms` has written to a structure; its stds are total ones."""
+    places, results = atoms.info | atoms.arrays, getattr(atoms.calc, "results", {})
+    found = {keys.IN_DOMAIN: places.get(keys.IN_DOMAIN)}
+    for name in (keys.ENERGY, keys.FORCES):
+        found[name] = places.get(f"predicted_{name}", results.get(name))
+        found[f"{name}_std"] = places.get(f"{name}_uncertainty")
+    arrays = {name: np.atleast_1d(value) for name, value in found.items() if value is not None}
+    return Prediction.of(arrays, n_atoms=np.array([len(atoms)]), method="read", samples=0)
 
 
 def point_prediction(

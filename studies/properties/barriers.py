@@ -98,7 +98,7 @@ def _judged(potential: blips.BayesianPotential, path: list[Atoms], members: int)
         metrics[f"{way}_spearman"] = spearman(std, np.abs(guess - truth))
         metrics[f"{way}_ece"] = ece(guess, std, truth)
         for level in (0.68, 0.9):
-            covered = float(coverage(guess, std, truth, [level])[0])
+            covered = coverage(guess, std, truth, level)
             metrics[f"{way}_coverage{round(100 * level)}"] = covered
     std = np.sqrt(np.square(changes - changes[:, :1]).mean(axis=0))
     rows = np.stack([known - known[0], energies - energies[0], std, misfit], axis=1).tolist()

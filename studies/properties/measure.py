@@ -125,7 +125,7 @@ def _corrected(
 
 
 def _covered(value: Array, std: Array, known: Array, level: float) -> float:
-    return float(coverage(value, std, known, [level])[0])
+    return coverage(value, std, known, level)
 
 
 def _over(values: list[float]) -> Metric:

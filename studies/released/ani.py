@@ -153,7 +153,7 @@ def judged(
     mean, std, true = found["energy"]
     row = {
         "energy_mae": 1000.0 * float(np.abs(mean - true).mean()),
-        "energy_covers": float(coverage(mean, std, true, [0.9])[0]),
+        "energy_covers": coverage(mean, std, true, 0.9),
         "energy_rho": spearman(std, np.abs(mean - true)),
     }
     if "forces" in found:
@@ -161,7 +161,7 @@ def judged(
         atoms, structures = force_items(mean, std, true), force_items(mean, std, true, sizes)
         row |= {
             "mae": float(np.abs(mean - true).mean()),
-            "covers": float(coverage(mean, std, true, [0.9])[0]),
+            "covers": coverage(mean, std, true, 0.9),
             "ece": ece(mean, std, true),
             "rho_structures": spearman(structures.std, structures.error),
             "rho_atoms": spearman(atoms.std, atoms.error),

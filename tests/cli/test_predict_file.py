@@ -108,8 +108,7 @@ def test_numbers_are_those_of_predict_and_json_sums_them_up(long, command):
     assert found["structures"] == 600
     assert found["method"] == "conditioned"
     for name, value in expected.summary().items():
-        if isinstance(value, list):
-            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_memory_does_not_grow_with_the_file(long, command):

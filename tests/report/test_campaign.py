@@ -48,6 +48,16 @@ def test_a_campaign_has_its_curve_rounds_and_picks_with_reasons():
     assert not {"i", "b"} & {tag for tag, _ in page.tags}
 
 
+def test_json_within_a_script_cannot_end_it():
+    hostile = "</script><!--&"
+    sets = [{"name": hostile, "plots": {}, "structures": [], "std_max": 0.0}]
+    page = Page(render_campaign(hostile, SUMMARY, sets=sets))
+    assert len(page.scripts) == 3
+    assert not {"<", ">", "&"} & set(page.scripts[0])
+    assert json.loads(page.scripts[0])["sets"] == sets
+    assert f"Campaign {hostile}" in page.text
+
+
 def test_what_each_batch_was_predicted_to_do_is_beside_what_it_did():
     rounds = [{"round": k, "rule": "random", "predicted_std": [0.5, 0.4]} for k in (0, 1)]
     page = Page(render_campaign("ammonia", SUMMARY | {"rounds": rounds}))

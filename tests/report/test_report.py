@@ -16,7 +16,7 @@ import blips.report
 from blips.cli import app
 from blips.errors import InputError
 from blips.report import write_report
-from blips.report.document import _digest, _json, policy, resource
+from blips.report.document import _digest, policy, resource
 from helpers import morse_ammonia
 
 QUICK = {"samples": 8, "bootstrap": 20}
@@ -119,13 +119,6 @@ def test_the_embedded_viewer_is_the_published_one(page):
     assert digest in (folder / "README.md").read_text()
     assert "University of Pittsburgh" in (folder / "3Dmol-LICENSE.txt").read_text()
     assert "without specific prior written permission" in page.comment  # its licence goes along
-
-
-def test_json_within_a_script_cannot_end_it():
-    text = _json({"a": "</script><!--&"})
-    assert "<" not in text
-    assert "&" not in text
-    assert json.loads(text) == {"a": "</script><!--&"}
 
 
 def test_policy_names_exactly_these_texts():

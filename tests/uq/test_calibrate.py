@@ -26,9 +26,9 @@ def test_damaged_calibrators_are_refused():
     with pytest.raises(InputError, match="scale factor"):
         ScaleCalibrator(factor=-1.0)
     with pytest.raises(InputError, match="ascending"):
-        ConformalCalibrator(scores=(2.0, 1.0))
+        ConformalCalibrator(factor=1.0, scores=(2.0, 1.0))
     with pytest.raises(InputError, match="non-negative"):
-        ConformalCalibrator(scores=(-1.0, 1.0))
+        ConformalCalibrator(factor=1.0, scores=(-1.0, 1.0))
 
 
 @pytest.mark.parametrize("cls", CALIBRATORS)

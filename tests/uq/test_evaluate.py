@@ -85,13 +85,8 @@ def test_values_are_those_of_the_metrics():
             "zms": zms(*arrays),
             "rms_std": np.sqrt(np.mean(arrays[1] ** 2)),
         }
-        expected |= dict(
-            zip(
-                ("coverage_68", "coverage_90", "coverage_95"),
-                metrics.coverage(*arrays),
-                strict=True,
-            )
-        )
+        for level in (68, 90, 95):
+            expected[f"coverage_{level}"] = metrics.coverage(*arrays, level / 100)
         assert {name: table[name].value for name in expected} == pytest.approx(expected)
     assert found.forces["nll_component"].value == pytest.approx(nll(*forces) / 3)
     assert found.forces["crps_sum"].value == pytest.approx(3 * crps(*forces))

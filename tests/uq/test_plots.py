@@ -20,9 +20,8 @@ def data(n=300, seed=0):
     return mean, std, mean + std * rng.normal(size=n)
 
 
-def ranked(seed=0):
-    mean, std, target = data(seed=seed)
-    return std, np.abs(target - mean)
+def vectors(seed=0):
+    return tuple(array.reshape(100, 3) for array in data(seed=seed))
 
 
 def curve(series):
@@ -34,7 +33,7 @@ PLOTS = {
     "parity without std": lambda: plots.parity(data()[0], None, data()[2]),
     "reliability": lambda: plots.reliability({"a": data(), "b": data(seed=1)}),
     "std": lambda: plots.std_error(*data()),
-    "rejection": lambda: plots.rejection({"a": ranked(), "b": ranked(1)}),
+    "rejection": lambda: plots.rejection({"a": vectors(), "b": vectors(1)}),
     "training": lambda: plots.training_plot([{"epoch": e, "valid_loss": 1 / e} for e in (1, 2)]),
 }
 
@@ -43,7 +42,7 @@ PLOTS = {
 def test_plots_go_through_json_and_render_and_leave_settings_alone(name):
     before = dict(matplotlib.rcParams)
     plot = PLOTS[name]()
-    saved = json.loads(json.dumps(plot.to_dict(), allow_nan=False))
+    saved = json.loads(json.dumps(vars(plot), allow_nan=False))
     assert saved["series"] == plot.series
     figure = plot.figure()
     assert isinstance(figure, Figure)
@@ -66,7 +65,7 @@ def test_parity_thins_points_but_not_numbers(monkeypatch):
     assert points["y"][-1] == pytest.approx(mean[-1], rel=1e-4)
     assert points["std"][0] == pytest.approx(std[0], rel=1e-4)
     assert plot.note == f"MAE {np.abs(mean - target).mean():.4g} meV. 50 of 300 are drawn."
-    assert plot.summary.startswith("Energies at 300 K: ")
+    assert plot.what.startswith("Energies at 300 K: ")
     assert plot.y["label"] == "predicted (meV)"
 
 
@@ -99,15 +98,18 @@ def test_std_plot_has_bins_on_logarithmic_axes():
 
 
 def test_rejection_has_model_oracle_and_random():
-    std, error = ranked()
-    expected = metrics.rejection_curve(std, error)
-    model, oracle, random = plots.rejection({"model": (std, error)}).series
+    arrays = vectors()
+    mean, std, target = arrays
+    norms = np.linalg.norm(std, axis=1), np.linalg.norm(target - mean, axis=1)
+    expected = metrics.rejection_curve(*norms)
+    model, oracle, random = plots.rejection({"model": arrays}).series
+    assert model["name"] == "by std"
     assert max(model["x"]) <= 99.0
     for series, values in ((model, expected.error), (oracle, expected.oracle)):
         wanted = np.interp(series["x"], 100 * expected.fraction, values)
         np.testing.assert_allclose(series["y"], wanted, rtol=2e-3)
     assert random["y"] == pytest.approx([expected.random] * 2, rel=1e-4)
-    assert len(plots.rejection({"a": (std, error), "b": (std, error)}).series) == 2
+    assert len(plots.rejection({"a": arrays, "b": arrays}).series) == 2
 
 
 def test_points_know_their_structure_where_labels_are_missing():
@@ -120,7 +122,7 @@ def test_points_know_their_structure_where_labels_are_missing():
     std = np.full((6, 3), 0.1)
     energy = np.array([1.5, 2.0, 3.0])
     prediction = Prediction(n_atoms, "mc", 8, energy=energy, forces=forces, forces_std=std)
-    found = plots.prediction_plots(prediction, references)
+    found = plots.prediction_plots({"one": prediction}, references)
     (points,) = found["parity_forces"].series
     assert points["structure"] == [0] * 6 + [2] * 9
     assert points["atom"] == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3 + [2] * 3
@@ -131,8 +133,8 @@ def test_points_know_their_structure_where_labels_are_missing():
         "parity_forces", "parity_energy", "reliability", "rejection", "std_error",
     }  # fmt: skip
     unlabelled = References(n_atoms, np.ones(6, int), None, None)
-    (alone,) = plots.prediction_plots(prediction, unlabelled).values()
-    assert alone.kind == "std_force"
+    ((name, alone),) = plots.prediction_plots({"one": prediction}, unlabelled).items()
+    assert name == "std_force"
     assert alone.series[0]["atom"] == [0, 1, 0, 0, 1, 2]
     assert alone.series[0]["y"] == pytest.approx([0.1 * 3**0.5] * 6, rel=1e-4)
 
@@ -143,7 +145,7 @@ def test_points_know_their_structure_where_labels_are_missing():
         lambda: plots.parity([1.0], [1.0], [1.0]),
         lambda: plots.reliability({"a": ([1.0], [1.0], [2.0])}),
         lambda: plots.std_error([1.0], [1.0], [2.0]),
-        lambda: plots.rejection({"a": ([1.0], [1.0])}),
+        lambda: plots.rejection({"a": (np.ones((1, 3)), np.ones((1, 3)), np.zeros((1, 3)))}),
     ],
 )
 def test_single_points_can_be_drawn(plot):

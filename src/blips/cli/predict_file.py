@@ -24,7 +24,7 @@ from blips.data.structures import (
 )
 from blips.errors import InputError
 from blips.files import writing
-from blips.prediction import Model, Prediction
+from blips.prediction import Model, Prediction, read_back
 from blips.progress import track
 
 
@@ -93,9 +93,8 @@ def summary_of(path: Path) -> dict[str, list[float | bool]]:
     """Summarise each structure of a predicted file, as `Prediction.summary` does."""
     found: dict[str, list[float | bool]] = {}
     for atoms in iter_structures(path):
-        for name, values in Prediction.read([atoms]).summary().items():
-            if isinstance(values, list):
-                found.setdefault(name, []).extend(values)
+        for name, values in read_back(atoms).summary().items():
+            found.setdefault(name, []).extend(values)
     return found
 
 

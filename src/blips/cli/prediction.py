@@ -161,7 +161,8 @@ def evaluate(
     labels = shared.labels_of(backbone.labels, energy_key, forces_key)
     atoms = shared.read_known(structures, backbone, labels)
     references = assess.References.of(atoms, labels)
-    options = {"samples": samples, "seed": seed, **assess.stress_too(atoms, references)}
+    stress = assess.stress_too(atoms, references)
+    options = {"samples": samples, "seed": seed, "stress": stress}
     with progress_shown():
         prediction = predict_with(potential, atoms, **options)
         result = assess.assess(prediction, references, n_bootstrap=bootstrap)

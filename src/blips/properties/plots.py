@@ -1,17 +1,15 @@
 """One figure for each kind of property."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blips.properties.result import Properties, Property
+from blips.properties.result import Properties
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Curve = Callable[["Axes", Properties, str], None]  # of the kind or quantity of that name
 BLUE, GREY = "#1f4e79", "#9aa5b1"
 WIDTH, HEIGHT = 3.2, 2.8  # inches of one panel
 
@@ -20,22 +18,19 @@ def plot(found: Properties) -> "Figure":
     """Draw the curves of a kind, and a panel for each quantity that is a number."""
     from matplotlib.figure import Figure
 
-    numbers = [one for one in found.values() if np.ndim(one.value) == 0]
-    curves = [name for name in CURVES if name == found.kind or name in found]
-    panels = len(numbers) + len(curves)
-    figure = Figure(figsize=(WIDTH * panels, HEIGHT), layout="constrained")
-    axes = figure.subplots(1, panels, squeeze=False)[0]
-    for place, name in zip(axes, curves, strict=False):
-        CURVES[name](place, found, name)
-    for place, one in zip(axes[len(curves) :], numbers, strict=True):
-        _number(place, one)
-    for place in axes:
+    panels = [(name, draw) for name, draw in CURVES.items() if name == found.kind or name in found]
+    panels += [(name, _number) for name, one in found.items() if np.ndim(one.value) == 0]
+    figure = Figure(figsize=(WIDTH * len(panels), HEIGHT), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for place, (name, draw) in zip(axes, panels, strict=True):
+        draw(place, found, name)
         place.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def _number(axes: "Axes", one: Property) -> None:
+def _number(axes: "Axes", found: Properties, name: str) -> None:
     """Draw members as strokes of a histogram, value and std above them."""
+    one = found[name]
     value, std = float(one.value), float(one.std)
     axes.axvspan(value - std, value + std, color=BLUE, alpha=0.15, lw=0)
     axes.axvline(value, color=BLUE, lw=2)
@@ -45,18 +40,15 @@ def _number(axes: "Axes", one: Property) -> None:
     axes.set_title(f"{value:.4g} ± {std:.2g}", fontsize=10)
 
 
-def _energies(x: str, zero: Callable[[np.ndarray], float], xlabel: str, of_zero: str) -> Curve:
-    """Draw energies of the plain model and its members, above a zero of their own, over `x`."""
-
-    def draw(axes: "Axes", found: Properties, _: str) -> None:
-        energies = found.details["energies"]
-        at = found.details.get(x, range(len(energies)))
-        for curve in found.details.get("member_energies", ()):
-            axes.plot(at, curve - zero(curve), color=GREY, lw=0.7)
-        axes.plot(at, energies - zero(energies), "o-", color=BLUE, lw=2, ms=4)
-        axes.set(xlabel=xlabel, ylabel=f"energy above {of_zero} (eV)")
-
-    return draw
+def _energies(axes: "Axes", found: Properties, name: str) -> None:
+    """Draw energies of the plain model and its members, each above a zero of its own."""
+    x, xlabel, zero, of_zero = ENERGIES[name]
+    energies = found.details["energies"]
+    at = found.details.get(x, range(len(energies)))
+    for curve in found.details.get("member_energies", ()):
+        axes.plot(at, curve - zero(curve), color=GREY, lw=0.7)
+    axes.plot(at, energies - zero(energies), "o-", color=BLUE, lw=2, ms=4)
+    axes.set(xlabel=xlabel, ylabel=f"energy above {of_zero} (eV)")
 
 
 def _bands(axes: "Axes", found: Properties, name: str) -> None:
@@ -69,24 +61,27 @@ def _bands(axes: "Axes", found: Properties, name: str) -> None:
     axes.grid(axis="x", lw=0.5)
 
 
-def _with_std(x: str, xlabel: str, ylabel: str) -> Curve:
-    """Draw a quantity over the entry `x` of the details, with its std."""
-
-    def draw(axes: "Axes", found: Properties, name: str) -> None:
-        one, at = found[name], found.details[x]
-        axes.fill_between(at, one.value - one.std, one.value + one.std, color=BLUE, alpha=0.2, lw=0)
-        axes.plot(at, one.value, color=BLUE, lw=1.5)
-        axes.set(xlabel=xlabel, ylabel=ylabel)
-
-    return draw
+def _with_std(axes: "Axes", found: Properties, name: str) -> None:
+    """Draw a quantity with its std over an entry of the details."""
+    x, xlabel, ylabel = WITH_STD[name]
+    one, at = found[name], found.details[x]
+    axes.fill_between(at, one.value - one.std, one.value + one.std, color=BLUE, alpha=0.2, lw=0)
+    axes.plot(at, one.value, color=BLUE, lw=1.5)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
 
 
-CURVES: dict[str, Curve] = {  # by kind or quantity
-    "equation_of_state": _energies("volumes", np.min, "volume (Å³)", "its minimum"),
+ENERGIES = {
+    "equation_of_state": ("volumes", "volume (Å³)", np.min, "its minimum"),
+    "barrier": ("image", "image", lambda curve: curve[0], "the first"),
+}
+WITH_STD = {
+    "dos": ("frequencies", "frequency (THz)", "states per THz"),
+    "heat_capacity": ("temperatures", "temperature (K)", "heat capacity (J/K/mol)"),
+    "radial_distribution": ("distances", "distance (Å)", "g(r)"),
+    "displacement": ("lags", "time (fs)", "mean squared displacement (Å²)"),
+}
+CURVES = {  # by kind or quantity
+    **dict.fromkeys(ENERGIES, _energies),
     "bands": _bands,
-    "dos": _with_std("frequencies", "frequency (THz)", "states per THz"),
-    "heat_capacity": _with_std("temperatures", "temperature (K)", "heat capacity (J/K/mol)"),
-    "barrier": _energies("image", lambda curve: curve[0], "image", "the first"),
-    "radial_distribution": _with_std("distances", "distance (Å)", "g(r)"),
-    "displacement": _with_std("lags", "time (fs)", "mean squared displacement (Å²)"),
+    **dict.fromkeys(WITH_STD, _with_std),
 }

@@ -2,27 +2,26 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 
 from blips.active.summary import labels_to_reach
-from blips.report.document import details, document, drawn, table, viewer
+from blips.report.document import document
 from blips.uq.plots import Plot, line
 
 MAX_PICKS = 1000
-ERRORS = {
+PICK = ("name", "formula", "round", "status", "score", "reason")
+MODEL = {  # columns of the table of models
+    "round": "Round",
+    "labels": "Labels",
     "force_mae": "force MAE (eV/Å)",
     "force_rmse": "force RMSE (eV/Å)",
     "force_std": "force std (eV/Å)",
     "energy_mae": "energy MAE (eV/atom)",
     "force_rank_correlation": "rank correlation of std and error",
 }
-IN_3D = (
-    "Coloured by the std of the model that picked the structure; errors are that model's, "
-    "against the label that it asked for."
-)
+DRAWN = ("force_mae", "force_rmse", "force_std")
 
 Entry = Mapping[str, Any]
 Entries = Sequence[Entry]
@@ -41,20 +40,31 @@ def render_campaign(
     if baseline is not None:
         other = _judged(_errors(baseline))
         other_name = f"baseline ({baseline['config']['select']['rule']})"
-    errors, data = drawn("curve-plot", "Errors over labels", _curve(curve, other, other_name))
-    said = (_sentence(summary, curve), _compared(curve, other, other_name))
-    first = "".join(f"<p>{escape(text)}</p>" for text in said if text)
-    view = viewer(sets)
-    sections = [
-        ("summary", "Summary", first + _curve_table(curve)),
-        ("curves", "Learning curve", errors + _falls(curve, rounds)),
-        ("rounds", "Rounds", _rounds(rounds)),
-        ("picks", "Picks", _picks(summary["picks"])),
-        ("structures", "Picks in 3D", view and f'<p class="soft">{IN_3D}</p>{view}'),
-        ("settings", "Settings", details("Configuration", json.dumps(summary["config"], indent=1))),
+    shown = [name for name in MODEL if any(name in entry for entry in curve)]
+    of_rounds = list(dict.fromkeys(key for entry in rounds for key in entry))
+    picks = [
+        {**pick, "formula": pick["atoms"].get_chemical_formula()}
+        for pick in summary["picks"][:MAX_PICKS]
     ]
-    lead = f"Ended: {summary['ended']}." if summary["ended"] else "Not ended yet."
-    return document(f"Campaign {name}", lead, sections, {"sets": list(sets), "figures": data})
+    return document(
+        "campaign.html",
+        f"Campaign {name}",
+        f"Ended: {summary['ended']}." if summary["ended"] else "Not ended yet.",
+        sets=sets,
+        figures={"curve-plot": _curve(curve, other, other_name)},
+        summary=summary,
+        curve=curve,
+        compared=_compared(curve, other, other_name),
+        models=([MODEL[name] for name in shown], _rows(curve, shown)),
+        falls=_falls(curve, rounds),
+        rounds=(of_rounds, _rows(rounds, of_rounds)),
+        picks=([name.capitalize() for name in PICK], _rows(picks, PICK)),
+        config=json.dumps(summary["config"], indent=1),
+    )
+
+
+def _rows(entries: Entries, columns: Sequence[str]) -> list[list[Any]]:
+    return [[entry.get(column) for column in columns] for entry in entries]
 
 
 def _errors(summary: Entry) -> list[dict[str, Any]]:
@@ -84,82 +94,42 @@ def _compared(curve: Entries, other: Entries, other_name: str) -> str:
     return text + f"this campaign got there with {needed:.0f}, {100 * needed / all_labels:.0f} %."
 
 
-def _sentence(summary: Entry, curve: Entries) -> str:
-    counts = f"{summary['labels']} labels, {summary['quarantined']} set aside, "
-    text = counts + f"{summary['open']} open."
-    if curve and "force_mae" in curve[-1]:
-        first, last = curve[0], curve[-1]
-        text += (
-            f" The force MAE went from {first['force_mae']:.3g} eV/Å with {first['labels']} labels "
-            f"to {last['force_mae']:.3g} eV/Å with {last['labels']}."
-        )
-    return text
-
-
 def _curve(curve: Entries, other: Entries, other_name: str) -> Plot | None:
-    def errors(title: str, curve: Entries, name: str) -> dict[str, Any]:
-        values = [entry.get(name, np.nan) for entry in curve]
-        return line(title, [entry["labels"] for entry in curve], values)
-
-    names = [n for n in ("force_mae", "force_rmse", "force_std") if any(n in e for e in curve)]
-    if len(curve) < 2 or not names:
+    drawn = [(MODEL[name], curve, name) for name in DRAWN if any(name in one for one in curve)]
+    if len(curve) < 2 or not drawn:
         return None
-    series = [errors(ERRORS[name], curve, name) for name in names]
     note = f"{len(curve)} models on one test set."
     if "asked_for" in curve[0]:
         note = "Each model on the labels that it asked for, before it was trained on them."
     if other:
-        series.append(errors(f"{other_name}: force MAE (eV/Å)", other, "force_mae"))
+        drawn.append((f"{other_name}: force MAE (eV/Å)", other, "force_mae"))
         note += " The baseline is another campaign."
+    series = [
+        line(title, [one["labels"] for one in entries], [one.get(name, np.nan) for one in entries])
+        for title, entries, name in drawn
+    ]
     return Plot(
-        "curve",
+        f"Errors of {len(curve)} models against their number of labels",
         note,
-        f"Errors of {len(curve)} models against their number of labels.",
-        {"label": "labels"},
-        {"label": "eV/Å", "log": True},
-        series,
+        x={"label": "labels"},
+        y={"label": "eV/Å", "log": True},
+        series=series,
     )
 
 
-def _falls(curve: Entries, rounds: Entries) -> str:
+def _falls(curve: Entries, rounds: Entries) -> list[list[Any]]:
     """Tabulate what each batch of labels was predicted to do beside what it did.
 
     Predicted: the force std on the target (the candidates, or `select.target`), in closed form,
     before and after the batch. Actual: the force RMSE of the models before and after.
     """
     rmse = {entry["round"]: entry.get("force_rmse") for entry in curve}
-    rows = [
+    return [
         [n, *_fall(*entry["predicted_std"]), *_fall(rmse.get(n), rmse.get(n + 1))]
         for n, entry in ((entry["round"], entry) for entry in rounds)
         if entry.get("predicted_std")
     ]
-    headers = ["Round", "Force std (eV/Å)", "Then", "Predicted reduction, %"]
-    headers += ["Force RMSE (eV/Å)", "Then", "Actual reduction, %"]
-    return table("Reduction of error by each batch", headers, rows)
 
 
 def _fall(before: float | None, after: float | None) -> tuple[float | None, ...]:
     return before, after, 100 * (1 - after / before) if before and after else None
-
-
-def _curve_table(curve: Entries) -> str:
-    shown = [name for name in ERRORS if any(name in entry for entry in curve)]
-    rows = [[entry.get(name) for name in ("round", "labels", *shown)] for entry in curve]
-    return table("Models", ["Round", "Labels", *(ERRORS[name] for name in shown)], rows)
-
-
-def _rounds(rounds: Entries) -> str:
-    columns = list(dict.fromkeys(key for entry in rounds for key in entry))
-    rows = [[entry.get(column) for column in columns] for entry in rounds]
-    return table("What was chosen in each round", columns, rows)
-
-
-def _picks(picks: Entries) -> str:
-    shown = [
-        {**pick, "formula": pick["atoms"].get_chemical_formula()} for pick in picks[:MAX_PICKS]
-    ]
-    columns = ("name", "formula", "round", "status", "score", "reason")
-    rows = [[pick[column] for column in columns] for pick in shown]
-    left_out = "" if len(shown) == len(picks) else f", the first {len(shown)} of {len(picks)}"
-    found = table(f"Chosen structures{left_out}", [name.capitalize() for name in columns], rows)
-    return found and f'<div class="tall">{found}</div>'

@@ -17,11 +17,10 @@ from typing import Any
 from ase import Atoms
 
 from blips.config import RunConfig, load_config
-from blips.data.labels import Labels
 from blips.data.splits import Split
 from blips.data.structures import check_structures, read_structures
 from blips.errors import InputError
-from blips.prediction import Prediction
+from blips.prediction import Prediction, read_back
 from blips.train.released import is_released_name
 
 MODELS = ("calibrated.safetensors", "conditioned.safetensors", "best.safetensors")
@@ -34,7 +33,6 @@ class Sources:
     title: str
     model: Path | None  # None where predictions are read
     structures: dict[str, list[Atoms]]  # by the name of their set; may be empty
-    labels: Labels = field(default_factory=Labels)
     predictions: Mapping[str, Prediction] = field(default_factory=dict)  # where there is no model
     config: str = ""  # text of the run's config.yaml, empty where there is none
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions, platform, command
@@ -66,7 +64,6 @@ def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> S
         title=f"Run {folder.resolve().name}" if target.is_dir() else f"Model {target.name}",
         model=model,
         structures=valid,
-        labels=Labels() if config is None else Labels(**config.data.labels.model_dump()),
         config="" if config is None else file.read_text(),
         environment=_recorded(folder / "environment.json", lambda text: dict(json.loads(text)), {}),
         history=_recorded(folder / "metrics.csv", _history, []),
@@ -87,10 +84,16 @@ def _model_in(folder: Path) -> Path:
 def _of_predictions(file: Path, given: dict[str, list[Atoms]]) -> Sources:
     """Take predictions from a file, and labels from it or from another with the same structures."""
     frames = _read(file)
-    if not any("forces_uncertainty" in atoms.arrays for atoms in frames):
+    try:
+        read = [read_back(atoms) for atoms in frames]
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file}: no file that blips predict wrote ({error})") from None
+    needed = ("energy", "energy_std", "forces", "forces_std")
+    if any(getattr(one, name) is None for one in read for name in needed):
         raise InputError(
-            f"{file} has no forces_uncertainty; give a model (best.safetensors), a run's folder, "
-            "or a file that blips predict wrote"
+            f"{file} has structures with no forces_uncertainty, no energy_uncertainty or nothing "
+            "predicted; give a model (best.safetensors), a run's folder, or a file that blips "
+            "predict wrote"
         )
     labelled = next(iter(given.values())) if given else [_labels_alone(atoms) for atoms in frames]
     if [a.numbers.tolist() for a in labelled] != [a.numbers.tolist() for a in frames]:
@@ -99,17 +102,16 @@ def _of_predictions(file: Path, given: dict[str, list[Atoms]]) -> Sources:
         title=f"Predictions {file.name}",
         model=None,
         structures={file.stem: labelled},
-        predictions={file.stem: Prediction.read(frames)},
+        predictions={file.stem: Prediction.join(read)},
     )
 
 
 def _labels_alone(atoms: Atoms) -> Atoms:
     """Copy a predicted structure with its labels, which lie beside `predicted_*`, if any."""
-    copy = atoms.copy()
-    results = getattr(atoms.calc, "results", {})
-    for name, place in (("energy", atoms.info), ("forces", atoms.arrays)):
-        if f"predicted_{name}" in place and name in results:
-            (copy.info if name == "energy" else copy.arrays)[name] = results[name]
+    copy, results = atoms.copy(), getattr(atoms.calc, "results", {})
+    for name, place in (("energy", copy.info), ("forces", copy.arrays)):
+        if name in results and f"predicted_{name}" in place:
+            place[name] = results[name]
     return copy
 
 

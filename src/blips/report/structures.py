@@ -34,30 +34,29 @@ def viewed_set(
     variances), called by `names`, else by their numbers.
     """
     entries: list[dict[str, Any]] = []
-    called: Sequence[int | str] = range(len(structures)) if names is None else names
-    if prediction.forces_total_std is not None:
+    if prediction.largest_force_std is not None:
+        order = np.argsort(-prediction.largest_force_std, kind="stable").tolist()
         ends = np.cumsum(references.n_atoms)[:-1]
-        stds = np.split(np.linalg.norm(prediction.forces_total_std, axis=1), ends)  # [n] of each
-        errors: list[np.ndarray | None] = [None] * len(structures)
+        labels: list[Any] = [None] * len(structures)
         if references.forces is not None:
-            error = np.linalg.norm(prediction.array("forces") - references.forces, axis=1)  # [N]
-            errors = [*np.split(error, ends)]
-        order: list[int] = np.argsort([-std.max() for std in stds], kind="stable").tolist()
+            labels = np.split(references.forces, ends)
+        called: Sequence[Any] = range(len(structures)) if names is None else names
         entries = [
-            _entry(called[k], structures[k], stds[k], errors[k])
+            _entry(called[k], structures[k], prediction[k], labels[k])
             for k in [k for k in order if len(structures[k]) <= MAX_ATOMS][:SHOWN]
         ]
     return {
         "name": name,
-        "plots": {key: plot.to_dict() for key, plot in (plots or {}).items()},
+        "plots": {key: vars(plot) for key, plot in (plots or {}).items()},
         "structures": entries,
         "std_max": max((entry["std_max"] for entry in entries), default=0.0),
     }
 
 
 def _entry(
-    index: int | str, atoms: Atoms, std: np.ndarray, error: np.ndarray | None
+    index: int | str, atoms: Atoms, one: Prediction, labels: np.ndarray | None
 ) -> dict[str, Any]:
+    std = np.linalg.norm(one.array("forces_total_std"), axis=1)
     entry: dict[str, Any] = {
         "index": index,
         "formula": atoms.get_chemical_formula(),
@@ -66,8 +65,8 @@ def _entry(
         "std": numbers(std, 4),
         "std_max": numbers(std.max(), 4)[0],
     }
-    if error is not None and not np.isnan(error).any():
-        entry["error"] = numbers(error, 4)
+    if labels is not None and not np.isnan(labels).any():
+        entry["error"] = numbers(np.linalg.norm(one.array("forces") - labels, axis=1), 4)
     if atoms.pbc.any():
         entry["cell"] = [numbers(row) for row in atoms.cell.array]
     return entry

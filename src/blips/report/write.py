@@ -1,8 +1,7 @@
 """From a run, a model or predictions to a report."""
 
 import json
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,54 +14,16 @@ from blips.errors import InputError
 from blips.files import write_atomically
 from blips.potential import BayesianPotential
 from blips.report.campaign import render_campaign
-from blips.report.document import (
-    Html,
-    choice,
-    details,
-    document,
-    drawn,
-    figure,
-    table,
-    viewer,
-)
+from blips.report.document import document
 from blips.report.sources import Sources, find_sources
 from blips.report.structures import picked_sets, viewed_set
 from blips.train.checkpoint import Saveable, backbone_of, describe, error_bars
 from blips.train.released import load
 from blips.train.run import environment
 from blips.uq.assess import References, assess, by_metric, verdict
+from blips.uq.bootstrap import LEVEL
 from blips.uq.evaluate import Evaluation
 from blips.uq.plots import prediction_plots, training_plot
-
-SMALL, ONE = "smaller is better", "up to 1"
-NONE, ADDS = "a baseline without error bars", "above 0: the std adds to the baseline"
-PER = "forces_per_structure"
-HEADLINES = (
-    ("Energy MAE (eV)", "energy", "mae", SMALL),
-    ("Energy MAE per atom (eV)", "energy_per_atom", "mae", SMALL),
-    ("Energies within the 90 % interval", "energy", "coverage_90", "0.90, if calibrated"),
-    ("Force MAE (eV/Å)", "forces", "mae", SMALL),
-    ("Force RMSE (eV/Å)", "forces", "rmse", SMALL),
-    ("RMS std of forces (eV/Å)", "forces", "rms_std", "the RMSE, if calibrated"),
-    ("Mean squared z of forces", "forces", "zms", "1, if calibrated"),
-    ("ECE of forces", "forces", "ece", "0, if calibrated"),
-    ("CRPS of forces (eV/Å)", "forces", "crps", SMALL),
-    ("Forces within the 68 % interval", "forces", "coverage_68", "0.68, if calibrated"),
-    ("Forces within the 90 % interval", "forces", "coverage_90", "0.90, if calibrated"),
-    ("Forces within the 95 % interval", "forces", "coverage_95", "0.95, if calibrated"),
-    ("Spearman, std and error of structures", PER, "spearman", ONE),
-    ("Spearman, predicted force and error of structures", PER, "spearman_force", NONE),
-    ("Partial Spearman, std and error given the force", PER, "spearman_given_force", ADDS),
-)
-
-PLOTS = {
-    "parity_energy": "Energies",
-    "parity_forces": "Forces",
-    "reliability": "Are error bars the right size?",
-    "std_error": "Do errors grow with std?",
-    "rejection": "Does std find the errors?",
-    "std_force": "How large are the error bars?",
-}
 
 
 def write_report(
@@ -94,8 +55,7 @@ def write_report(
         raise InputError(f"{target} is no campaign; a baseline is for campaigns of active learning")
     sources = find_sources(target, structures)
     model = None if sources.model is None else load(str(sources.model))
-    trained_with = None if model is None else backbone_of(model).labels
-    labels = labels or trained_with or sources.labels
+    labels = labels or (None if model is None else backbone_of(model).labels)
     evaluations: dict[str, Evaluation] = {}
     sets: list[dict[str, Any]] = []
     notes = [sources.note] if sources.note else []
@@ -108,22 +68,25 @@ def write_report(
             notes.append(f"No structure of {name} has labels: its errors are not known.")
         else:
             evaluations[name] = assess(predicted, references, n_bootstrap=bootstrap, seed=seed)
-        plots = prediction_plots(predicted, references)
+        plots = prediction_plots({name: predicted}, references)
         sets.append(viewed_set(name, atoms, predicted, references, plots=plots))
-    loss, data = drawn("training-plot", "Loss", training_plot(sources.history))
-    settings = {} if model is None else _settings(model, sources)
     lead = "Predictions that were read."
     if model is not None:
         lead = f"{type(backbone_of(model)).__name__}, error bars: {error_bars(model)}."
-    sections = [
-        ("summary", "Summary", _summary(evaluations, notes)),
-        ("predictions", "Predictions", _predictions(sets)),
-        ("structures", "Most uncertain structures", viewer(sets)),
-        ("training", "Training", loss),
-        ("settings", "Settings", "\n".join(details(*item) for item in settings.items())),
-        ("provenance", "Provenance", _provenance(sources)),
-    ]
-    page = document(sources.title, lead, sections, {"sets": sets, "figures": data})
+    page = document(
+        "run.html",
+        sources.title,
+        lead,
+        sets=sets,
+        figures={"training-plot": training_plot(sources.history)},
+        notes=notes,
+        evaluations=evaluations,
+        verdicts={name: verdict(evaluation) for name, evaluation in evaluations.items()},
+        metrics=by_metric(evaluations),
+        percent=100 * LEVEL,
+        settings={} if model is None else _settings(model, sources),
+        provenance=list(_provenance(sources).items()),
+    )
     return write_atomically(output, page.encode())
 
 
@@ -136,61 +99,11 @@ def _settings(model: Saveable, sources: Sources) -> dict[str, str]:
     return texts
 
 
-def _provenance(sources: Sources) -> str:
-    rows = {} if sources.model is None else {"Model file": sources.model.name}
-    for name, content in (("Run", sources.environment), ("Report", environment())):
-        versions = content.get("versions", {})
-        if versions:
-            text = ", ".join(f"{package} {found}" for package, found in versions.items() if found)
-            rows[f"{name} made with"] = text
-        for key in ("python", "platform"):
-            if key in content:
-                rows[f"{name}: {key}"] = str(content[key])
-        command = content.get("command")
-        if isinstance(command, list):
-            rows[f"{name}: command"] = " ".join(map(str, command))
-    for name, structures in sources.structures.items():
-        rows[f"Structures: {name}"] = str(len(structures))
-    return table("Versions, platform and command", [], rows.items())
-
-
-def _summary(evaluations: Mapping[str, Evaluation], notes: Sequence[str]) -> str:
-    parts = []
-    for name, evaluation in evaluations.items():
-        lines = "<br>".join(escape(line) for line in verdict(evaluation).splitlines())
-        parts.append(f"<p><strong>{escape(name)}</strong>: {lines}</p>")
-    parts += [f'<p class="soft">{escape(note)}</p>' for note in notes]
-    if evaluations:
-        parts += [_headline_table(evaluations), _full_table(evaluations)]
-    return "\n".join(parts)
-
-
-def _headline_table(evaluations: Mapping[str, Evaluation]) -> str:
-    rows = []
-    for label, level, metric, ideal in HEADLINES:
-        found = [getattr(evaluation, level).get(metric) for evaluation in evaluations.values()]
-        if any(interval is not None for interval in found):
-            rows.append([Html(f'{label} <span class="ideal">{ideal}</span>'), *found])
-    one = next(iter(evaluations.values()))
-    caption = f"With {100 * one.level:g} % bootstrap intervals over structures"
-    return table(caption, ["Metric, and what is good", *evaluations], rows)
-
-
-def _full_table(evaluations: Mapping[str, Evaluation]) -> str:
-    rows = [
-        [*names, *(found.get(name) for name in evaluations)]
-        for names, found in by_metric(evaluations).items()
-    ]
-    whole = table("Definitions are in blips.uq", ["Level", "Metric", "Unit", *evaluations], rows)
-    return f"<details><summary>All metrics</summary>{whole}</details>"
-
-
-def _predictions(sets: Sequence[Mapping[str, Any]]) -> str:
-    names = [name for name in PLOTS if any(name in one["plots"] for one in sets)]
-    if not names:
-        return ""
-    drawn = "".join(figure(f"plot-{name}", PLOTS[name], name) for name in names)
-    return (
-        '<p class="soft">Click a point, or move along the points with the arrow keys; Enter shows '
-        "its structure below.</p>" + choice(sets, "set") + f'<div class="grid">{drawn}</div>'
-    )
+def _provenance(sources: Sources) -> dict[str, Any]:
+    """Say with which versions, platform and command the run and this report were made."""
+    rows: dict[str, Any] = {} if sources.model is None else {"Model file": sources.model.name}
+    for name, made in (("Run", sources.environment), ("Report", environment())):
+        versions = {package: found for package, found in made.get("versions", {}).items() if found}
+        known = {**made, "versions": versions, "command": " ".join(made.get("command", ()))}
+        rows |= {f"{name}: {key}": value for key, value in known.items() if value}
+    return rows | {f"Structures: {name}": len(found) for name, found in sources.structures.items()}

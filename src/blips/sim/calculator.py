@@ -14,7 +14,6 @@
 | frozen | one member of the posterior: smooth and conservative | as for map |
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from ase import Atoms
@@ -31,14 +30,11 @@ from blips.errors import InputError
 from blips.inference.monte_carlo import Samples
 from blips.inference.sampling import Member
 from blips.potential import BayesianPotential
-from blips.prediction import Model, Prediction
+from blips.prediction import UNCERTAINTIES, Model, Prediction, annotate
 
 METHODS = ("auto", "conditioned", "mc", "onepass", "map", "frozen")
 BASELINE_METHODS = ("auto", "map")
 ALWAYS_UNCERTAIN = ("auto", "conditioned", "mc", "onepass")  # a std comes with every energy
-PER_STRUCTURE = (keys.ENERGY_UNCERTAINTY, keys.STRESS_UNCERTAINTY)
-PER_ATOM = (keys.ENERGIES_UNCERTAINTY, keys.FORCES_UNCERTAINTY)
-UNCERTAINTIES = (*PER_STRUCTURE, *PER_ATOM)
 
 
 class Calculator(ASECalculator):
@@ -148,19 +144,6 @@ class Calculator(ASECalculator):
         self.results["free_energy"] = self.results[keys.ENERGY]
         if atoms is not None:
             annotate(atoms, self.results)
-
-
-def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:
-    """Keep these uncertainties on the structure, and no older ones.
-
-    ASE writes those results that it knows by name; others it finds in `atoms.info` and
-    `atoms.arrays` (extxyz, traj, db). The keys are those of the files of `blips predict`.
-    """
-    for store, names in ((atoms.info, PER_STRUCTURE), (atoms.arrays, PER_ATOM)):
-        for name in names:
-            store.pop(name, None)
-            if name in results:
-                store[name] = results[name]
 
 
 def snapshot(atoms: Atoms) -> Atoms:

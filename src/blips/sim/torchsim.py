@@ -28,8 +28,8 @@ from blips.backbones.base import first_parameter, graph_batches
 from blips.data.graph import Graph
 from blips.data.neighbours import NeighbourCache
 from blips.errors import InputError, require
-from blips.prediction import Model, Prediction
-from blips.sim.calculator import UNCERTAINTIES, Calculator, annotate
+from blips.prediction import UNCERTAINTIES, Model, Prediction, annotate
+from blips.sim.calculator import Calculator
 from blips.sim.dynamics import check_run
 from blips.sim.frames import FrameSaver
 from blips.sim.guard import Finding, Guard, stop_reason

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ase import Atoms
@@ -19,10 +19,10 @@ from blips.errors import InputError, refuse_unknown
 from blips.files import write_atomically
 from blips.prediction import Model, Prediction
 from blips.progress import progress_shown
-from blips.uq.bootstrap import Bootstrap, Interval
-from blips.uq.calibrate import CALIBRATORS, Calibrator
-from blips.uq.checks import finite_array
-from blips.uq.evaluate import Evaluation, Tables
+from blips.uq.bootstrap import Interval
+from blips.uq.calibrate import CALIBRATORS, ScaleCalibrator
+from blips.uq.checks import checked_array
+from blips.uq.evaluate import Evaluation, Matched, Tables
 from blips.uq.metrics import coverage
 from blips.uq.plots import prediction_plots
 
@@ -32,15 +32,6 @@ if TYPE_CHECKING:
 STD_FLOOR = 1e-6  # eV, eV/A: symmetry can make a std zero, by which no metric can divide
 ONE_SIDED = 0.15  # ECE that a wrong size alone does not give where coverage is right
 WORDS = {"energy": "energies", "forces": "forces", "stress": "stresses"}
-
-
-class Matched(NamedTuple):
-    """Predictions and labels of the structures that have a label."""
-
-    mean: np.ndarray  # [S'] energies, [N', 3] forces, [S', 6] stresses
-    std: np.ndarray | None  # same shape, at least STD_FLOOR
-    target: np.ndarray  # same shape
-    chosen: np.ndarray  # [S] whether a structure has the label
 
 
 @dataclass(frozen=True)
@@ -83,38 +74,29 @@ class References:
         n_atoms = np.array([len(atoms) for atoms in structures])
         return cls(n_atoms, np.concatenate([atoms.numbers for atoms in structures]), **known)
 
-    def having(self, quantity: str) -> np.ndarray:
-        """Say which structures have a label, [S]."""
-        values = getattr(self, quantity)
-        if values is None:
-            return np.zeros(len(self.n_atoms), dtype=bool)
-        if quantity == "forces":
-            values = values[np.cumsum(self.n_atoms) - self.n_atoms]  # of each first atom
-        return ~np.isnan(values.reshape(len(self.n_atoms), -1)).any(axis=1)
-
     def match(self, prediction: Prediction, quantity: str) -> Matched | None:
         """Pair predictions with labels; None where there are no labels or no predictions."""
-        target, mean = getattr(self, quantity), getattr(prediction, quantity)
+        found, target = prediction.results(), getattr(self, quantity)
+        mean, std = found.get(quantity), found.get(f"{quantity}_uncertainty")
         if target is None or mean is None:
             return None
         if not np.array_equal(prediction.n_atoms, self.n_atoms):
             raise InputError("prediction and labels are not of the same structures in one order")
-        std = getattr(prediction, f"{quantity}_total_std", getattr(prediction, f"{quantity}_std"))
         if quantity == "stress":
             mean = full_3x3_to_voigt_6_stress(mean)
             std = None if std is None else full_3x3_to_voigt_6_stress(std)
-        chosen = self.having(quantity)
+        of_each = target[np.cumsum(self.n_atoms) - self.n_atoms] if quantity == "forces" else target
+        chosen = ~np.isnan(of_each.reshape(len(self.n_atoms), -1)).any(axis=1)
         rows = np.repeat(chosen, self.n_atoms) if quantity == "forces" else chosen
         if std is not None:
-            std = finite_array(f"{quantity}_std", np.maximum(std[rows], STD_FLOOR))
-        mean, target = finite_array(quantity, mean[rows]), finite_array("labels", target[rows])
-        return Matched(mean, std, target, chosen)
+            std = checked_array(f"{quantity}_std", np.maximum(std[rows], STD_FLOOR))
+        mean, target = checked_array(quantity, mean[rows]), checked_array("labels", target[rows])
+        return Matched(mean, std, target, chosen, self.n_atoms[chosen])
 
 
-def stress_too(structures: Sequence[Atoms], references: References) -> dict[str, bool]:
-    """Ask `predict` for the stress where labels and periodic cells allow it."""
-    periodic = all(atoms.pbc.all() for atoms in structures)
-    return {"stress": True} if references.stress is not None and periodic else {}
+def stress_too(structures: Sequence[Atoms], references: References) -> bool:
+    """Say whether labels and periodic cells allow to judge the stress."""
+    return references.stress is not None and all(atoms.pbc.all() for atoms in structures)
 
 
 def assess(
@@ -130,20 +112,18 @@ def assess(
         matched = references.match(prediction, quantity)
         if matched is None:
             continue
-        mean, std, target, chosen = matched
-        counts = references.n_atoms[chosen]
-        found.labelled[quantity] = len(counts)
-        bootstrap = Bootstrap(len(counts), n_bootstrap, seed=seed)
-        if bootstrap.active:
+        count = found.labelled[quantity] = len(matched.n_atoms)
+        builder = Tables(count, n_bootstrap, seed)
+        if builder.active:
             tables["n_bootstrap"] = n_bootstrap
-        builder = Tables(bootstrap)
         if quantity == "energy":
-            tables |= builder.energies(mean, std, target, counts)
+            tables |= builder.energies(matched)
         elif quantity == "forces":
-            numbers = references.numbers[np.repeat(chosen, references.n_atoms)]
-            tables |= builder.forces(mean, std, target, counts, numbers)
+            numbers = references.numbers[np.repeat(matched.chosen, references.n_atoms)]
+            tables |= builder.forces(matched, numbers)
         else:
-            tables["stress"] = builder.values(target - mean, std, np.arange(len(counts)))
+            error = matched.target - matched.mean
+            tables["stress"] = builder.values(error, matched.std, np.arange(count))
     return replace(found, **tables)
 
 
@@ -161,8 +141,9 @@ def evaluate(
     model was trained with, if not given. `n_bootstrap` are resamples for the intervals, 0 for none,
     and the options those of `potential.predict` (samples, method, seed, ...).
     """
-    found, references = _labelled(potential, structures, labels)
-    options = stress_too(found, references) | options
+    found = list(iter_given(structures))
+    references = References.of(found, labels or potential.backbone.labels)
+    options = {"stress": stress_too(found, references), **options}
     with progress_shown():
         return assess(potential.predict(found, **options), references, n_bootstrap=n_bootstrap)
 
@@ -175,7 +156,7 @@ def calibrate(
     labels: Labels | None = None,
     say: Callable[[str], object] = lambda text: None,
     **options: Any,
-) -> dict[str, Calibrator]:
+) -> dict[str, ScaleCalibrator]:
     """Fit a calibration of the error bars to labelled structures and store it with the potential.
 
     Args:
@@ -187,10 +168,11 @@ def calibrate(
         options: as for `evaluate`.
     """
     refuse_unknown("calibration", kind, CALIBRATORS)
-    found, references = _labelled(potential, structures, labels)
+    found = list(iter_given(structures))
+    references = References.of(found, labels or potential.backbone.labels)
     with progress_shown():
         prediction = potential.predict(found, calibrated=False, **options)
-    fitted: dict[str, Calibrator] = {}
+    fitted: dict[str, ScaleCalibrator] = {}
     for quantity in ("energy", "forces"):
         matched = references.match(prediction, quantity)
         if matched is None:
@@ -198,13 +180,10 @@ def calibrate(
         if matched.std is None:
             raise InputError(f"the model has no std of {WORDS[quantity]} to calibrate")
         uncertain = matched.std > STD_FLOOR  # what symmetry makes certain tells no scale
-        mean, std, target = (
-            array[uncertain] for array in (matched.mean, matched.std, matched.target)
-        )
+        mean, std, target = (one[uncertain] for one in (matched.mean, matched.std, matched.target))
         calibrator = fitted[quantity] = CALIBRATORS[kind].fit(mean, std, target)
-        before, after = (
-            100 * coverage(mean, one, target, [0.9])[0] for one in (std, calibrator.apply(std))
-        )
+        stds = std, calibrator.apply(std)
+        before, after = (100 * coverage(mean, one, target) for one in stds)
         say(
             f"{WORDS[quantity].capitalize()} of {matched.chosen.sum()} structures: "
             f"{calibrator.describe()}. Within their 90 % interval lay {before:.0f} % of these "
@@ -212,14 +191,6 @@ def calibrate(
         )
     potential.calibration = dict(fitted)
     return fitted
-
-
-def _labelled(
-    potential: Model, structures: Structures, labels: Labels | None
-) -> tuple[list[Atoms], References]:
-    """Return structures and their labels, by default those that the model was trained with."""
-    found = list(iter_given(structures))
-    return found, References.of(found, labels or potential.backbone.labels)
 
 
 # ---------------------------------------------------------------------------------- words and files
@@ -286,15 +257,11 @@ def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) ->
     return write_atomically(path, f"{json.dumps(content, indent=1)}\n".encode())
 
 
-def by_metric(
-    evaluations: Mapping[str, Evaluation],
-) -> dict[tuple[str, str, str], dict[str, Interval]]:
-    """Collect intervals of several evaluations: (level, metric, unit) -> label -> interval."""
-    rows: dict[tuple[str, str, str], dict[str, Interval]] = {}
-    for label, evaluation in evaluations.items():
-        for key, interval in evaluation.rows().items():
-            rows.setdefault(key, {})[label] = interval
-    return rows
+def by_metric(evaluations: Mapping[str, Evaluation]) -> list[list[Any]]:
+    """Return rows of a table: level, metric, unit, and each evaluation's interval or None."""
+    tables = [evaluation.rows() for evaluation in evaluations.values()]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    return [[*key, *(table.get(key) for table in tables)] for key in keys]
 
 
 def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
@@ -305,9 +272,8 @@ def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
     table = Table(title="metrics, 95 % bootstrap intervals over structures")
     for header in ("level", "metric", "unit", *evaluations):
         table.add_column(header, overflow="fold")
-    for key, found in by_metric(evaluations).items():
-        cells = [*key, *(str(found.get(label, "-")) for label in evaluations)]
-        table.add_row(*map(Text, cells))  # brackets are no markup
+    for row in by_metric(evaluations):
+        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))  # no markup
     return table
 
 
@@ -318,11 +284,10 @@ def write_figures(
 
     Figures of a single model show the first of the predictions.
     """
-    first = next(iter(predictions.values()))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, plot in prediction_plots(first, references, predictions).items():
+    for name, plot in prediction_plots(predictions, references).items():
         paths.append(folder / f"{name}.png")
         plot.figure().savefig(paths[-1])
     return paths

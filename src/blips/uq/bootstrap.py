@@ -40,7 +40,6 @@ class Interval:
     high: float | None = None
 
     def __str__(self) -> str:
-        """Return the value, with the interval in brackets if there is one."""
         if self.low is None or self.high is None:
             return f"{self.value:.4g}"
         return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
@@ -98,22 +97,15 @@ class Bootstrap:
                 resampled.append(np.atleast_1d(metric(*(array[chosen] for array in arrays))))
         return _intervals(np.atleast_1d(metric(*arrays)), resampled)
 
-    def of_means(
-        self, scores: FloatArray, groups: IntArray, transform: Transform = lambda means: means
-    ) -> list[Interval]:
-        """Compute means of scores [n, P] over rows in groups [n], or functions of those means.
-
-        A resample with counts c [S] is (c @ sums) / (c @ sizes) with the sums of the scores over
-        each group: exactly equal to `of`, and much faster. `transform` maps means [..., P] to
-        metrics [..., M].
-        """
-        sums = [np.bincount(groups, score, minlength=self.n_groups) for score in scores.T]
-        return self.of_sums(np.array(sums, dtype=np.float64).T, groups, transform)
-
     def of_sums(
         self, sums: FloatArray, groups: IntArray, transform: Transform = lambda means: means
     ) -> list[Interval]:
-        """Compute the same from the sums of scores over each group [S, P]."""
+        """Compute means of scores over rows in groups [n], or functions of those means.
+
+        With the sums of the scores over each group [S, P], a resample with counts c [S] is
+        (c @ sums) / (c @ sizes): exactly equal to `of`, and much faster. `transform` maps means
+        [..., P] to metrics [..., M].
+        """
         sizes = np.bincount(groups, minlength=self.n_groups).astype(np.float64)
         resampled: list[FloatArray] = []
         for counts in self.counts():

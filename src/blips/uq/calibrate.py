@@ -18,30 +18,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from blips.errors import InputError
-from blips.uq.checks import FloatArray, finite_array, non_negative_array, standardised_error
+from blips.uq.checks import FloatArray, checked_array, standardised_error
 
 ONE_STD = math.erf(math.sqrt(0.5))  # probability of a Gaussian within one std, 0.6827
 
 
-class Saved:
-    """Frozen dataclasses of numbers, of several kinds, that go through JSON."""
-
-    kind: ClassVar[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-able description."""
-        return {"kind": self.kind, **vars(self)}
-
-
 @dataclass(frozen=True)
-class ScaleCalibrator(Saved):
+class ScaleCalibrator:
     """Multiply every standard deviation by one factor s.
 
     The Gaussian NLL of N(mean, s^2 std^2) has its only minimum at s^2 = mean(z^2), the ZMS. After
@@ -60,23 +50,27 @@ class ScaleCalibrator(Saved):
             )
 
     @classmethod
-    def fit(cls, mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> Self:
+    def fit(cls, mean: ArrayLike, std: ArrayLike, target: ArrayLike) -> Self:
         """Fit the factor on held-out predictions, standard deviations and references."""
         z = standardised_error(mean, std, target)
         return cls(factor=float(np.sqrt(np.mean(z**2))))
 
-    def apply(self, std: npt.ArrayLike) -> FloatArray:
+    def apply(self, std: ArrayLike) -> FloatArray:
         """Return s * std."""
-        return self.factor * non_negative_array("std", std)
+        return self.factor * checked_array("std", std, "non-negative")
 
     def describe(self) -> str:
         """Say in words what happens to a std."""
         return f"every std is multiplied by {self.factor:.3g}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able description."""
+        return {"kind": self.kind, **vars(self)}
+
 
 @dataclass(frozen=True)
-class ConformalCalibrator(Saved):
-    """Return intervals that cover a chosen share of targets, by split conformal prediction.
+class ConformalCalibrator(ScaleCalibrator):
+    """Know intervals that cover a chosen share of targets, by split conformal prediction.
 
     The score of a held-out point is abs(target - mean) / std. With n scores in ascending order,
     q(c) is number k = ceil((n + 1) c), and the interval is mean +- q(c) * std. If the n held-out
@@ -87,14 +81,16 @@ class ConformalCalibrator(Saved):
     whatever the model and the error distribution. The probability is marginal, over held-out sets
     and new points; it does not hold at each std or for each element separately. Components of one
     structure are correlated, so that coverage of force components is approximate, as good as the
-    number of STRUCTURES allows.
+    number of STRUCTURES allows. The factor is q(0.6827), the half width in stds that covers as one
+    std of a Gaussian does.
     """
 
     kind: ClassVar[str] = "conformal"
     scores: tuple[float, ...]  # of held-out data in ascending order, [n]
 
     def __post_init__(self) -> None:
-        scores = finite_array("scores", self.scores)
+        super().__post_init__()
+        scores = checked_array("scores", self.scores)
         if scores.ndim != 1 or scores[0] < 0.0 or np.any(np.diff(scores) < 0.0):
             raise InputError(
                 "conformal scores must be a flat, ascending list of non-negative numbers; "
@@ -102,10 +98,11 @@ class ConformalCalibrator(Saved):
             )
 
     @classmethod
-    def fit(cls, mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> Self:
+    def fit(cls, mean: ArrayLike, std: ArrayLike, target: ArrayLike) -> Self:
         """Collect the scores of held-out data."""
         score = np.abs(standardised_error(mean, std, target))
-        return cls(scores=tuple(np.sort(score, axis=None).tolist()))
+        found = cls(factor=1.0, scores=tuple(np.sort(score, axis=None).tolist()))
+        return replace(found, factor=found.quantile(ONE_STD))
 
     def quantile(self, level: float = 0.9) -> float:
         """Return q(level), the multiple of std that covers with probability ``level``."""
@@ -121,31 +118,15 @@ class ConformalCalibrator(Saved):
             )
         return self.scores[max(number, 1) - 1]
 
-    def apply(self, std: npt.ArrayLike) -> FloatArray:
-        """Return q(0.6827) * std, the half width that covers as one std of a Gaussian does."""
-        scale = self.quantile(ONE_STD)
-        if scale <= 0.0:
-            raise InputError(
-                f"the conformal quantile at level {ONE_STD:.4g} is zero, because that share of the "
-                "held-out errors is zero; expected data that the model was not fitted to."
-            )
-        return scale * non_negative_array("std", std)
-
     def describe(self) -> str:
         """Say in words what happens to a std."""
-        return (
-            f"every std is multiplied by {self.quantile(ONE_STD):.3g}, so that one std covers 68 % "
-            "of values like these"
-        )
+        return f"{super().describe()}, so that one std covers 68 % of values like these"
 
 
-Calibrator = ScaleCalibrator | ConformalCalibrator
-CALIBRATORS: dict[str, type[Calibrator]] = {
-    cls.kind: cls for cls in (ScaleCalibrator, ConformalCalibrator)
-}
+CALIBRATORS = {cls.kind: cls for cls in (ScaleCalibrator, ConformalCalibrator)}
 
 
-def calibrator_from_dict(saved: Mapping[str, Any]) -> Calibrator:
+def calibrator_from_dict(saved: Mapping[str, Any]) -> ScaleCalibrator:
     """Restore any calibrator from what its to_dict returned, by its ``kind``."""
     numbers: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()

@@ -24,11 +24,10 @@ Letters in shape comments: N atoms, S structures, n any number of predictions.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ase.data import chemical_symbols
-from scipy.special import ndtri
 
 from blips.uq import metrics
 from blips.uq.bootstrap import LEVEL, Bootstrap, Interval
@@ -46,7 +45,11 @@ UNITS = {
     **dict.fromkeys(("forces", "forces_per_atom", "forces_per_structure"), "eV/A"),
     "stress": "eV/A^3",
 }
-DIMENSIONAL = {"mae", "rmse", "crps", "crps_sum", "rms_std", "rejection_auc"}
+DIMENSIONAL = ("mae", "rmse", "crps", "crps_sum", "rms_std", "rejection_auc")
+METRIC_UNITS = {  # of data whose unit is {}; others are pure numbers
+    **dict.fromkeys(DIMENSIONAL, "{}"),
+    **{"mse": "({})^2", "nll": "nats", "nll_component": "nats"},
+}
 ROOTS = {"rmse", "rms_std"}  # of the mean of what is averaged
 
 
@@ -79,50 +82,42 @@ class Evaluation:
         for symbol, table in self.per_element.items():
             tables.append((f"forces[{symbol}]", table, UNITS["forces"]))
         return {
-            (name, metric, _unit(metric, unit)): interval
+            (name, metric, METRIC_UNITS.get(metric, "").format(unit)): interval
             for name, table, unit in tables
             for metric, interval in table.items()
         }
 
 
-def _unit(metric: str, base: str) -> str:
-    """Return the unit of a metric whose data have the unit ``base``; empty for pure numbers."""
-    if metric == "mse":
-        return f"({base})^2"
-    if metric.startswith("nll"):
-        return "nats"
-    return base if metric in DIMENSIONAL else ""
+class Matched(NamedTuple):
+    """Hold predictions and labels of the structures that have a label, S' of S."""
+
+    mean: FloatArray  # [S'] energies, [N', 3] forces, [S', 6] stresses
+    std: FloatArray | None  # same shape
+    target: FloatArray  # same shape
+    chosen: np.ndarray  # [S] whether a structure has the label
+    n_atoms: IntArray  # [S']
 
 
-@dataclass(frozen=True)
-class Tables:
+class Tables(Bootstrap):
     """Compute tables over one set of structures, without metrics that these are too few for."""
 
-    bootstrap: Bootstrap
-
-    def energies(
-        self, energy: FloatArray, std: FloatArray | None, reference: FloatArray, counts: IntArray
-    ) -> dict[str, MetricTable]:
-        """Evaluate energies [S] of structures with so many atoms [S], as such and per atom."""
+    def energies(self, found: Matched) -> dict[str, MetricTable]:
+        """Evaluate energies, as such and per atom."""
+        counts, std = found.n_atoms, found.std
         groups = np.arange(len(counts))
         tables: dict[str, MetricTable] = {}
         for name, size in (("energy", np.ones(len(counts))), ("energy_per_atom", counts)):
-            error, its_std = (reference - energy) / size, None if std is None else std / size
+            error = (found.target - found.mean) / size
+            its_std = None if std is None else std / size
             tables[name] = self.values(error, its_std, groups)
             if its_std is not None:
                 tables[name] |= self._ence(error, its_std, groups)
                 tables[name] |= self._ranking(its_std, np.abs(error), groups)
         return tables
 
-    def forces(
-        self,
-        forces: FloatArray,
-        std: FloatArray | None,
-        reference: FloatArray,
-        counts: IntArray,
-        numbers: IntArray,
-    ) -> dict[str, Any]:
-        """Evaluate forces [N, 3] per component, atom, structure and element."""
+    def forces(self, found: Matched, numbers: IntArray) -> dict[str, Any]:
+        """Evaluate forces per component, atom, structure and element; atomic numbers are [N']."""
+        forces, std, reference, _, counts = found
         error = reference - forces
         structures = np.arange(len(counts))
         groups = structures.repeat(counts)  # [N] structure of every atom
@@ -161,15 +156,16 @@ class Tables:
         if size > 1:
             columns |= {"nll_component": nll, "crps_sum": crps * size}
         for level in metrics.COVERAGE_LEVELS:
-            inside = np.abs(z) <= ndtri(0.5 * (1.0 + level))
-            columns[f"coverage_{round(100 * level)}"] = inside.astype(np.float64)
+            inside = metrics.within(z, level).astype(np.float64)
+            columns[f"coverage_{round(100 * level)}"] = inside
         return self._means(columns, groups) | {"ece": self._ece(z, groups)}
 
     def _means(self, columns: dict[str, FloatArray], groups: IntArray) -> MetricTable:
         """Average columns [n], and take the roots of those that are ROOTS."""
         is_root = np.array([name in ROOTS for name in columns])
-        intervals = self.bootstrap.of_means(
-            np.stack(list(columns.values()), axis=1),
+        sums = [np.bincount(groups, column, self.n_groups) for column in columns.values()]
+        intervals = self.of_sums(
+            np.array(sums, dtype=np.float64).T,
             groups,
             lambda means: np.sqrt(means, where=is_root, out=means.copy()),
         )
@@ -177,8 +173,8 @@ class Tables:
 
     def _ece(self, z: FloatArray, groups: IntArray) -> Interval:
         """Compute the ECE of standardised errors [n]."""
-        counts = metrics.reliability_counts(z, groups, self.bootstrap.n_groups)
-        (interval,) = self.bootstrap.of_sums(
+        counts = metrics.reliability_counts(z, groups, self.n_groups)
+        (interval,) = self.of_sums(
             counts, groups, lambda p_obs: metrics.ece_of_curve(p_obs)[..., None]
         )
         return interval
@@ -194,7 +190,7 @@ class Tables:
             return metrics.ence(np.zeros_like(error), std, error, ENCE_BINS) if usable else np.nan
 
         order = np.argsort(std, kind="stable")  # a presorted resample is cheap to sort
-        (interval,) = self.bootstrap.of(function, error[order], std[order], groups=groups[order])
+        (interval,) = self.of(function, error[order], std[order], groups=groups[order])
         return {"ence": interval}
 
     def _ranking(
@@ -226,5 +222,5 @@ class Tables:
 
         order = np.argsort(std, kind="stable")
         arrays = [array[order] for array in (std, error, *map(metrics.dense_ranks, columns))]
-        intervals = self.bootstrap.of(function, *arrays, groups=groups[order])
+        intervals = self.of(function, *arrays, groups=groups[order])
         return dict(zip(names, intervals, strict=True))

@@ -8,7 +8,6 @@ apart; models also differ in dash pattern.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -44,7 +43,8 @@ def draw(plot: Plot) -> Figure:
         if "range" in axis:
             axes.set(**{f"{name}lim": axis["range"]})
     if plot.equal:
-        ends = _common_limits(plot.series, log=bool(plot.x.get("log")))
+        limits = [*axes.get_xlim(), *axes.get_ylim()]
+        ends = min(limits), max(limits)
         axes.set(xlim=ends, ylim=ends, aspect="equal")
     if plot.diagonal:
         low, high = axes.get_xlim()
@@ -94,14 +94,3 @@ def _draw_points(axes: Axes, series: Series, colour: str) -> None:
         axes.errorbar(x, y, yerr=std, fmt="none", label="one predicted std", **faint)
     style = {"color": colour, "alpha": max(crowd, 0.45), "linewidth": 0, "zorder": 2}
     axes.scatter(x, y, s=10, label=series["name"], **style)
-
-
-def _common_limits(series: Sequence[Series], log: bool) -> tuple[float, float]:
-    """Return limits that hold all x and y with a small margin."""
-    values = np.array([v for one in series for v in (*one["x"], *one["y"])], dtype=float)
-    if log:
-        values = values[values > 0.0]
-        return float(values.min() / 1.2), float(values.max() * 1.2)
-    low, high = float(values.min()), float(values.max())
-    margin = 0.04 * (high - low) or max(1e-3, 0.04 * abs(high))
-    return low - margin, high + margin

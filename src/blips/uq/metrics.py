@@ -4,9 +4,7 @@ Throughout, ``mean`` and ``std`` describe a Gaussian prediction N(mean, std^2) o
 
     error e = target - mean        standardised error z = e / std
 
-Arrays share one shape. In arrays of two or more dimensions the last axis holds the components of a
-vector (forces: [N, 3]); one-dimensional arrays hold scalars (energies: [S]). Any consistent unit
-works; in this package energies are in eV and forces in eV/A.
+Arrays share one shape, nothing is broadcast, and any consistent unit works.
 
 Ranking metrics look at the order of the standard deviations alone, so no recalibration by an
 increasing map changes them. They take one non-negative score and one non-negative error per item,
@@ -18,12 +16,11 @@ predictions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 from scipy.integrate import trapezoid
 from scipy.special import ndtr, ndtri
 from scipy.stats import rankdata
@@ -63,7 +60,7 @@ def reliability_counts(z: FloatArray, groups: IntArray, n_groups: int) -> FloatA
 
 
 def reliability_curve(
-    mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike
+    mean: ArrayLike, std: ArrayLike, target: ArrayLike
 ) -> tuple[FloatArray, FloatArray]:
     """Compute predicted and observed cumulative probability, (p, p_obs), both [101].
 
@@ -80,7 +77,7 @@ def ece_of_curve(p_obs: FloatArray) -> FloatArray:
     return trapezoid(np.abs(p_obs - ECE_LEVELS), ECE_LEVELS)
 
 
-def ece(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> float:
+def ece(mean: ArrayLike, std: ArrayLike, target: ArrayLike) -> float:
     """Compute the expected calibration error, the integral over p in (0, 1) of |p - p_obs(p)|.
 
     See reliability_curve for p_obs and its fixed grid. 0 is perfect, 0.25 the value of a std that
@@ -89,24 +86,21 @@ def ece(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike) -> float
     return float(ece_of_curve(reliability_curve(mean, std, target)[1]))
 
 
-def coverage(
-    mean: npt.ArrayLike,
-    std: npt.ArrayLike,
-    target: npt.ArrayLike,
-    levels: Sequence[float] = COVERAGE_LEVELS,
-) -> FloatArray:
-    """Count the fraction of targets inside the central Gaussian interval of each level, [levels].
+def within(z: FloatArray, level: float) -> NDArray[np.bool_]:
+    """Say which standardised errors lie in the central Gaussian interval of that probability."""
+    return np.abs(z) <= ndtri(0.5 * (1.0 + level))
 
-    A target is covered at level c if |z| <= Phi^-1((1 + c) / 2).
-    """
+
+def coverage(mean: ArrayLike, std: ArrayLike, target: ArrayLike, level: float = 0.9) -> float:
+    """Count the fraction of targets inside the central Gaussian interval of a probability."""
     z = standardised_error(mean, std, target)
-    if not all(0.0 < level < 1.0 for level in levels):
-        raise InputError(f"levels are {levels}; expected probabilities above 0 and below 1.")
-    return np.array([np.mean(np.abs(z) <= ndtri(0.5 * (1.0 + level))) for level in levels])
+    if not 0.0 < level < 1.0:
+        raise InputError(f"level is {level}; expected a probability above 0 and below 1.")
+    return float(np.mean(within(z, level)))
 
 
 def binned_errors(
-    mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike, n_bins: int = 10
+    mean: ArrayLike, std: ArrayLike, target: ArrayLike, n_bins: int = 10
 ) -> tuple[FloatArray, FloatArray]:
     """Compute root-mean-square std and error, both [n_bins], in bins of equal count by std.
 
@@ -127,7 +121,7 @@ def binned_errors(
     return rms_std, np.sqrt(np.add.reduceat(squared_error, starts) / counts)
 
 
-def ence(mean: npt.ArrayLike, std: npt.ArrayLike, target: npt.ArrayLike, n_bins: int = 10) -> float:
+def ence(mean: ArrayLike, std: ArrayLike, target: ArrayLike, n_bins: int = 10) -> float:
     """Compute the expected normalised calibration error.
 
     The mean of |RMS std - RMSE| / RMS std over the bins of binned_errors. It depends on n_bins and
@@ -155,10 +149,10 @@ class ForceItems(NamedTuple):
 
 
 def force_items(
-    forces: npt.ArrayLike,
-    forces_std: npt.ArrayLike,
-    forces_ref: npt.ArrayLike,
-    n_atoms: npt.ArrayLike | None = None,
+    forces: ArrayLike,
+    forces_std: ArrayLike,
+    forces_ref: ArrayLike,
+    n_atoms: ArrayLike | None = None,
 ) -> ForceItems:
     """Reduce force components [N, 3] to items per atom [N], or per structure [S] with n_atoms."""
     forces, std, reference = checked_prediction(forces, forces_std, forces_ref)
@@ -226,7 +220,7 @@ def partial_correlation(rho_xy: float, rho_xz: float, rho_yz: float) -> float:
     return float(np.clip((rho_xy - rho_xz * rho_yz) / np.sqrt(rest), -1.0, 1.0))
 
 
-def spearman(std: npt.ArrayLike, error: npt.ArrayLike) -> float:
+def spearman(std: ArrayLike, error: ArrayLike) -> float:
     """Compute Spearman's rank correlation of std and error, [n] each, ties sharing ranks.
 
     Ranks do not change under the square, so variances and squared errors give the same number. 0
@@ -238,7 +232,7 @@ def spearman(std: npt.ArrayLike, error: npt.ArrayLike) -> float:
     return rank_correlation(dense_ranks(std), dense_ranks(error))
 
 
-def auroc(std: npt.ArrayLike, error: npt.ArrayLike, threshold: float) -> float:
+def auroc(std: ArrayLike, error: ArrayLike, threshold: float) -> float:
     """Compute the area under the ROC curve for detecting large errors by standard deviation.
 
     The probability that a random item with error > threshold has a larger std than a random item
@@ -271,7 +265,7 @@ class RejectionCurve:
     auc_normalised: float
 
 
-def rejection_curve(std: npt.ArrayLike, error: npt.ArrayLike) -> RejectionCurve:
+def rejection_curve(std: ArrayLike, error: ArrayLike) -> RejectionCurve:
     """Compute the error-rejection curve of non-negative errors [n] by standard deviations [n].
 
     Equal stds are dropped in random order (their expected error is used), so a constant std gives

@@ -12,10 +12,10 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from blips.errors import InputError
-from blips.uq.checks import FloatArray, IntArray, finite_array, positive_array, same_shape
+from blips.uq.checks import IntArray, checked_prediction
 from blips.uq.metrics import binned_errors, ece_of_curve, rejection_curve, reliability_curve
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from blips.uq.assess import References
 
 Series = dict[str, Any]
-Arrays = tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]  # mean, std, target
+Arrays = tuple[ArrayLike, ArrayLike, ArrayLike]  # mean, std, target
 
 MAX_POINTS = 1500
 
@@ -38,18 +38,13 @@ class Plot:
     as error bars, and the structure, atom and component they belong to.
     """
 
-    kind: str  # "parity", "reliability", ...
-    note: str  # what it says, in a sentence
-    summary: str  # what a screen reader says
+    what: str  # is drawn, for screen readers
+    note: str  # what it says, in sentences
     x: Mapping[str, Any]  # axis, {"label": ...} and, where it applies, "log" and "range"
     y: Mapping[str, Any]
     series: Sequence[Series]
     equal: bool = False  # whether both axes have the same range
     diagonal: str = ""  # name of the line x = y, where there is one
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what the page's script draws."""
-        return dict(vars(self))
 
     def figure(self) -> Figure:
         """Draw with matplotlib; save with ``figure.savefig("name.pdf")`` (or .png, .svg)."""
@@ -77,9 +72,9 @@ def line(name: str, x: Any, y: Any, kind: Literal["line", "guide", "points"] = "
 
 # --------------------------------------------------------------------------------- what is drawn
 def parity(
-    mean: npt.ArrayLike,
-    std: npt.ArrayLike | None,
-    target: npt.ArrayLike,
+    mean: ArrayLike,
+    std: ArrayLike | None,
+    target: ArrayLike,
     *,
     quantity: str = "force components",
     unit: str = "eV/Å",
@@ -91,24 +86,20 @@ def parity(
     `about` has the structure, atom and component of each value, for the page; `note` is added to
     the plot's own. At most MAX_POINTS are drawn, evenly spaced; the MAE is that of all.
     """
-    mean, target = finite_array("mean", mean), finite_array("target", target)
-    std = None if std is None else positive_array("std", std)
-    same_shape(mean=mean, target=target, std=mean if std is None else std)
+    stds = np.ones(np.shape(mean)) if std is None else std
+    mean, stds, target = checked_prediction(mean, stds, target)
     chosen = _thinned(mean.size, MAX_POINTS)
     points = line(quantity, target.ravel()[chosen], mean.ravel()[chosen], "points")
     if std is not None:
-        points["std"] = numbers(std.ravel()[chosen])
-    for name, values in (about or {}).items():
-        points[name] = values[chosen].tolist()
+        points["std"] = numbers(stds.ravel()[chosen])
+    points |= {name: values[chosen].tolist() for name, values in (about or {}).items()}
     thinned = "" if len(chosen) == mean.size else f" {len(chosen)} of {mean.size} are drawn."
-    note = f"MAE {np.mean(np.abs(mean - target)):.4g} {unit}.{note}{thinned}"
     return Plot(
-        "parity",
-        note,
-        f"{_sentence(quantity)}: predicted against reference, {len(chosen)} points. {note}",
-        {"label": f"reference ({unit})"},
-        {"label": f"predicted ({unit})"},
-        [points],
+        f"{_sentence(quantity)}: predicted against reference, {len(chosen)} points",
+        f"MAE {np.mean(np.abs(mean - target)):.4g} {unit}.{note}{thinned}",
+        x={"label": f"reference ({unit})"},
+        y={"label": f"predicted ({unit})"},
+        series=[points],
         equal=True,
         diagonal="predicted = reference",
     )
@@ -122,22 +113,20 @@ def reliability(models: Mapping[str, Arrays]) -> Plot:
         error = f"ECE {ece_of_curve(p_obs):.3f}"
         series.append(line(f"{label} ({error})", p, p_obs))
         errors.append(f"{label}: {error}")
-    note = f"{_sentence('; '.join(errors))}."
     return Plot(
-        "reliability",
-        note,
-        f"Observed against predicted cumulative probability. {note}",
-        {"label": "predicted probability p", "range": [0, 1]},
-        {"label": "fraction below the p-quantile", "range": [0, 1]},
-        series,
+        "Observed against predicted cumulative probability",
+        f"{_sentence('; '.join(errors))}.",
+        x={"label": "predicted probability p", "range": [0, 1]},
+        y={"label": "fraction below the p-quantile", "range": [0, 1]},
+        series=series,
         diagonal="ideal",
     )
 
 
 def std_error(
-    mean: npt.ArrayLike,
-    std: npt.ArrayLike,
-    target: npt.ArrayLike,
+    mean: ArrayLike,
+    std: ArrayLike,
+    target: ArrayLike,
     *,
     quantity: str = "force components",
     unit: str = "eV/Å",
@@ -150,71 +139,66 @@ def std_error(
     rms_std, rmse = binned_errors(mean, std, target, count)
     if not np.any(rmse > 0.0):
         raise InputError("all errors are zero; expected errors for a logarithmic axis.")
-    bins = f"{quantity} in {count} equal bins"
-    note = f"{_sentence(bins)}; calibrated error bars lie on the diagonal."
+    where = "calibrated error bars lie on the diagonal"
     return Plot(
-        "std_error",
-        note,
-        f"Root-mean-square error against std. {note}",
-        {"label": f"RMS std of the bin ({unit})", "log": True},
-        {"label": f"RMSE of the bin ({unit})", "log": True},
-        [line("bins", rms_std, rmse)],
+        "Root-mean-square error against std",
+        f"{_sentence(quantity)} in {count} equal bins; {where}.",
+        x={"label": f"RMS std of the bin ({unit})", "log": True},
+        y={"label": f"RMSE of the bin ({unit})", "log": True},
+        series=[line("bins", rms_std, rmse)],
         equal=True,
         diagonal="RMSE = std",
     )
 
 
-def rejection(models: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]]) -> Plot:
+def rejection(models: Mapping[str, Arrays]) -> Plot:
     """Plot the mean force error that remains when the items of largest std are dropped.
 
     Curves end at 99 %, where one in a hundred is left; areas are normalised as in
     `metrics.RejectionCurve`. One model is shown with random dropping and an oracle. `models` has
-    std [n] and non-negative errors [n] by label.
+    arrays [n, 3] by label; their norms are ranked.
     """
     series, areas = [], []
     for label, arrays in models.items():
-        curve = rejection_curve(*arrays)
+        mean, std, target = map(np.asarray, arrays)
+        curve = rejection_curve(*(np.linalg.norm(one, axis=1) for one in (std, mean - target)))
         chosen = np.flatnonzero(curve.fraction <= 0.99)  # the mean over the last few is noise
         chosen = chosen[_thinned(len(chosen), 200)]
         percent = 100.0 * curve.fraction[chosen]
-        series.append(line(label, percent, curve.error[chosen]))
-        areas.append(f"{label}: area {curve.auc_normalised:.2f}")
+        name = label if len(models) > 1 else "by std"
+        series.append(line(name, percent, curve.error[chosen]))
+        areas.append(f"{name}: area {curve.auc_normalised:.2f}")
         if len(models) == 1:
             series.append(line("oracle", percent, curve.oracle[chosen]))
             series.append(line("random", [0, 100], [curve.random] * 2, "guide"))
-    note = f"{_sentence('; '.join(areas))}. Random is 1, an oracle 0."
     return Plot(
-        "rejection",
-        note,
-        f"Mean force error of what remains when the most uncertain is dropped. {note}",
-        {"label": "dropped, largest std first (%)", "range": [0, 100]},
-        {"label": "mean remaining force error (eV/Å)"},
-        series,
+        "Mean force error of what remains when the most uncertain is dropped",
+        f"{_sentence('; '.join(areas))}. Random is 1, an oracle 0.",
+        x={"label": "dropped, largest std first (%)", "range": [0, 100]},
+        y={"label": "mean remaining force error (eV/Å)"},
+        series=series,
     )
 
 
 def prediction_plots(
-    prediction: Prediction,
-    references: References,
-    predictions: Mapping[str, Prediction] | None = None,
+    predictions: Mapping[str, Prediction], references: References
 ) -> dict[str, Plot]:
-    """Make all plots of one set of labelled structures, by name; others compare `predictions`."""
+    """Make all plots of labelled structures, by name; what one model can show is of the first."""
     plots: dict[str, Plot] = {}
-    several = predictions if predictions is not None and len(predictions) > 1 else {}
+    prediction, several = next(iter(predictions.values())), len(predictions) > 1
     energy, forces = (references.match(prediction, name) for name in ("energy", "forces"))
-    calibrated: dict[str, Arrays] = {}
-    ranked: dict[str, tuple[FloatArray, FloatArray]] = {}
+    compared: dict[str, Arrays] = {}
     if forces is not None:
-        about = _places(references.n_atoms, forces.chosen)
+        about = _places(np.flatnonzero(forces.chosen), forces.n_atoms)
         plots["parity_forces"] = parity(*forces[:3], about=about)
         if forces.std is not None:
             plots["std_error"] = std_error(forces.mean, forces.std, forces.target)
-    for label, one in (several or {"force components": prediction}).items():
+    for label, one in predictions.items():
         found = references.match(one, "forces")
         if found is not None and found.std is not None:
-            calibrated[label] = found.mean, found.std, found.target
-            error = np.linalg.norm(found.mean - found.target, axis=1)
-            ranked[label if several else "by std"] = np.linalg.norm(found.std, axis=1), error
+            compared[label if several else "force components"] = found.mean, found.std, found.target
+    if compared:
+        plots["rejection"] = rejection(compared)
     if energy is not None:
         shift = float(energy.target.mean())  # axes show differences
         plots["parity_energy"] = parity(
@@ -227,11 +211,9 @@ def prediction_plots(
             note=f" Energies from their mean, {shift:.6g} eV.",
         )
         if energy.std is not None and not several:
-            calibrated["energies"] = energy.mean, energy.std, energy.target
-    if calibrated:
-        plots["reliability"] = reliability(calibrated)
-    if ranked:
-        plots["rejection"] = rejection(ranked)
+            compared["energies"] = energy.mean, energy.std, energy.target
+    if compared:
+        plots["reliability"] = reliability(compared)
     if forces is None and prediction.forces_total_std is not None:
         plots["std_force"] = std_force(prediction)
     return plots
@@ -243,23 +225,20 @@ def std_force(prediction: Prediction) -> Plot:
     force, std = (np.linalg.norm(prediction.array(name), axis=1) for name in names)
     chosen = _thinned(len(std), MAX_POINTS)
     points = line("atoms", force[chosen], std[chosen], "points")
-    places = _places(prediction.n_atoms, np.ones(len(prediction), dtype=bool))
+    places = _places(np.arange(len(prediction)), prediction.n_atoms)
     points |= {name: places[name][::3][chosen].tolist() for name in ("structure", "atom")}
-    note = f"Median {np.median(std):.3g} eV/Å, largest {std.max():.3g} eV/Å."
     return Plot(
-        "std_force",
-        note,
-        f"Std of the force on each atom against the force. {note}",
-        {"label": "predicted force (eV/Å)", "log": True},
-        {"label": "std of the force (eV/Å)", "log": True},
-        [points],
+        "Std of the force on each atom against the force",
+        f"Median {np.median(std):.3g} eV/Å, largest {std.max():.3g} eV/Å.",
+        x={"label": "predicted force (eV/Å)", "log": True},
+        y={"label": "std of the force (eV/Å)", "log": True},
+        series=[points],
     )
 
 
-def _places(n_atoms: IntArray, chosen: npt.NDArray[np.bool_]) -> dict[str, IntArray]:
-    """Return structure, atom and component of each force component of the chosen structures."""
-    counts = n_atoms[chosen]
-    structure = np.repeat(np.flatnonzero(chosen), counts)  # [N']
+def _places(structures: IntArray, counts: IntArray) -> dict[str, IntArray]:
+    """Return structure, atom and component of each force component of these structures."""
+    structure = np.repeat(structures, counts)  # [N']
     atom = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     component = np.tile(np.arange(3), len(atom))
     return {"structure": structure.repeat(3), "atom": atom.repeat(3), "component": component}
@@ -278,15 +257,13 @@ def training_plot(history: Sequence[Mapping[str, float]]) -> Plot | None:
     ]
     valid = [row.get("valid_loss", np.inf) for row in history]
     best = int(np.argmin(valid))
-    note = f"Least validation loss {valid[best]:.4g} at epoch {epochs[best]:.0f}."
     losses = [row[key] for row in history for key in names if key in row]
     return Plot(
-        "training",
-        note,
-        f"Loss against epoch, {len(history)} epochs. {note}",
-        {"label": "epoch"},
-        {"label": "loss", "log": min(losses) > 0},
-        series,
+        f"Loss against epoch, {len(history)} epochs",
+        f"Least validation loss {valid[best]:.4g} at epoch {epochs[best]:.0f}.",
+        x={"label": "epoch"},
+        y={"label": "loss", "log": min(losses) > 0},
+        series=series,
     )
 
 

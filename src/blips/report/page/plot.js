@@ -66,7 +66,7 @@ const Plot = (() => {
     svg.replaceChildren();
     const WIDTH = Math.min(560, Math.max(300, figure.clientWidth || 460)), HEIGHT = Math.round(WIDTH * 0.74);
     svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
-    svg.setAttribute("aria-label", data.summary);
+    svg.setAttribute("aria-label", `${data.what}. ${data.note}`);
     readout.textContent = "No point chosen.";
     const all = (key) => data.series.flatMap((s) => s[key]);
     const shared = data.equal ? range(all("x").concat(all("y")), data.x.log) : null;

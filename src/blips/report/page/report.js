@@ -130,7 +130,7 @@
     return `Structure ${series.structure[i]}${atom}${part}. `;
   };
   const describe = (plot) => (series, i) => {
-    const std = series.std === undefined || plot.kind !== "parity" ? "" : ` ± ${say(series.std[i])}`;
+    const std = series.std === undefined ? "" : ` ± ${say(series.std[i])}`;
     return `${where(series, i) || series.name + ". "}${plot.x.label}: ${say(series.x[i])}; ` +
       `${plot.y.label}: ${say(series.y[i])}${std}.`;
   };
