@@ -142,8 +142,7 @@ def screened(scores, excluded, folder, *settings):
     config = tiny_campaign(folder, select={"rule": "force_std", "batch": 3, "keep": 1})
     found = Screening(load_campaign(config, *settings), 1)
     rows = [s and {"force_std": s, "mean_std": s, "atoms": 4.0} for s in scores]
-    numbers = list(range(5, 5 + len(rows)))
-    found.add(found.summary(numbers, {"scores": rows, "excluded": excluded}, len(rows)))
+    found.add(zip(range(5, 5 + len(rows)), rows, excluded, strict=True))
     return found
 
 
@@ -176,7 +175,7 @@ def test_what_is_kept_is_weighed_by_its_cost(tmp_path):
     config = tiny_campaign(tmp_path, select={"rule": "force_std", "batch": 1, "keep": 2, "cost": 1})
     found = Screening(load_campaign(config), 1)
     rows = [{"force_std": s, "mean_std": s, "atoms": n} for s, n in ((4, 8), (3, 2), (2, 1))]
-    found.add(found.summary([0, 1, 2], {"scores": rows, "excluded": [None] * 3}, 3))
+    found.add([(number, row, None) for number, row in enumerate(rows)])
     assert [number for number, _ in found.rows] == [2, 1]
 
 
@@ -190,7 +189,7 @@ def test_candidates_beyond_the_limit_fill_the_batch_where_others_do_not(
     found, scores = Screening(config, 1), (9.0, 1.0, 2.0, 7.0)
     rows = [{"energy_std": s, "force_std": s, "mean_std": s, "atoms": 4.0} for s in scores]
     excluded = ["force_std", None, None, "force_std"]
-    found.add(found.summary([0, 1, 2, 3], {"scores": rows, "excluded": excluded}, 4))
+    found.add(zip(range(4), rows, excluded, strict=True))
     picks = choose(pool, found, model, count)
     assert [pick.reason["candidate"] for pick in picks] == expected
     assert [pick.reason["rank"] for pick in picks[2:]] == [-1] * (count - 2)
@@ -200,9 +199,7 @@ def test_later_chunks_replace_what_they_are_better_than(tmp_path):
     """Three are kept; of later chunks, only those that beat the worst so far."""
     found = screened((5.0, 6.0, 7.0), [None] * 3, tmp_path)
     rows = [{"force_std": s, "mean_std": s, "atoms": 4.0} for s in (5.5, 1.0)]
-    content = found.summary([20, 21], {"scores": rows, "excluded": [None] * 2}, 2)
-    assert [number for number, _ in content["rows"]] == [20]
-    found.add(content)
+    found.add(zip((20, 21), rows, [None] * 2, strict=True))
     assert [number for number, _ in found.rows] == [7, 6, 20]
     assert found.seen == 5
     assert found.mean_std == pytest.approx(24.5 / 5)

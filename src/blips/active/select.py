@@ -6,12 +6,11 @@ structures of these few. A gain can only fall as picks are made, so the batch is
 candidates wherever its last gain is above the score of the last one that was kept.
 """
 
-from bisect import insort
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import fsum
-from typing import Any
 
 import numpy as np
 from ase import Atoms
@@ -19,18 +18,23 @@ from ase import Atoms
 from blips import keys
 from blips.active.candidates import Candidate, Candidates, Pool
 from blips.active.config import CampaignConfig, LimitsConfig
-from blips.active.database import CampaignError
 from blips.active.evidence import candidate_rows
 from blips.active.executor import Executor, JobLost
 from blips.active.frames import digest, to_json
-from blips.active.rules import Choice, Greedy, best, expected_reduction, random_score
+from blips.active.rules import (
+    Choice,
+    Greedy,
+    best,
+    expected_reduction,
+    random_score,
+    target_rows,
+)
 from blips.active.store import CampaignStore, Pick
-from blips.active.worker import Model, one_thread, potential_of, read_target, screen
+from blips.active.worker import Model, Scores, one_thread, potential_of, read_target, screen
 from blips.errors import InputError
 from blips.sim.guard import Guard
 
 TARGETS = 128  # structures that stand for the target distribution
-Row = tuple[int, dict[str, float]]  # number and scores of a candidate
 
 
 class Screening:
@@ -41,65 +45,46 @@ class Screening:
     """
 
     def __init__(self, config: CampaignConfig, round: int) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[tuple[int, Scores]] = []  # numbers and scores
         self.seen = 0  # candidates in all
         self.excluded: Counter[str] = Counter()  # beyond a limit or known, by reason
-        self.largest: dict[str, float] = {}  # of every score, among those that can be chosen
-        self._stds: list[float] = []  # sums over the chunks, ascending
+        self.largest: Scores = {}  # of every score, among those that can be chosen
+        self.config, self.round = config, round
+        self._sums: list[float] = []  # of their mean stds, by chunk
         self._counted = 0
-        self.config, self.round, self._select = config, round, config.select
-        self._count = config.select.keep * config.select.batch
-        self._soft = config.limits.force_std == "auto"
-
-    def summary(self, numbers: list[int], result: dict[str, Any], seen: int) -> dict[str, Any]:
-        """Return the part of a screened chunk to keep, JSON-able."""
-        rows: list[Row] = []
-        for number, row, reason in zip(numbers, result["scores"], result["excluded"], strict=True):
-            if row is None or (reason is not None and not (self._soft and reason == "force_std")):
-                continue
-            if self._select.rule == "random":
-                row["random"] = random_score(self.config.seed, self.round, number)
-            if reason is not None:
-                row["beyond"] = 1.0
-            rows.append((number, row))
-        excluded = Counter(reason for reason in result["excluded"] if reason is not None)
-        excluded["known"] += seen - len(numbers)
-        found = [row for _, row in rows]
-        names = [name for name in (found[0] if found else ()) if name != "beyond"]
-        rows.sort(key=self._key)
-        if len(self.rows) >= self._count:
-            rows = [row for row in rows if self._key(row) < self._key(self.rows[-1])]
-        return {
-            "rows": rows[: self._count],
-            "largest": {name: max(row[name] for row in found) for name in names},
-            "std": {"sum": fsum(row["mean_std"] for row in found), "count": len(found)},
-            "excluded": +excluded,
-            "seen": seen,
-        }
 
     @property
     def mean_std(self) -> float:
         """Mean force std of a component over all that can be chosen, eV/A."""
-        return fsum(self._stds) / max(self._counted, 1)
+        return fsum(self._sums) / max(self._counted, 1)
 
-    def add(self, content: dict[str, Any]) -> None:
-        """Add what `summary` kept of a chunk."""
-        self.rows += [(number, row) for number, row in content["rows"]]
+    def add(self, chunk: Iterable[tuple[int, Scores | None, str | None]]) -> None:
+        """Add a chunk as `screen` returns it."""
+        stds: list[float] = []
+        select, soft = self.config.select, self.config.limits.force_std == "auto"
+        for number, scores, reason in chunk:
+            self.seen += 1
+            self.excluded.update([reason] if reason else [])
+            beyond = soft and reason == "force_std"
+            if scores is None or (reason and not beyond):
+                continue
+            if select.rule == "random":
+                scores["random"] = random_score(self.config.seed, self.round, number)
+            for name, value in scores.items():
+                self.largest[name] = max(value, self.largest.get(name, value))
+            stds.append(scores["mean_std"])
+            self.rows.append((number, {**scores, "beyond": 1.0} if beyond else scores))
+        self._sums.append(fsum(stds))
+        self._counted += len(stds)
         self.rows.sort(key=self._key)
-        del self.rows[self._count :]
-        self.excluded.update(content["excluded"])
-        self.seen += content["seen"]
-        self._counted += content["std"]["count"]
-        insort(self._stds, content["std"]["sum"])
-        for name, value in content["largest"].items():
-            self.largest[name] = max(value, self.largest.get(name, value))
+        del self.rows[select.keep * select.batch :]
 
-    def _key(self, row: Row) -> tuple[bool, float, int]:
+    def _key(self, row: tuple[int, Scores]) -> tuple[bool, float, int]:
         """Return the sort key: the score within the limits; beyond, the least uncertain first."""
-        number, scores = row
+        (number, scores), select = row, self.config.select
         if "beyond" in scores:
             return True, scores["force_std"], number
-        return False, -scores[self._select.rule] / scores["atoms"] ** self._select.cost, number
+        return False, -scores[select.rule] / scores["atoms"] ** select.cost, number
 
 
 def screen_candidates(
@@ -115,37 +100,28 @@ def screen_candidates(
 
     `limits` are those of the configuration, with numbers for what is "auto" there; else none is.
     """
-    found = Screening(config, round)
-    known, done = store.known_digests(), store.chunks(round)
-    for content in done.values():
-        found.add(content)
-    common = {
-        "model": model,
-        "select": config.select,
-        "limits": limits or config.limits,
-        "seed": config.seed,
-    }
+    found, done = Screening(config, round), store.read_all("chunk", round)
+    for chunk in done.values():
+        found.add(chunk)
     if _has_evidence(model):
         write_target(candidates, model, config)
-    waiting: dict[int, tuple[int, list[int], int]] = {}
+    size, total = config.select.chunk, len(candidates)
+    left = [first for first in range(0, total, size) if (round, first) not in done]
+    known = {digest(pick.atoms) for pick in store.picks()}
 
-    def jobs() -> Iterator[dict[str, Any]]:
-        chunks = enumerate(range(0, len(candidates), config.select.chunk))
-        left = ((chunk, first) for chunk, first in chunks if chunk not in done)
-        for place, (chunk, first) in enumerate(left):
-            numbers = range(first, min(first + config.select.chunk, len(candidates)))
-            part = {number: candidates[number][0] for number in numbers}
-            fresh = {number: atoms for number, atoms in part.items() if digest(atoms) not in known}
-            waiting[place] = (chunk, list(fresh), len(part))
-            yield {**common, "structures": [to_json(atoms) for atoms in fresh.values()]}
+    def jobs() -> Iterator[dict[int, str]]:
+        for first in left:
+            part = {k: candidates[k][0] for k in range(first, min(first + size, total))}
+            yield {k: to_json(atoms) for k, atoms in part.items() if digest(atoms) not in known}
 
-    for place, result in executor.run(screen, jobs()):
-        if isinstance(result, JobLost):
-            raise CampaignError(f"screening lost its workers ({result}); start the campaign again")
-        chunk, numbers, seen = waiting.pop(place)
-        content = found.summary(numbers, result, seen)
-        found.add(content)
-        store.add_chunk(round, chunk, content)
+    work = partial(screen, model=model, config=config, limits=limits or config.limits)
+    for place, chunk in executor.run(work, jobs()):
+        if isinstance(chunk, JobLost):
+            raise chunk
+        store.write("chunk", chunk, round, left[place])
+        found.add(chunk)
+    found.excluded += Counter(known=total - found.seen)
+    found.seen = total
     return found
 
 
@@ -162,7 +138,7 @@ def choose(candidates: Candidates, screening: Screening, model: Model, count: in
     if not within or select.rule in ("energy_std", "random") or not _has_evidence(model):
         chosen = best(by_score / cost, count)
     else:
-        rows, target = _rows(model, structures, config), read_target(model)
+        rows, target = _rows(model, structures, config), target_rows(*read_target(model))
         greedy = Greedy(select.rule, rows, target=target, std=by_score, cost=cost)
         chosen = greedy.choose(count)
     picked = [(within[choice.index], choice) for choice in chosen]
@@ -192,8 +168,7 @@ def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -
     if not picks or not _has_evidence(model):
         return []
     rows = _rows(model, [pick.atoms for pick in picks], config)
-    with np.load(model.target) as found:
-        target = found["forces"]
+    target, _ = read_target(model)
     reduction = expected_reduction(rows.reshape(1, -1, rows.shape[2]), target)[0]
     scale, before = potential_of(model).conditioned().scale, float(np.square(target).sum())
     noise, misfit = scale.ratio * scale.scale**2, scale.floor[keys.FORCES] ** 2  # variances

@@ -8,7 +8,6 @@ import numpy as np
 from ase import Atoms
 
 from blips.active.config import CampaignConfig
-from blips.active.database import CampaignError
 from blips.active.store import CampaignStore
 from blips.active.worker import Model, file_digest, potential_of
 from blips.potential import BayesianPotential
@@ -18,13 +17,20 @@ from blips.train.fit import fit
 from blips.uq.assess import References, assess
 
 
-def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> None:
+def model_of(store: CampaignStore, round: int) -> Model | None:
+    """Return the model of a round; None where its training is not finished."""
+    result = store.read("train", round)
+    return result and Model(str((store.folder / result["model"]).absolute()), result["digest"])
+
+
+def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> Model:
     """Train on the labels of earlier rounds; an interrupted training goes on."""
     structures = store.labelled(before=round)
     folder = store.folder / "models" / f"round-{round:04d}"
     model: Any = build_model(config.model, config.seed)  # Bayesian, or the configuration is refused
-    if config.retrain == "continue" and round > 1:
-        model.load_state_dict(potential_of(finished_model(store, round - 1)).state_dict())
+    before = model_of(store, round - 1) if config.retrain == "continue" else None
+    if before is not None:
+        model.load_state_dict(potential_of(before).state_dict())
     result = fit(
         model,
         structures,
@@ -47,25 +53,8 @@ def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> Non
         "best_epoch": result.progress.best_epoch,
         "valid_loss": result.progress.best_loss,
     }
-    store.finish(round, "train", trained)
-
-
-def trained(store: CampaignStore, round: int) -> Model | None:
-    """Return the model of a round if its training is finished and its file unchanged."""
-    result = store.stage(round, "train")
-    if result is None:
-        return None
-    path = (store.folder / result["model"]).absolute()
-    found = path.is_file() and file_digest(path) == result["digest"]
-    return Model(str(path), result["digest"]) if found else None
-
-
-def finished_model(store: CampaignStore, round: int) -> Model:
-    """Return the model of a round; an error where it is not there."""
-    model = trained(store, round)
-    if model is None:
-        raise CampaignError(f"the model of round {round} vanished; start the campaign again")
-    return model
+    store.write("train", trained, round)
+    return Model(str(path.absolute()), trained["digest"])
 
 
 def errors_on(

@@ -117,7 +117,7 @@ def run_pool(
         if isinstance(found, Refused):
             refused.append((jobs[place], found))
         lost = not isinstance(found, Outcome)
-        yield numbers[place], PropertyError(f"its worker was lost: {found}") if lost else found
+        yield numbers[place], PropertyError(str(found)) if lost else found
     reasons = {str(why) for _, why in refused}
     if len(refused) == len(structures) and len(reasons) == 1:
         raise InputError(*reasons)
