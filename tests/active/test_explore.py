@@ -13,7 +13,7 @@ import blips
 from blips.active import load_campaign, run_campaign
 from blips.active.config import LimitsConfig
 from blips.active.frames import from_json, to_json
-from blips.active.worker import Model, file_digest, walk
+from blips.active.worker import walk
 from blips.backbones import PaiNN
 from blips.errors import InputError
 
@@ -65,7 +65,7 @@ def walker_with(model, folder):
         )
         frames = walk(
             (walker, to_json(start)),
-            model=Model(str(path), file_digest(path)),
+            model=path,
             config=config,
             round=1,
             limits=LimitsConfig(**{"force_std": None, **(limits or {})}),

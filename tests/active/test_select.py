@@ -18,7 +18,6 @@ from blips.active.executor import InlineExecutor
 from blips.active.rules import Greedy, best, random_score, target_rows
 from blips.active.select import Screening, choose, predicted_std, screen_candidates
 from blips.active.store import CampaignStore, Pick
-from blips.active.worker import Model, file_digest
 from blips.backbones import PaiNN
 from blips.bayes.condition import GaussianPosterior
 from blips.inference.rows import collect, components, force_rows
@@ -35,8 +34,7 @@ def potential():
 
 @pytest.fixture
 def model(potential, tmp_path):
-    path = blips.save(potential, tmp_path / "model.safetensors")  # targets are kept beside it
-    return Model(str(path), file_digest(path))
+    return blips.save(potential, tmp_path / "model.safetensors")  # targets are kept beside it
 
 
 def displaced(count, seed=3):
@@ -214,4 +212,4 @@ def test_no_std_is_predicted_without_picks_or_without_evidence(potential, model,
     potential.posterior = potential.posterior.only_draws(4)
     path = blips.save(potential, tmp_path / "draws.safetensors")
     picks = [Pick(1, 0, molecule("NH3"), 1.0, {})]
-    assert predicted_std(picks, Model(str(path), file_digest(path)), config) == []
+    assert predicted_std(picks, path, config) == []

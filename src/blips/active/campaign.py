@@ -29,12 +29,13 @@ from blips.active.labeller import close_labeller, label, read_label
 from blips.active.select import choose, predicted_std, screen_candidates
 from blips.active.store import CampaignStore, Pick
 from blips.active.summary import campaign_summary
-from blips.active.training import errors_on, force_mae_bound, model_of, train_round
-from blips.active.worker import Model, one_thread, potential_of, walk
+from blips.active.training import errors_on, force_mae_bound, model_file, train_round
+from blips.active.worker import walk
 from blips.config import dump_config
 from blips.data.structures import check_structures, read_structures
 from blips.errors import ConfigError
 from blips.files import write_atomically
+from blips.train.released import load_once
 
 
 def run_campaign(config: CampaignConfig, *, display: bool = True) -> dict[str, Any]:
@@ -82,21 +83,21 @@ class Campaign:
 
     # Stages
 
-    def _train(self, round: int) -> Model:
-        model = model_of(self.store, round)
-        if model is not None and model.is_there():
-            return model
-        self.display.stage(round, "training")  # or its file is lost: the same again
-        return train_round(self.store, self.config, round)
+    def _train(self, round: int) -> Path:
+        model = model_file(self.store, round)
+        if self.store.read("train", round) is None or not model.is_file():
+            self.display.stage(round, "training")  # a model whose file is lost is the same again
+            train_round(self.store, self.config, round)
+        return model
 
-    def _evaluate(self, round: int, model: Model) -> str:
+    def _evaluate(self, round: int, model: Path) -> str:
         """Judge the model on the test structures, if any; returns a reason to stop, or nothing."""
         errors, file = self.store.read("evaluate", round), self.config.evaluate.structures
         if errors is None:
             self.display.stage(round, "evaluating")
             errors = {}
             if file is not None:
-                errors = errors_on(potential_of(model), read_structures(file), self.config)
+                errors = errors_on(load_once(model), read_structures(file), self.config)
             self.store.write("evaluate", errors, round)
         labels = len(self.store.labelled(before=round))
         if errors:
@@ -110,7 +111,7 @@ class Campaign:
             return f"the budget of {stop.labels} labels is spent"
         return ""
 
-    def _surprise(self, round: int, model: Model) -> None:
+    def _surprise(self, round: int, model: Path) -> None:
         """Judge the model of a round by the labels that it asked for, before it is trained on them.
 
         They are the candidates that it was least certain of, so its errors are large there; but
@@ -118,18 +119,17 @@ class Campaign:
         """
         found, known = self._foreseen(round), len(self.store.labelled(before=round))
         if self.store.read("surprise", round) is None:
-            labelled, potential = self.store.labelled(before=round + 1)[known:], potential_of(model)
+            labelled, potential = self.store.labelled(before=round + 1)[known:], load_once(model)
             found = errors_on(potential, labelled, self.config) if labelled else {}
             select, seed = self.config.select, self.config.seed
             if labelled and select.rule == "auto":
-                with one_thread():
-                    rows = labelled_rows(potential, labelled, rows=select.rows, seed=seed)
-                    found["trial"] = trial(*rows, seed)
+                rows = labelled_rows(potential, labelled, rows=select.rows, seed=seed)
+                found["trial"] = trial(*rows, seed)
             self.store.write("surprise", found, round)
         if found and not self.store.read("evaluate", round):
             self.display.finished({"round": round, "labels": known, **found})
 
-    def _select(self, round: int, model: Model) -> str:
+    def _select(self, round: int, model: Path) -> str:
         """Explore and select; returns a reason to stop, or nothing."""
         result = self.store.read("select", round)
         if result is None:
@@ -205,7 +205,7 @@ class Campaign:
         return limits, float(np.sqrt((forces**2).mean()))
 
     def _explore(
-        self, round: int, model: Model, limits: LimitsConfig, typical_force: float
+        self, round: int, model: Path, limits: LimitsConfig, typical_force: float
     ) -> Candidates:
         explore = self.config.explore
         if explore.kind == "pool":

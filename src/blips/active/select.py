@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import fsum
+from pathlib import Path
 
 import numpy as np
 from ase import Atoms
@@ -30,9 +31,10 @@ from blips.active.rules import (
     target_rows,
 )
 from blips.active.store import CampaignStore, Pick
-from blips.active.worker import Model, Scores, one_thread, potential_of, read_target, screen
+from blips.active.worker import Scores, read_target, screen, target_file
 from blips.errors import InputError
 from blips.sim.guard import Guard
+from blips.train.released import load_once
 
 TARGETS = 128  # structures that stand for the target distribution
 
@@ -89,7 +91,7 @@ class Screening:
 
 def screen_candidates(
     candidates: Candidates,
-    model: Model,
+    model: Path,
     config: CampaignConfig,
     store: CampaignStore,
     executor: Executor,
@@ -125,7 +127,7 @@ def screen_candidates(
     return found
 
 
-def choose(candidates: Candidates, screening: Screening, model: Model, count: int) -> list[Pick]:
+def choose(candidates: Candidates, screening: Screening, model: Path, count: int) -> list[Pick]:
     """Choose the batch of a round, each pick with its score and the reason for it."""
     config, scores = screening.config, dict(screening.rows)
     select = config.select
@@ -142,9 +144,9 @@ def choose(candidates: Candidates, screening: Screening, model: Model, count: in
         greedy = Greedy(select.rule, rows, target=target, std=by_score, cost=cost)
         chosen = greedy.choose(count)
     picked = [(within[choice.index], choice) for choice in chosen]
-    picked += [(number, Choice(-1, 0.0)) for number in beyond[: max(0, count - len(picked))]]
+    picked += [(number, Choice(-1, 0.0)) for number in beyond]
     picks: list[Pick] = []
-    for place, (number, choice) in enumerate(picked):
+    for place, (number, choice) in enumerate(picked[:count]):
         atoms, origin = kept[number]
         reason = {
             "rule": select.rule,
@@ -159,7 +161,7 @@ def choose(candidates: Candidates, screening: Screening, model: Model, count: in
     return picks
 
 
-def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -> list[float]:
+def predicted_std(picks: Sequence[Pick], model: Path, config: CampaignConfig) -> list[float]:
     """Predict the force std on the target before and after the picks are labelled, eV/A.
 
     Root of the mean variance of a component, the misfit's floor included; nothing for models
@@ -170,12 +172,12 @@ def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -
     rows = _rows(model, [pick.atoms for pick in picks], config)
     target, _ = read_target(model)
     reduction = expected_reduction(rows.reshape(1, -1, rows.shape[2]), target)[0]
-    scale, before = potential_of(model).conditioned().scale, float(np.square(target).sum())
+    scale, before = load_once(model).conditioned().scale, float(np.square(target).sum())
     noise, misfit = scale.ratio * scale.scale**2, scale.floor[keys.FORCES] ** 2  # variances
     return [float(np.sqrt(noise * var + misfit)) for var in (before, before - reduction)]
 
 
-def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -> None:
+def write_target(candidates: Candidates, model: Path, config: CampaignConfig) -> None:
     """Write the rows of structures that matter beside the model, for all workers.
 
     Divided by the roots of the numbers that they stand for, so that sums of squares are the mean
@@ -185,7 +187,7 @@ def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -
     source = candidates if given is None else Pool(given)
     numbers = sorted(rng.permutation(len(source))[:TARGETS].tolist())
     guard = Guard(closest=config.limits.closest, farthest=config.limits.farthest)
-    nothing = np.zeros((0, potential_of(model).conditioned().maps.sketch.size))
+    nothing = np.zeros((0, load_once(model).conditioned().maps.sketch.size))
     energies, forces, components = [nothing], [nothing], 0
     for number in numbers:
         atoms, _ = source[number]
@@ -196,22 +198,19 @@ def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -
                 forces.append(rows[1:])
                 components += 3 * len(atoms)
     np.savez(
-        model.target,
+        target_file(model),
         energies=np.concatenate(energies) / np.sqrt(max(len(energies) - 1, 1)),
         forces=np.concatenate(forces) / np.sqrt(max(components, 1)),
     )
 
 
-def _has_evidence(model: Model) -> bool:
-    posterior = potential_of(model).posterior
-    return posterior is not None and posterior.evidence is not None
+def _has_evidence(model: Path) -> bool:
+    return getattr(load_once(model).posterior, "evidence", None) is not None
 
 
-def _rows(model: Model, structures: Sequence[Atoms], config: CampaignConfig) -> np.ndarray:
-    with one_thread():
-        return candidate_rows(
-            potential_of(model), structures, rows=config.select.rows, seed=config.seed
-        )
+def _rows(model: Path, structures: Sequence[Atoms], config: CampaignConfig) -> np.ndarray:
+    rows, seed = config.select.rows, config.seed
+    return candidate_rows(load_once(model), structures, rows=rows, seed=seed)
 
 
 def _without_repeats(candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,28 +10,25 @@ from ase import Atoms
 
 from blips.active.config import CampaignConfig
 from blips.active.store import CampaignStore
-from blips.active.worker import Model, file_digest, potential_of
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import save
 from blips.train.command import build_model
 from blips.train.fit import fit
+from blips.train.released import load_once
 from blips.uq.assess import References, assess
 
 
-def model_of(store: CampaignStore, round: int) -> Model | None:
-    """Return the model of a round; None where its training is not finished."""
-    result = store.read("train", round)
-    return result and Model(str((store.folder / result["model"]).absolute()), result["digest"])
+def model_file(store: CampaignStore, round: int) -> Path:
+    """Name the file of a round's model."""
+    return store.folder.absolute() / "models" / f"round-{round:04d}" / "model.safetensors"
 
 
-def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> Model:
+def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> None:
     """Train on the labels of earlier rounds; an interrupted training goes on."""
-    structures = store.labelled(before=round)
-    folder = store.folder / "models" / f"round-{round:04d}"
+    structures, path = store.labelled(before=round), model_file(store, round)
     model: Any = build_model(config.model, config.seed)  # Bayesian, or the configuration is refused
-    before = model_of(store, round - 1) if config.retrain == "continue" else None
-    if before is not None:
-        model.load_state_dict(potential_of(before).state_dict())
+    if config.retrain == "continue" and round > 1:
+        model.load_state_dict(load_once(model_file(store, round - 1)).state_dict())
     result = fit(
         model,
         structures,
@@ -41,20 +39,18 @@ def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> Mod
             "data": {"reference_energies": config.reference_energies},
             "seed": config.seed,
         },
-        folder=folder,
+        folder=path.parent,
         resume=True,
         display=False,
     )
-    path = save(model, folder / "model.safetensors")
+    save(model, path)
     trained = {
-        "model": str(path.relative_to(store.folder)),
-        "digest": file_digest(path),
+        "model": str(path.relative_to(store.folder.absolute())),
         "labels": len(structures),
         "best_epoch": result.progress.best_epoch,
         "valid_loss": result.progress.best_loss,
     }
     store.write("train", trained, round)
-    return Model(str(path.absolute()), trained["digest"])
 
 
 def errors_on(

@@ -1,13 +1,9 @@
 """What workers do with a model: trajectories and screening.
 
-Both are functions of the job alone: the model's file with its digest, structures and seeds.
+Both are functions of the job alone: the model's file, structures and seeds.
 """
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,6 @@ from blips.active.config import (
     LimitsConfig,
     SelectConfig,
 )
-from blips.active.database import CampaignError
 from blips.active.evidence import candidate_rows
 from blips.active.frames import from_json, to_json
 from blips.active.rules import expected_reduction, information, target_rows
@@ -37,7 +32,7 @@ from blips.potential import BayesianPotential
 from blips.sim.calculator import Calculator
 from blips.sim.dynamics import run_guarded
 from blips.sim.guard import Guard, results_with
-from blips.train.checkpoint import load
+from blips.train.released import load_once
 
 WATER_COMPRESSIBILITY = 4.6e-5  # 1/bar; how quickly a barostat answers, not where it ends
 GUARD_SAMPLES = 8
@@ -45,52 +40,11 @@ AT_FIRST = 2.0  # times the force std where it begins may a trajectory go, in an
 Scores = dict[str, float]  # of a candidate, by name
 
 
-@dataclass(frozen=True)
-class Model:
-    """A trained model as workers find it: its file, and the digest that the file must have."""
-
-    path: str
-    digest: str
-
-    @property
-    def target(self) -> Path:
-        """The file of the rows of target structures, beside the model, for all workers."""
-        return Path(self.path).with_name("target.npz")
-
-    def is_there(self) -> bool:
-        """Return whether the file is there, unchanged."""
-        return Path(self.path).is_file() and file_digest(self.path) == self.digest
-
-
-def file_digest(path: str | Path) -> str:
-    """Compute the SHA-256 of a file."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
-@lru_cache(maxsize=1)
-def potential_of(model: Model) -> BayesianPotential:
-    """Load a model; the last one that this process used is kept."""
-    found = load(model.path) if model.is_there() else None
-    if not isinstance(found, BayesianPotential):
-        raise CampaignError(
-            f"{model.path} vanished, or is not the model that the campaign trained; start the "
-            "campaign again"
-        )
-    return found
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread within the block, so that results do not depend on the machine."""
-    with kept_num_threads():
-        torch.set_num_threads(1)
-        yield
-
-
+@kept_num_threads(1)
 def walk(
     start: tuple[int, str],
     *,
-    model: Model,
+    model: Path,
     config: CampaignConfig,
     round: int,
     limits: LimitsConfig,
@@ -102,36 +56,35 @@ def walk(
     the labels.
     """
     walker, structure = start
-    explore, potential = config.explore, potential_of(model)
+    explore, potential = config.explore, load_once(model)
     temperature, pressure = explore.conditions(walker)
     origin = {"walker": walker, "temperature": temperature}
     if pressure is not None:
         origin["pressure"] = pressure
-    with one_thread():
-        atoms = from_json(structure)
-        rng = np.random.default_rng([config.seed, 2, round, walker])
-        atoms.calc = Calculator(potential, "map", samples=GUARD_SAMPLES)
-        if explore.potential == "member":
-            member = _member(potential, walker, atoms.copy(), typical_force)
-            atoms.calc = Calculator(potential, "frozen", member=member, samples=GUARD_SAMPLES)
-        guard = _guard(limits, atoms, soft=config.limits.force_std == "auto")
-        begin, begun = atoms.copy(), 0
-        frames: list[tuple[str, dict[str, Any]]] = []
+    atoms = from_json(structure)
+    rng = np.random.default_rng([config.seed, 2, round, walker])
+    atoms.calc = Calculator(potential, "map", samples=GUARD_SAMPLES)
+    if explore.potential == "member":
+        member = _member(potential, walker, atoms.copy(), typical_force)
+        atoms.calc = Calculator(potential, "frozen", member=member, samples=GUARD_SAMPLES)
+    guard = _guard(limits, atoms, soft=config.limits.force_std == "auto")
+    begin, begun = atoms.copy(), 0
+    frames: list[tuple[str, dict[str, Any]]] = []
 
-        def keep(step: int) -> None:
-            if step > 0 or not frames:
-                frames.append((to_json(atoms), {**origin, "step": begun + step}))
+    def keep(step: int) -> None:
+        if step > 0 or not frames:
+            frames.append((to_json(atoms), {**origin, "step": begun + step}))
 
-        while begun < explore.steps:
-            atoms.set_cell(begin.cell)
-            atoms.positions[:] = begin.positions
-            dynamics = _dynamics(atoms, explore, walker, rng)
-            left, every = explore.steps - begun, explore.every
-            outcome = run_guarded(dynamics, left, guard, every=every, progress=keep)
-            begun += max(outcome.steps, every)
-            if outcome.stopped:
-                frames[-1][1]["guard"] = outcome.reason
-        return frames
+    while begun < explore.steps:
+        atoms.set_cell(begin.cell)
+        atoms.positions[:] = begin.positions
+        dynamics = _dynamics(atoms, explore, walker, rng)
+        left, every = explore.steps - begun, explore.every
+        outcome = run_guarded(dynamics, left, guard, every=every, progress=keep)
+        begun += max(outcome.steps, every)
+        if outcome.stopped:
+            frames[-1][1]["guard"] = outcome.reason
+    return frames
 
 
 def _guard(limits: LimitsConfig, start: Atoms, *, soft: bool) -> Guard:
@@ -187,8 +140,9 @@ def _dynamics(
     )
 
 
+@kept_num_threads(1)
 def screen(
-    structures: Mapping[int, str], *, model: Model, config: CampaignConfig, limits: LimitsConfig
+    structures: Mapping[int, str], *, model: Path, config: CampaignConfig, limits: LimitsConfig
 ) -> list[tuple[int, Scores | None, str | None]]:
     """Score candidates: number, scores if there are any, and what excludes it, if anything.
 
@@ -196,10 +150,9 @@ def screen(
     """
     guard = Guard(closest=limits.closest, farthest=limits.farthest)
     atoms = {number: from_json(text) for number, text in structures.items()}
-    with one_thread():
-        broken = {k: found[0].limit for k, one in atoms.items() if (found := guard.check(one))}
-        sound = [k for k in atoms if k not in broken]
-        rows = _scores([atoms[k] for k in sound], model, config)
+    broken = {k: found[0].limit for k, one in atoms.items() if (found := guard.check(one))}
+    sound = [k for k in atoms if k not in broken]
+    rows = _scores([atoms[k] for k in sound], model, config)
     scores = dict(zip(sound, rows, strict=True))
     return [(k, scores.get(k), broken.get(k) or _beyond(scores[k], limits)) for k in atoms]
 
@@ -217,7 +170,7 @@ def _beyond(scores: Scores | None, limits: LimitsConfig) -> str | None:
 
 
 def _scores(
-    structures: Sequence[Atoms], model: Model, config: CampaignConfig
+    structures: Sequence[Atoms], model: Path, config: CampaignConfig
 ) -> list[Scores | None]:
     """Score each candidate; None where the model's outputs are not finite."""
     if not structures:
@@ -234,9 +187,9 @@ def _scores(
 
 
 def _scores_of_batch(
-    structures: Sequence[Atoms], model: Model, select: SelectConfig, seed: int
+    structures: Sequence[Atoms], model: Path, select: SelectConfig, seed: int
 ) -> dict[str, np.ndarray]:
-    potential = potential_of(model)
+    potential = load_once(model)
     prediction = potential.predict(
         structures, samples=select.samples, method=select.method, seed=seed
     )
@@ -260,7 +213,12 @@ def _scores_of_batch(
     return scores
 
 
-def read_target(model: Model) -> tuple[np.ndarray, np.ndarray]:
+def target_file(model: Path) -> Path:
+    """Name the file of the rows of target structures, beside the model, for all workers."""
+    return model.with_name("target.npz")
+
+
+def read_target(model: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read the rows of target structures, of forces [t, d] and of energies per atom [s, d]."""
-    with np.load(model.target) as found:
+    with np.load(target_file(model)) as found:
         return found["forces"], found["energies"]

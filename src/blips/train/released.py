@@ -6,6 +6,7 @@ Project (`recipes/released_posteriors.py`) and is shipped as draws, with where i
 
 import hashlib
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from blips.backbones import RELEASED, nearest
 from blips.backbones import load as load_backbone
 from blips.conversion import bayesianize
-from blips.errors import CheckpointError, ConfigError
+from blips.errors import CheckpointError, ConfigError, InputError
 from blips.potential import BayesianPotential
 from blips.train import checkpoint
 from blips.train.checkpoint import Saveable, posterior_from, read_tensors
@@ -39,6 +40,21 @@ def load(path: str | Path, device: str | torch.device = "cpu", **options: Any) -
     if options:
         raise ConfigError(f"{path} is no released model and takes no {', '.join(options)}")
     return checkpoint.load(path, place)
+
+
+def load_once(model: str | Path) -> BayesianPotential:
+    """Load a Bayesian potential; the last one is kept in memory as long as its file is the same."""
+    file = Path(model)
+    status = file.stat() if file.is_file() else None
+    return _loaded(str(model), status and (status.st_ino, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=1)
+def _loaded(model: str, stamp: tuple[int, int] | None) -> BayesianPotential:
+    potential = load(model)
+    if not isinstance(potential, BayesianPotential):
+        raise InputError(f"{model} is no Bayesian potential; error bars need its posterior")
+    return potential
 
 
 def usable_device(name: str | torch.device) -> torch.device:
