@@ -15,7 +15,7 @@ from blips.active import load_campaign
 from blips.active.candidates import Pool
 from blips.active.evidence import candidate_rows
 from blips.active.executor import InlineExecutor
-from blips.active.rules import Greedy, best, random_score, target_rows
+from blips.active.rules import best, greedy, random_score, target_rows
 from blips.active.select import Screening, choose, predicted_std, screen_candidates
 from blips.active.store import CampaignStore, Pick
 from blips.backbones import PaiNN
@@ -70,9 +70,9 @@ def test_the_batch_is_that_of_the_rule_on_all_candidates(potential, model, tmp_p
     of_atoms = rows[:, 0] / np.array([len(atoms) for atoms in structures])[:, None]
     target = target_rows(np.concatenate(rows[:, 1:]), of_atoms)
     expected = {
-        "information": lambda: Greedy(rule, rows, cost=cost).choose(4),
-        "expected_reduction": lambda: Greedy(rule, rows, target=target, cost=cost).choose(4),
-        "force_std": lambda: Greedy(rule, rows, std=scores, cost=cost).choose(4),
+        "information": lambda: greedy(rule, rows, 4, cost=cost),
+        "expected_reduction": lambda: greedy(rule, rows, 4, target=target, cost=cost),
+        "force_std": lambda: greedy(rule, rows, 4, std=scores, cost=cost),
         "energy_std": lambda: best(scores / cost, 4),
         "random": lambda: best(scores / cost, 4),
     }[rule]()

@@ -24,9 +24,9 @@ from blips.active.executor import Executor, JobLost
 from blips.active.frames import digest, to_json
 from blips.active.rules import (
     Choice,
-    Greedy,
     best,
     expected_reduction,
+    greedy,
     random_score,
     target_rows,
 )
@@ -141,8 +141,7 @@ def choose(candidates: Candidates, screening: Screening, model: Path, count: int
         chosen = best(by_score / cost, count)
     else:
         rows, target = _rows(model, structures, config), target_rows(*read_target(model))
-        greedy = Greedy(select.rule, rows, target=target, std=by_score, cost=cost)
-        chosen = greedy.choose(count)
+        chosen = greedy(select.rule, rows, count, target=target, std=by_score, cost=cost)
     picked = [(within[choice.index], choice) for choice in chosen]
     picked += [(number, Choice(-1, 0.0)) for number in beyond]
     picks: list[Pick] = []
