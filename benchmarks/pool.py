@@ -57,7 +57,8 @@ def screen(folder: Path, pool: Path, count: int) -> dict[str, float]:
     )
     before, begun = peak_megabytes(), time.perf_counter()
     with CampaignStore(folder / "campaign") as store:
-        found = screen_candidates(Pool(pool), path, config, store, InlineExecutor(), round=1)
+        executor, limits = InlineExecutor(), config.limits
+        found = screen_candidates(Pool(pool), path, config, store, executor, 1, limits)
     if found.seen != count:
         raise SystemExit(f"{found.seen} of {count} structures were seen")
     return {

@@ -333,7 +333,9 @@ def test_two_workers_screen_as_one(finished, tmp_path):
             make_executor(executor) as running,
         ):
             pool = Pool(tmp_path / "pool.extxyz")
-            found.append(screen_candidates(pool, model, settings, store, running, 1))
+            found.append(
+                screen_candidates(pool, model, settings, store, running, 1, settings.limits)
+            )
     assert found[0].seen == 40
     for other in found[1:]:
         for name in ("rows", "seen", "excluded", "largest", "mean_std"):

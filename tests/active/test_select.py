@@ -51,7 +51,8 @@ def batch_of(structures, model, folder, *settings):
     pool = Pool(folder / "pool.extxyz")
     config = load_campaign(tiny_campaign(folder), "limits.force_std=null", *settings)
     with CampaignStore(folder / "campaign") as store:
-        found = screen_candidates(pool, model, config, store, InlineExecutor(), 1)
+        executor = InlineExecutor()
+        found = screen_candidates(pool, model, config, store, executor, 1, config.limits)
     return choose(pool, found, model, 4), found
 
 

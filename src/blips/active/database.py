@@ -127,13 +127,11 @@ class CampaignDatabase:
         """Turn errors of SQLite and the file system into advice for users."""
         try:
             yield
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             name = getattr(error, "sqlite_errorname", "") or ""
             for names, advice in ADVICE.items():
                 if name.startswith(names):
                     raise CampaignError(f"{self.path} {advice.format(error)}") from error
-            raise self.damaged(error) from error
-        except UnicodeDecodeError as error:
             raise self.damaged(error) from error
         except OSError as error:
             raise CampaignError(
@@ -149,7 +147,9 @@ class CampaignDatabase:
             if problem != "ok":
                 raise sqlite3.DatabaseError(problem)
             if ENTRIES not in tables:
-                raise CampaignError(f"{self.path} is no campaign of this version ({ENTRIES})")
+                raise CampaignError(
+                    f"{self.path} is no campaign of this version ({ENTRIES}); use another folder"
+                )
         elif not self.writable:  # also where the disk was full as it was made
             raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is empty)")
         if self.writable:

@@ -37,7 +37,7 @@ class Choice:
 
 def best(scores: Array, count: int) -> list[Choice]:
     """Return the largest scores; of equal ones the first."""
-    order = np.lexsort((np.arange(len(scores)), -scores))[:count]
+    order = np.argsort(-scores, kind="stable")[:count]
     return [Choice(int(i), float(scores[i])) for i in order]
 
 

@@ -96,11 +96,11 @@ def screen_candidates(
     store: CampaignStore,
     executor: Executor,
     round: int,
-    limits: LimitsConfig | None = None,
+    limits: LimitsConfig,
 ) -> Screening:
     """Score all candidates; finished chunks are in the store and not screened again.
 
-    `limits` are those of the configuration, with numbers for what is "auto" there; else none is.
+    `limits` are those of the configuration, with numbers for what is "auto" there.
     """
     found, done = Screening(config, round), store.read_all("chunk", round)
     for chunk in done.values():
@@ -116,7 +116,7 @@ def screen_candidates(
             part = {k: candidates[k][0] for k in range(first, min(first + size, total))}
             yield {k: to_json(atoms) for k, atoms in part.items() if digest(atoms) not in known}
 
-    work = partial(screen, model=model, config=config, limits=limits or config.limits)
+    work = partial(screen, model=model, config=config, limits=limits)
     for place, chunk in executor.run(work, jobs()):
         if isinstance(chunk, JobLost):
             raise chunk

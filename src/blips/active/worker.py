@@ -89,7 +89,7 @@ def walk(
 
 def _guard(limits: LimitsConfig, start: Atoms, *, soft: bool) -> Guard:
     """Make a trajectory's guard; a soft limit of the force std lets every trajectory begin."""
-    high = limits.force_std
+    high = limits.force_std if isinstance(limits.force_std, float) else None
     if soft and high is not None:
         name = keys.FORCES_UNCERTAINTY
         std = np.linalg.norm(results_with(start, [name])[name], axis=1)

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from ase import Atoms
 
 from blips.errors import InputError, TooLargeError
 from blips.files import write_atomically
+from blips.inference.monte_carlo import kept_num_threads
 from blips.properties.barrier import barrier
 from blips.properties.dynamics import dynamics
 from blips.properties.elastic import elastic
@@ -109,7 +109,7 @@ def run_pool(
         else:
             left[number] = job
     numbers, jobs = list(left), list(left.values())
-    refused: list[tuple[Job, PropertyError]] = []
+    refused: list[tuple[Job, Outcome]] = []
     here = enumerate(map(compute, jobs))
     for place, found in here if executor is None else executor.run(_on_one_thread, jobs):
         outcome = found if isinstance(found, Outcome) else PropertyError(str(found))
@@ -138,8 +138,8 @@ def compute(job: Job) -> Outcome | InputError:
     return found
 
 
-def _on_one_thread(job: Job) -> Outcome:
-    torch.set_num_threads(1)
+@kept_num_threads(1)
+def _on_one_thread(job: Job) -> Outcome | InputError:
     return compute(job)
 
 
