@@ -23,7 +23,6 @@ from blips.active.config import load_campaign
 from blips.active.executor import InlineExecutor
 from blips.active.select import screen_candidates
 from blips.active.store import CampaignStore
-from blips.active.worker import Model, file_digest
 from blips.backbones import PaiNN
 
 
@@ -56,13 +55,10 @@ def screen(folder: Path, pool: Path, count: int) -> dict[str, float]:
             "select": {"samples": 2, "chunk": 256, "keep": 10},
         }
     )
-    model, before, begun = (
-        Model(str(path), file_digest(path)),
-        peak_megabytes(),
-        time.perf_counter(),
-    )
+    before, begun = peak_megabytes(), time.perf_counter()
     with CampaignStore(folder / "campaign") as store:
-        found = screen_candidates(Pool(pool), model, config, store, InlineExecutor(), round=1)
+        executor, limits = InlineExecutor(), config.limits
+        found = screen_candidates(Pool(pool), path, config, store, executor, 1, limits)
     if found.seen != count:
         raise SystemExit(f"{found.seen} of {count} structures were seen")
     return {

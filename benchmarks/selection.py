@@ -27,7 +27,6 @@ from blips.active.config import Rule, load_campaign
 from blips.active.executor import make_executor
 from blips.active.select import choose, screen_candidates
 from blips.active.store import CampaignStore
-from blips.active.worker import Model, file_digest
 from blips.backbones import PaiNN
 from blips.data.ammonia import load_ammonia
 from blips.data.structures import read_structures
@@ -50,7 +49,7 @@ def timed(work: Callable[[], Any]) -> dict[str, float]:
     return {"seconds": busy, "clock": clock, "load": os.getloadavg()[0]}
 
 
-def select(folder: Path, pool: Path, model: Model, rule: str) -> None:
+def select(folder: Path, pool: Path, model: Path, rule: str) -> None:
     """Screen the pool and choose a batch."""
     config = load_campaign(
         {
@@ -63,7 +62,7 @@ def select(folder: Path, pool: Path, model: Model, rule: str) -> None:
     candidates = Pool(pool)
     with CampaignStore(folder / rule) as store:
         with make_executor(config.executor) as executor:
-            found = screen_candidates(candidates, model, config, store, executor, round=1)
+            found = screen_candidates(candidates, model, config, store, executor, 1, config.limits)
         picks = choose(candidates, found, model, config.select.batch)
     if len(picks) != config.select.batch or found.seen != len(candidates):
         raise SystemExit(f"{len(picks)} of {found.seen} structures were chosen")
@@ -83,8 +82,7 @@ def main() -> None:
     rows: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        path = blips.save(potential, folder / "model.safetensors")
-        model = Model(str(path), file_digest(path))
+        model = blips.save(potential, folder / "model.safetensors")
         write_pool(folder / "pool.extxyz", options.structures)
         frames = read_structures(folder / "pool.extxyz")
         rows["map"] = timed(lambda: potential.predict(frames, method="map"))

@@ -299,7 +299,7 @@ def _content(small: Path, name: str) -> Any:
         return None
     with store:
         energies = [atoms.get_potential_energy() for atoms in store.labelled()]
-        return energies if store.stage(store.last_round(), "end") else None
+        return energies if store.read("end", store.last_round()) else None
 
 
 def _used(small: Path) -> int:

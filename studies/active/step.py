@@ -26,11 +26,11 @@ from ase import Atoms
 
 from blips.active.evidence import labelled_rows
 from blips.active.store import CampaignStore
-from blips.active.training import finished_model
-from blips.active.worker import potential_of
+from blips.active.training import model_file
 from blips.data.structures import read_structures
 from blips.inference.sampling import Member
 from blips.potential import BayesianPotential
+from blips.train.released import load_once
 
 NOISES = 10.0 ** np.arange(-1, 6)  # c
 
@@ -66,8 +66,8 @@ def rounds(folder: Path) -> list[dict[str, Any]]:
     forces = np.concatenate([atoms.get_forces() for atoms in test])
     with CampaignStore(folder, writable=False) as store:
         for round in range(1, store.last_round()):
-            before, after = (store.stage(round + k, "evaluate") or {} for k in (0, 1))
-            potential = potential_of(finished_model(store, round))
+            before, after = (store.read("evaluate", round + k) for k in (0, 1))
+            potential = load_once(model_file(store, round))
             known = len(store.labelled(before=round))
             begun = time.process_time()
             noise = step(potential, store.labelled(before=round + 1)[known:])

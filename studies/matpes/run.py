@@ -108,10 +108,8 @@ def _campaign_rounds(
     compounds = [a.get_chemical_formula(empirical=True) for a in read_structures(parts.pool)]
     details["compounds"] = len({compounds[i] for picks in details["picks"] for i in picks})
     with CampaignStore(run.folder / "campaign", writable=False) as store:
-        found = [store.stage(number, "train") for number in range(1, store.last_round() + 1)]
-    for stage in found:
-        if stage is None:
-            continue
+        found = store.read_all("train")
+    for stage in found.values():
         model = load(run.folder / "campaign" / stage["model"])
         if not isinstance(model, BayesianPotential):
             raise ConfigError(f"{stage['model']} holds no Bayesian potential")

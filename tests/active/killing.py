@@ -28,7 +28,7 @@ from blips.active.campaign import run_campaign
 from blips.active.config import load_campaign
 from blips.active.database import CampaignError
 from blips.active.frames import digest
-from blips.active.labeller import journal_file, read_journal
+from blips.active.labeller import read_label
 from blips.active.store import DATABASE, CampaignStore
 
 STAGES = ("select", "train", "evaluate")
@@ -118,14 +118,14 @@ def state(config: dict) -> tuple[str, set[str]]:
         journal = Path(config["folder"]) / "journal"
         finished = {atoms.positions.tobytes().hex() for atoms in store.labelled()}
         for pick in store.picks(status="open"):
-            if read_journal(journal_file(journal, pick.name), digest(pick.atoms)):
+            if read_label(journal / f"{pick.name}-{digest(pick.atoms)}.json"):
                 finished.add(pick.atoms.positions.tobytes().hex())
-        round = max(0, store.last_round())
+        round = store.last_round()
         if store.picks(status="open"):
             return f"{round} label", finished
-        done = [name for name in STAGES if store.stage(round, name) is not None]
+        done = [name for name in STAGES if store.read(name, round) is not None]
         after = {"select": "train", "train": "evaluate", "evaluate": "explore"}
-        walked = store.finished_walkers(round)
+        walked = store.read_all("walk", round)
         stage = after[done[-1]] if done else "select"
         stage = "train" if "select" in done else stage
         return f"{round} {'screen' if stage == 'explore' and len(walked) == 2 else stage}", finished

@@ -28,7 +28,7 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-CONTENT = {"value", "result", "frames", "best", "reason", "structure", "digest"}
+CONTENT = {"number", "content", "checksum"}
 CELLS = st.none() | NUMBERS | st.text(max_size=20) | st.binary(max_size=20) | VALUES.map(json.dumps)
 
 
@@ -36,8 +36,8 @@ def everything(folder: Path, config: CampaignConfig) -> str:
     """What a campaign and its summary read, as one text."""
     with CampaignStore(folder) as store:
         store.begin(config)
-        found = [store.stage(0, "select"), store.frames(1), store.chunks(1), store.last_round()]
-        found += [store.finished_walkers(1), store.count("open"), store.labelled()]
+        found = [store.read_all(kind) for kind in ("select", "walk", "chunk", "labelled")]
+        found += [store.last_round(), store.count("quarantined"), store.labelled()]
         for pick in store.picks():
             found += [vars(pick), store.attempts(pick)]
     return repr([found, campaign_summary(folder)])
@@ -58,8 +58,8 @@ def campaign(tmp_path_factory, config) -> Path:
         store.add_picks(chosen, 0, {"chosen": 2, "screened": 2})
         store.add_label(chosen[0], RESULTS)
         store.add_attempt(chosen[1], "no convergence", quarantine=True)
-        store.add_frames(1, 0, [(to_json(atoms[0]), {"walker": 0})])
-        store.add_chunk(1, 0, {"rows": []})
+        store.write("walk", [(to_json(atoms[0]), {"walker": 0})], 1)
+        store.write("chunk", [], 1)
     return folder
 
 

@@ -13,9 +13,9 @@ from numpy.testing import assert_allclose
 import blips
 from blips.active.evidence import candidate_rows, whitened
 from blips.active.rules import (
-    Greedy,
     best,
     expected_reduction,
+    greedy,
     information,
     random_score,
     target_rows,
@@ -96,7 +96,7 @@ def test_a_gain_is_the_share_of_the_forces_variance_and_that_of_the_energies(see
 @given(SEEDS, st.integers(1, 12))
 def test_gains_add_up_to_the_joint_determinant_and_fall(seed, count):
     rows = random_rows(seed)
-    chosen = Greedy("information", rows).choose(count)
+    chosen = greedy("information", rows, count)
     joint = np.concatenate([rows[c.index] for c in chosen])
     expected = 0.5 * np.linalg.slogdet(np.eye(len(joint)) + joint @ joint.T)[1]
     assert_allclose(sum(c.gain for c in chosen), expected, rtol=1e-8)
@@ -118,32 +118,11 @@ def test_information_is_submodular(seed):
     assert more >= -1e-9
 
 
-@given(SEEDS, st.booleans())
-def test_lazy_choice_is_plain_greedy_choice(seed, with_cost):
-    rows = random_rows(seed, candidates=60)
-    rng = np.random.default_rng(seed)
-    std, cost = rng.lognormal(size=60), rng.uniform(1, 5, size=60) if with_cost else None
-
-    def both(make):
-        lazy, plain = make(), make()
-        plain.lazy = False
-        return lazy, [c.index for c in lazy.choose(8)], [c.index for c in plain.choose(8)]
-
-    for make in (
-        lambda: Greedy("information", rows, cost=cost),
-        lambda: Greedy("force_std", rows, std=std, cost=cost),
-    ):
-        lazy, found, expected = both(make)
-        assert found == expected
-        assert lazy.evaluations <= 60 + 8 * 60
-    assert both(lambda: Greedy("information", rows))[0].evaluations < 8 * 60
-
-
 @given(SEEDS)
 def test_each_pick_is_the_best_given_those_before(seed):
     """By determinants and variances that know nothing of the updates."""
     rows, target = random_rows(seed), random_rows(seed + 1, candidates=2).reshape(-1, 7)
-    chosen = Greedy("expected_reduction", rows, target=target).choose(4)
+    chosen = greedy("expected_reduction", rows, 4, target=target)
     picked = np.zeros((0, 7))
 
     def left(extra):
@@ -165,13 +144,8 @@ def test_batches_have_no_repeats_and_no_nan_and_equals_go_by_index(seed, count):
     rows[3] = rows[6] = rows[0]
     rows[5] = 0.0
     target = rows[2]
-    rules = (
-        Greedy("information", rows),
-        Greedy("expected_reduction", rows, target=target),
-        Greedy("force_std", rows, std=np.ones(8)),
-    )
-    for greedy in rules:
-        chosen = greedy.choose(count)
+    for rule in ("information", "expected_reduction", "force_std"):
+        chosen = greedy(rule, rows, count, target=target)
         numbers = [c.index for c in chosen]
         assert len(numbers) == len(set(numbers)) == min(count, 8)
         assert np.isfinite([c.gain for c in chosen]).all()
@@ -182,8 +156,8 @@ def test_batches_have_no_repeats_and_no_nan_and_equals_go_by_index(seed, count):
 def test_cost_is_weighed_against_information():
     rows = np.zeros((2, 1, 3))
     rows[0, 0, 0], rows[1, 0, 1] = 2.0, 1.0
-    assert Greedy("information", rows).choose(1)[0].index == 0
-    dear = Greedy("information", rows, cost=np.array([64.0, 2.0])).choose(1)[0]
+    assert greedy("information", rows, 1)[0].index == 0
+    dear = greedy("information", rows, 1, cost=np.array([64.0, 2.0]))[0]
     assert dear.index == 1
     assert_allclose(dear.gain, 0.5 * np.log(2.0))  # of the label, not over its cost
 
@@ -193,7 +167,7 @@ def test_copies_are_left_by_force_std_too():
     rows[0, 1, 0] = rows[1, 1, 0] = 3.0
     rows[2, 1, 1] = 3.0
     rows[:2, 0, 2] = 100.0, 200.0  # energies, which are not asked about
-    chosen = Greedy("force_std", rows, std=np.array([1.0, 0.99, 0.5])).choose(3)
+    chosen = greedy("force_std", rows, 3, std=np.array([1.0, 0.99, 0.5]))
     assert [c.index for c in chosen] == [0, 2, 1]
     assert_allclose([c.gain for c in chosen], [1.0, 0.5, 0.99 / np.sqrt(10)])
     assert_allclose(chosen[2].gain, 0.99 / np.sqrt(10.0))
@@ -231,8 +205,8 @@ def test_variance_after_picking_is_that_of_the_posterior_conditioned_on_it(condi
     pool, target = displaced(6, 2), displaced(2, 3)
     rows = candidate_rows(conditioned, pool, rows=12)
     wanted = candidate_rows(conditioned, target, rows=12)[:, 1:]
-    greedy = Greedy("expected_reduction", rows, target=wanted.reshape(-1, wanted.shape[-1]))
-    picks = greedy.choose(2)
+    target_rows = wanted.reshape(-1, wanted.shape[-1])
+    picks = greedy("expected_reduction", rows, 2, target=target_rows)
     posterior = conditioned.posterior
     try:
         before = force_var(conditioned, target)
@@ -280,18 +254,3 @@ def test_rows_depend_on_geometry_and_seed_not_on_the_batch(conditioned, seed):
     size = np.abs(other).max()
     assert_allclose(other[:, 0], together[:6, 0], atol=1e-5 * size)  # energies are no sums
     assert not np.allclose(other[0, 1:], together[0, 1:])
-
-
-def test_the_most_promising_candidates_are_looked_at_first():
-    """Of 400 candidates of very different sizes only a few are worked out again for each pick."""
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(400, 2, 20)) * np.geomspace(1e-3, 1.0, 400)[:, None, None]
-    greedy = Greedy("information", rows)
-    greedy.choose(5)
-    assert greedy.evaluations < 400 + 4 * 40
-
-
-def test_the_first_pick_needs_one_gain_of_each_candidate():
-    greedy = Greedy("information", random_rows(0))
-    greedy.choose(1)
-    assert greedy.evaluations == 12

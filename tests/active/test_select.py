@@ -15,10 +15,9 @@ from blips.active import load_campaign
 from blips.active.candidates import Pool
 from blips.active.evidence import candidate_rows
 from blips.active.executor import InlineExecutor
-from blips.active.rules import Greedy, best, random_score, target_rows
+from blips.active.rules import best, greedy, random_score, target_rows
 from blips.active.select import Screening, choose, predicted_std, screen_candidates
 from blips.active.store import CampaignStore, Pick
-from blips.active.worker import Model, file_digest
 from blips.backbones import PaiNN
 from blips.bayes.condition import GaussianPosterior
 from blips.inference.rows import collect, components, force_rows
@@ -35,8 +34,7 @@ def potential():
 
 @pytest.fixture
 def model(potential, tmp_path):
-    path = blips.save(potential, tmp_path / "model.safetensors")  # targets are kept beside it
-    return Model(str(path), file_digest(path))
+    return blips.save(potential, tmp_path / "model.safetensors")  # targets are kept beside it
 
 
 def displaced(count, seed=3):
@@ -53,7 +51,8 @@ def batch_of(structures, model, folder, *settings):
     pool = Pool(folder / "pool.extxyz")
     config = load_campaign(tiny_campaign(folder), "limits.force_std=null", *settings)
     with CampaignStore(folder / "campaign") as store:
-        found = screen_candidates(pool, model, config, store, InlineExecutor(), 1)
+        executor = InlineExecutor()
+        found = screen_candidates(pool, model, config, store, executor, 1, config.limits)
     return choose(pool, found, model, 4), found
 
 
@@ -72,9 +71,9 @@ def test_the_batch_is_that_of_the_rule_on_all_candidates(potential, model, tmp_p
     of_atoms = rows[:, 0] / np.array([len(atoms) for atoms in structures])[:, None]
     target = target_rows(np.concatenate(rows[:, 1:]), of_atoms)
     expected = {
-        "information": lambda: Greedy(rule, rows, cost=cost).choose(4),
-        "expected_reduction": lambda: Greedy(rule, rows, target=target, cost=cost).choose(4),
-        "force_std": lambda: Greedy(rule, rows, std=scores, cost=cost).choose(4),
+        "information": lambda: greedy(rule, rows, 4, cost=cost),
+        "expected_reduction": lambda: greedy(rule, rows, 4, target=target, cost=cost),
+        "force_std": lambda: greedy(rule, rows, 4, std=scores, cost=cost),
         "energy_std": lambda: best(scores / cost, 4),
         "random": lambda: best(scores / cost, 4),
     }[rule]()
@@ -142,8 +141,7 @@ def screened(scores, excluded, folder, *settings):
     config = tiny_campaign(folder, select={"rule": "force_std", "batch": 3, "keep": 1})
     found = Screening(load_campaign(config, *settings), 1)
     rows = [s and {"force_std": s, "mean_std": s, "atoms": 4.0} for s in scores]
-    numbers = list(range(5, 5 + len(rows)))
-    found.add(found.summary(numbers, {"scores": rows, "excluded": excluded}, len(rows)))
+    found.add(zip(range(5, 5 + len(rows)), rows, excluded, strict=True))
     return found
 
 
@@ -176,7 +174,7 @@ def test_what_is_kept_is_weighed_by_its_cost(tmp_path):
     config = tiny_campaign(tmp_path, select={"rule": "force_std", "batch": 1, "keep": 2, "cost": 1})
     found = Screening(load_campaign(config), 1)
     rows = [{"force_std": s, "mean_std": s, "atoms": n} for s, n in ((4, 8), (3, 2), (2, 1))]
-    found.add(found.summary([0, 1, 2], {"scores": rows, "excluded": [None] * 3}, 3))
+    found.add([(number, row, None) for number, row in enumerate(rows)])
     assert [number for number, _ in found.rows] == [2, 1]
 
 
@@ -190,7 +188,7 @@ def test_candidates_beyond_the_limit_fill_the_batch_where_others_do_not(
     found, scores = Screening(config, 1), (9.0, 1.0, 2.0, 7.0)
     rows = [{"energy_std": s, "force_std": s, "mean_std": s, "atoms": 4.0} for s in scores]
     excluded = ["force_std", None, None, "force_std"]
-    found.add(found.summary([0, 1, 2, 3], {"scores": rows, "excluded": excluded}, 4))
+    found.add(zip(range(4), rows, excluded, strict=True))
     picks = choose(pool, found, model, count)
     assert [pick.reason["candidate"] for pick in picks] == expected
     assert [pick.reason["rank"] for pick in picks[2:]] == [-1] * (count - 2)
@@ -200,9 +198,7 @@ def test_later_chunks_replace_what_they_are_better_than(tmp_path):
     """Three are kept; of later chunks, only those that beat the worst so far."""
     found = screened((5.0, 6.0, 7.0), [None] * 3, tmp_path)
     rows = [{"force_std": s, "mean_std": s, "atoms": 4.0} for s in (5.5, 1.0)]
-    content = found.summary([20, 21], {"scores": rows, "excluded": [None] * 2}, 2)
-    assert [number for number, _ in content["rows"]] == [20]
-    found.add(content)
+    found.add(zip((20, 21), rows, [None] * 2, strict=True))
     assert [number for number, _ in found.rows] == [7, 6, 20]
     assert found.seen == 5
     assert found.mean_std == pytest.approx(24.5 / 5)
@@ -217,4 +213,4 @@ def test_no_std_is_predicted_without_picks_or_without_evidence(potential, model,
     potential.posterior = potential.posterior.only_draws(4)
     path = blips.save(potential, tmp_path / "draws.safetensors")
     picks = [Pick(1, 0, molecule("NH3"), 1.0, {})]
-    assert predicted_std(picks, Model(str(path), file_digest(path)), config) == []
+    assert predicted_std(picks, path, config) == []

@@ -23,6 +23,7 @@ from blips.cli import app
 from blips.errors import BlipsError, InputError, TooLargeError
 from blips.properties import Properties, PropertyError, barrier, formation_energy, run_pool
 from blips.properties import pool as pools
+from blips.train.released import load_once
 
 pytest.importorskip("chgnet.model", reason="chgnet is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
@@ -107,7 +108,7 @@ def test_a_lost_job_is_named_and_tried_again(tmp_path):
 
     ((number, found),) = run_pool("relax", "chgnet", [SALT], tmp_path, Losing(), members=2)
     assert number == 0
-    assert "worker was lost: three times" in str(found)
+    assert "three times" in str(found)
     ((_, again),) = run_pool("relax", "chgnet", [SALT], tmp_path, members=2)
     assert isinstance(again, Properties)
 
@@ -139,7 +140,7 @@ def test_a_model_that_was_trained_again_is_loaded_again(tmp_path):
         torch.manual_seed(seed)
         potential = blips.bayesianize(PaiNN(cutoff=4.0, features=16, blocks=1))
         blips.save(potential, file)
-        loaded = pools._loaded(str(file), pools.model_digest(str(file)))
+        loaded = load_once(file)
         assert (
             loaded.predict(SALT, method="map").energy
             == potential.predict(SALT, method="map").energy

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from blips.active.rules import Greedy, target_rows
+from blips.active.rules import greedy, target_rows
 
 RULES = ("expected_reduction", "information", "force_std", "random")  # in case of doubt the first
 SPLITS, DRAWS = 32, 8  # of the labels into targets and pool; of random picks
@@ -47,7 +47,7 @@ def trial(rows: np.ndarray, residuals: np.ndarray, seed: int) -> dict[str, list[
         target = target_rows(np.concatenate(forces), rows[pool, 0])
         std = np.sqrt(np.square(forces).sum(axis=(1, 2)))
         for rule in RULES[:-1]:
-            chosen = Greedy(rule, rows[pool], target=target, std=std).choose(count)
+            chosen = greedy(rule, rows[pool], count, target=target, std=std)
             picks = pool[[choice.index for choice in chosen]]
             error = _log_error(rows, residuals, picks, targets)
             found.setdefault(rule, []).append(float(error - random))

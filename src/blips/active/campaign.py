@@ -9,6 +9,7 @@ there when the campaign goes on, and is not done again.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,22 +25,17 @@ from blips.active.display import CampaignDisplay
 from blips.active.evidence import labelled_rows
 from blips.active.executor import Executor, JobLost, make_executor
 from blips.active.frames import digest, from_json, to_json
-from blips.active.labeller import close_labeller, journal_file, label, read_journal
+from blips.active.labeller import close_labeller, label, read_label
 from blips.active.select import choose, predicted_std, screen_candidates
 from blips.active.store import CampaignStore, Pick
 from blips.active.summary import campaign_summary
-from blips.active.training import (
-    errors_on,
-    finished_model,
-    force_mae_bound,
-    train_round,
-    trained,
-)
-from blips.active.worker import Model, one_thread, potential_of, walk
+from blips.active.training import errors_on, force_mae_bound, model_file, train_round
+from blips.active.worker import walk
 from blips.config import dump_config
 from blips.data.structures import check_structures, read_structures
 from blips.errors import ConfigError
 from blips.files import write_atomically
+from blips.train.released import load_once
 
 
 def run_campaign(config: CampaignConfig, *, display: bool = True) -> dict[str, Any]:
@@ -68,21 +64,18 @@ class Campaign:
     executor: Executor
     display: CampaignDisplay
 
-    @property
-    def journal(self) -> Path:
-        """The folder in which finished labels wait for the database."""
-        return self.store.folder / "journal"
-
     def run(self) -> None:
         """Run until the campaign has ended."""
-        self.journal.mkdir(exist_ok=True)
-        self._initial()
+        if self.store.read("select") is None:
+            self.display.stage(0, "choosing initial structures")
+            picks = initial_picks(self.config)
+            self.store.add_picks(picks, 0, {"chosen": len(picks)})
         self._label(0)
         for round in count(1):
             model = self._train(round)
             reason = self._evaluate(round, model) or self._select(round, model)
             if reason:
-                self.store.finish(round, "end", {"reason": reason})
+                self.store.write("end", {"reason": reason}, round)
                 self.display.stage(round, f"the campaign has ended: {reason}")
                 return
             self._label(round)
@@ -90,27 +83,22 @@ class Campaign:
 
     # Stages
 
-    def _initial(self) -> None:
-        if self.store.stage(0, "select") is None:
-            self.display.stage(0, "choosing initial structures")
-            picks = initial_picks(self.config)
-            self.store.add_picks(picks, 0, {"chosen": len(picks)})
-
-    def _train(self, round: int) -> Model:
-        if trained(self.store, round) is None:  # not yet, or its file is lost: the same again
-            self.display.stage(round, "training")
+    def _train(self, round: int) -> Path:
+        model = model_file(self.store, round)
+        if self.store.read("train", round) is None or not model.is_file():
+            self.display.stage(round, "training")  # a model whose file is lost is the same again
             train_round(self.store, self.config, round)
-        return finished_model(self.store, round)
+        return model
 
-    def _evaluate(self, round: int, model: Model) -> str:
+    def _evaluate(self, round: int, model: Path) -> str:
         """Judge the model on the test structures, if any; returns a reason to stop, or nothing."""
-        errors, file = self.store.stage(round, "evaluate"), self.config.evaluate.structures
+        errors, file = self.store.read("evaluate", round), self.config.evaluate.structures
         if errors is None:
             self.display.stage(round, "evaluating")
             errors = {}
             if file is not None:
-                errors = errors_on(potential_of(model), read_structures(file), self.config)
-            self.store.finish(round, "evaluate", errors)
+                errors = errors_on(load_once(model), read_structures(file), self.config)
+            self.store.write("evaluate", errors, round)
         labels = len(self.store.labelled(before=round))
         if errors:
             self.display.finished({"round": round, "labels": labels, **errors})
@@ -123,28 +111,27 @@ class Campaign:
             return f"the budget of {stop.labels} labels is spent"
         return ""
 
-    def _surprise(self, round: int, model: Model) -> None:
+    def _surprise(self, round: int, model: Path) -> None:
         """Judge the model of a round by the labels that it asked for, before it is trained on them.
 
         They are the candidates that it was least certain of, so its errors are large there; but
         every campaign has them, and they fall as it learns.
         """
         found, known = self._foreseen(round), len(self.store.labelled(before=round))
-        if self.store.stage(round, "surprise") is None:
-            labelled, potential = self.store.labelled(before=round + 1)[known:], potential_of(model)
+        if self.store.read("surprise", round) is None:
+            labelled, potential = self.store.labelled(before=round + 1)[known:], load_once(model)
             found = errors_on(potential, labelled, self.config) if labelled else {}
             select, seed = self.config.select, self.config.seed
             if labelled and select.rule == "auto":
-                with one_thread():
-                    rows = labelled_rows(potential, labelled, rows=select.rows, seed=seed)
-                    found["trial"] = trial(*rows, seed)
-            self.store.finish(round, "surprise", found)
-        if found and not self.store.stage(round, "evaluate"):
+                rows = labelled_rows(potential, labelled, rows=select.rows, seed=seed)
+                found["trial"] = trial(*rows, seed)
+            self.store.write("surprise", found, round)
+        if found and not self.store.read("evaluate", round):
             self.display.finished({"round": round, "labels": known, **found})
 
-    def _select(self, round: int, model: Model) -> str:
+    def _select(self, round: int, model: Path) -> str:
         """Explore and select; returns a reason to stop, or nothing."""
-        result = self.store.stage(round, "select")
+        result = self.store.read("select", round)
         if result is None:
             limits, typical_force = self._limits(round)
             candidates = self._explore(round, model, limits, typical_force)
@@ -158,7 +145,10 @@ class Campaign:
             if reason := self._certain(screening.largest.get("force_std", np.inf), bound):
                 return reason
             self.display.stage(round, "selecting")
-            picks = choose(candidates, screening, model, self._batch())
+            batch, budget = config.select.batch, config.stop.labels
+            if budget is not None:
+                batch = min(batch, budget - self.store.count("labelled"))
+            picks = choose(candidates, screening, model, batch)
             result = {
                 "rule": config.select.rule,
                 "chosen": len(picks),
@@ -175,7 +165,7 @@ class Campaign:
 
     def _foreseen(self, round: int) -> dict[str, Any]:
         """Return what the labels of a round told about the model that asked for them, if known."""
-        return self.store.stage(round, "surprise") or {}
+        return self.store.read("surprise", round) or {}
 
     def _certain(self, largest: float, bound: float | None) -> str:
         """Return a reason to stop where candidates are certain enough; with another target go on.
@@ -201,11 +191,6 @@ class Campaign:
         select = self.config.select.model_copy(update={"rule": rule})
         return self.config.model_copy(update={"select": select})
 
-    def _batch(self) -> int:
-        batch, budget = self.config.select.batch, self.config.stop.labels
-        left = batch if budget is None else budget - self.store.count("labelled")
-        return min(batch, max(0, left))
-
     def _limits(self, round: int) -> tuple[LimitsConfig, float]:
         """Return the limits as numbers, and the root-mean-square force of the labels, eV/A.
 
@@ -220,97 +205,86 @@ class Campaign:
         return limits, float(np.sqrt((forces**2).mean()))
 
     def _explore(
-        self, round: int, model: Model, limits: LimitsConfig, typical_force: float
+        self, round: int, model: Path, limits: LimitsConfig, typical_force: float
     ) -> Candidates:
-        explore, seed = self.config.explore, self.config.seed
+        explore = self.config.explore
         if explore.kind == "pool":
             return Pool(explore.pool or "")
         self.display.stage(round, "exploring")
-        done = self.store.finished_walkers(round)
-        walkers = [number for number in range(explore.walkers) if number not in done]
-        if explore.structures is None:
-            starts = self.store.labelled(before=round)
-        else:
-            starts = read_structures(explore.structures)
+        done = self.store.read_all("walk", round)
+        left = [walker for walker in range(explore.walkers) if (round, walker) not in done]
+        given = explore.structures
+        starts = read_structures(given) if given else self.store.labelled(before=round)
 
-        def job(walker: int) -> dict[str, Any]:
-            rng = np.random.default_rng([seed, 1, round, walker])
-            temperature, pressure = explore.conditions(walker)
-            return {
-                "model": model,
-                "start": to_json(starts[int(rng.integers(len(starts)))]),
-                "temperature": temperature,
-                "pressure": pressure,
-                "seed": [seed, 2, round, walker],
-                "walker": walker,
-                "explore": explore,
-                "limits": limits,
-                "soft": self.config.limits.force_std == "auto",
-                "typical_force": typical_force,
-            }
+        def start(walker: int) -> tuple[int, str]:
+            rng = np.random.default_rng([self.config.seed, 1, round, walker])
+            return walker, to_json(starts[int(rng.integers(len(starts)))])
 
-        for place, frames in self.executor.run(walk, map(job, walkers)):
+        common = {"limits": limits, "typical_force": typical_force}
+        work = partial(walk, model=model, config=self.config, round=round, **common)
+        for place, frames in self.executor.run(work, map(start, left)):
             if isinstance(frames, JobLost):
-                raise CampaignError(f"a trajectory lost its worker ({frames}); start again")
-            self.store.add_frames(round, walkers[place], frames)
-            self.display.stage(round, "exploring", f"{walkers[place] + 1} of {explore.walkers}")
-        return self.store.frames(round)
+                raise frames
+            self.store.write("walk", frames, round, left[place])
+            self.display.stage(round, "exploring", f"{left[place] + 1} of {explore.walkers}")
+        walks = self.store.read_all("walk", round).values()
+        return [(from_json(text), origin) for frames in walks for text, origin in frames]
 
     # Labels
 
     def _label(self, round: int) -> None:
         """Label the open picks of a round; set aside those that fail too often."""
+        (self.store.folder / "journal").mkdir(exist_ok=True)
         for pick in self.store.picks(round, "open"):
-            self._take(pick)  # finished when an earlier process ended
+            if finished := read_label(self._file(pick)):  # when an earlier process ended
+                self._keep(pick, finished)
         while picks := self.store.picks(round, "open"):
             self.display.stage(round, "labelling")
             self._tell()
             for place, answer in self.executor.run(label, (self._job(pick) for pick in picks)):
                 self._settle(picks[place], answer)
                 self._tell()
-        if not self.store.labelled():
+        if not self.store.count("labelled"):
             failed = self.store.picks(round, "quarantined")
             log = self.store.attempts(failed[-1])[-1] if failed else ""
             raise CampaignError(f"none of the first structures could be labelled. The last:\n{log}")
 
     def _settle(self, pick: Pick, answer: Any) -> None:
         if isinstance(answer, JobLost):
-            answer = {"error": f"the worker was lost: {answer}", "final": False}
+            answer = {"error": str(answer), "final": False}
         if "setup" in answer:
             raise ConfigError(f"no structure can be labelled: {answer['setup']}")
-        if "error" not in answer:
-            if self._take(pick):
-                return
-            text = "the finished label did not arrive in the journal; is the folder shared?"
-            answer = {"error": text, "final": False}
+        if "results" in answer:
+            self._keep(pick, answer)
+            return
         tried = len(self.store.attempts(pick)) + 1
         final = answer["final"] or tried > self.config.label.retries
         self.store.add_attempt(pick, answer["error"], quarantine=final)
 
-    def _take(self, pick: Pick) -> bool:
+    def _keep(self, pick: Pick, finished: dict[str, Any]) -> None:
         """Move a finished label from the journal into the database."""
-        path = journal_file(self.journal, pick.name)
-        entry = read_journal(path, digest(pick.atoms))
-        if entry is None:
-            return False
-        self.store.add_label(pick, entry["results"], entry["seconds"])
-        path.unlink(missing_ok=True)
-        path.with_suffix(".lock").unlink(missing_ok=True)
-        return True
+        self.store.add_label(pick, **finished)
+        for suffix in (".json", ".lock"):
+            self._file(pick).with_suffix(suffix).unlink(missing_ok=True)
+
+    def _file(self, pick: Pick) -> Path:
+        """Name the file of the journal in which a finished label waits for the database."""
+        folder = self.store.folder.absolute() / "journal"
+        return folder / f"{pick.name}-{digest(pick.atoms)}.json"
 
     def _job(self, pick: Pick) -> dict[str, Any]:
         return {
             **self.config.label.model_dump(exclude={"retries"}),
-            "name": pick.name,
             "structure": to_json(pick.atoms),
-            "digest": digest(pick.atoms),
+            "file": str(self._file(pick)),
             "threads": self.config.executor.threads,
-            "journal": str(self.journal.absolute()),
         }
 
     def _tell(self) -> None:
-        counts = [self.store.count(status) for status in ("labelled", "open", "quarantined")]
-        self.display.labels(*counts, budget=self.config.stop.labels)
+        kinds = ("pick", "labelled", "quarantined")
+        chosen, labelled, quarantined = (self.store.count(kind) for kind in kinds)
+        queued = chosen - labelled - quarantined
+        self.display.labels(labelled, queued, quarantined, self.config.stop.labels)
 
 
 def initial_picks(config: CampaignConfig) -> list[Pick]:

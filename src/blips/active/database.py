@@ -1,13 +1,14 @@
 """The SQLite file of a campaign: one writer, transactions, `ase.db` on the same connection.
 
-What is in its tables is in `blips.active.store`.
+Beside the tables of `ase.db` there is one of our own: entries of a kind, a round and a number, with
+JSON for content. `blips.active.store` says which there are.
 """
 
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,22 +17,10 @@ from ase.db.sqlite import SQLite3Database, index_statements, init_statements
 from blips.errors import BlipsError
 from blips.files import lock
 
-FORMAT = "blips-campaign-3"
 DATABASE, LOCK = "campaign.db", "campaign.lock"
-TABLES = (
-    "CREATE TABLE blips_facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    """CREATE TABLE blips_stages (round INTEGER, stage TEXT, result TEXT NOT NULL,
-       PRIMARY KEY (round, stage))""",
-    """CREATE TABLE blips_walks (round INTEGER, walker INTEGER, frames TEXT NOT NULL,
-       PRIMARY KEY (round, walker))""",
-    """CREATE TABLE blips_chunks (round INTEGER, chunk INTEGER, best TEXT NOT NULL,
-       PRIMARY KEY (round, chunk))""",
-    """CREATE TABLE blips_picks (round INTEGER, number INTEGER, structure TEXT NOT NULL,
-       digest TEXT NOT NULL, score REAL, reason TEXT NOT NULL, status TEXT NOT NULL,
-       row INTEGER, seconds REAL, PRIMARY KEY (round, number))""",
-    """CREATE TABLE blips_attempts (round INTEGER, number INTEGER, attempt INTEGER,
-       message TEXT NOT NULL, PRIMARY KEY (round, number, attempt))""",
-)
+ENTRIES = "blips_campaign_4"  # our table; its name is the version of the format
+CREATE = f"""CREATE TABLE {ENTRIES} (kind TEXT, round INTEGER, number INTEGER,
+             content TEXT NOT NULL, checksum TEXT NOT NULL, PRIMARY KEY (kind, round, number))"""
 ADVICE = {
     ("SQLITE_FULL", "SQLITE_IOERR"): (
         "cannot be written ({}): the disk is full or failing. Every finished label is safe; make "
@@ -81,17 +70,43 @@ class CampaignDatabase:
         self._opened.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Cursor]:
+    def transaction(self) -> Iterator[None]:
         """Commit everything in the block at its end, or nothing if it raises."""
         if not self.writable:
             raise CampaignError(f"{self.path} was opened for reading")
         with self._in_words(), self.connection:  # which commits, or rolls back
-            yield self.connection.execute("BEGIN IMMEDIATE")
+            self.connection.execute("BEGIN IMMEDIATE")
+            yield
 
-    def write(self, statement: str, *values: Any) -> None:
-        """Run one statement as a transaction."""
-        with self.transaction() as cursor:
-            cursor.execute(statement, values)
+    def write(self, kind: str, content: Any, round: int = 0, number: int = 0) -> None:
+        """Write an entry in place of an earlier one, within a transaction or as one."""
+        entry = (kind, round, number, json.dumps(content))
+        statement = f"INSERT OR REPLACE INTO {ENTRIES} VALUES (?, ?, ?, ?, ?)"
+        with nullcontext() if self.connection.in_transaction else self.transaction():
+            self.connection.execute(statement, (*entry, _checksum(*entry)))
+
+    def read(self, kind: str, round: int = 0, number: int = 0) -> Any:
+        """Return the content of an entry; None where there is none."""
+        return self.read_all(kind, round).get((round, number))
+
+    def read_all(self, kind: str, round: int | None = None) -> dict[tuple[int, int], Any]:
+        """Return the contents of a kind, of a round if given, by (round, number) in order."""
+        statement = (
+            f"SELECT * FROM {ENTRIES} WHERE kind = ?1 AND (?2 IS NULL OR round = ?2) "
+            "ORDER BY round, number"
+        )
+        with self._in_words():
+            entries = self.connection.execute(statement, (kind, round)).fetchall()
+        for *entry, checksum in entries:
+            if checksum != _checksum(*entry):
+                raise self.damaged(f"entry {entry[:3]} is not what a campaign wrote")
+        return {(round, number): json.loads(text) for _, round, number, text, _ in entries}
+
+    def count(self, kind: str) -> int:
+        """Count the entries of a kind."""
+        statement = f"SELECT COUNT(*) FROM {ENTRIES} WHERE kind = ?"
+        with self._in_words():
+            return self.connection.execute(statement, (kind,)).fetchone()[0]
 
     def ase_rows(self) -> Any:
         """Open `ase.db` on our own connection, so that its rows are part of our transactions."""
@@ -99,31 +114,6 @@ class CampaignDatabase:
         database.connection = self.connection
         database.change_count = 0
         return database
-
-    def rows(self, statement: str, *values: Any, kinds: Sequence[Any] = ()) -> list[Any]:
-        """Return all rows that a statement finds; their values must be of these kinds, if given."""
-        with self._in_words():
-            rows = self.connection.execute(statement, values).fetchall()
-        for row in rows:
-            for value, kind in zip(row, kinds, strict=False):
-                if not isinstance(value, kind):
-                    raise self.damaged(f"{str(value)[:40]!r} is not what a campaign wrote")
-        return rows
-
-    def value(self, statement: str, *values: Any) -> Any:
-        """Read the first row that a statement finds; None where there is none."""
-        rows = self.rows(statement, *values)
-        return self.unsealed(rows[0][0]) if rows else None
-
-    def unsealed(self, text: str) -> Any:
-        """Return what `sealed` wrote, unchanged; an error where it was changed."""
-        try:
-            seal, content = json.loads(text)
-            if seal == checksum(json.dumps(content)):
-                return content
-        except (ValueError, TypeError, RecursionError):
-            pass
-        raise self.damaged(f"{str(text)[:40]!r} is not what a campaign wrote")
 
     def damaged(self, why: Exception | str) -> CampaignError:
         """Return the error for content that no campaign has."""
@@ -137,13 +127,11 @@ class CampaignDatabase:
         """Turn errors of SQLite and the file system into advice for users."""
         try:
             yield
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             name = getattr(error, "sqlite_errorname", "") or ""
             for names, advice in ADVICE.items():
                 if name.startswith(names):
                     raise CampaignError(f"{self.path} {advice.format(error)}") from error
-            raise self.damaged(error) from error
-        except UnicodeDecodeError as error:
             raise self.damaged(error) from error
         except OSError as error:
             raise CampaignError(
@@ -153,33 +141,26 @@ class CampaignDatabase:
 
     def _prepare(self) -> None:
         """Check the file before anything in it is changed; create the tables of a new one."""
-        tables = self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if tables > 0:
+        tables = [row[0] for row in self.connection.execute("SELECT name FROM sqlite_master")]
+        if tables:
             problem = self.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if problem != "ok":
                 raise sqlite3.DatabaseError(problem)
-            statement = "SELECT value FROM blips_facts WHERE name = 'format'"
-            if self.connection.execute(statement).fetchone() != (json.dumps(FORMAT),):
-                raise CampaignError(f"{self.path} is no campaign of this version ({FORMAT})")
+            if ENTRIES not in tables:
+                raise CampaignError(
+                    f"{self.path} is no campaign of this version ({ENTRIES}); use another folder"
+                )
         elif not self.writable:  # also where the disk was full as it was made
             raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is empty)")
         if self.writable:
             self.connection.execute("PRAGMA journal_mode = WAL")
             self.connection.execute("PRAGMA synchronous = FULL")
-        if tables == 0:
-            with self.transaction() as cursor:
-                for statement in (*init_statements, *index_statements, *TABLES):
-                    cursor.execute(statement)
-                facts = "INSERT INTO blips_facts VALUES ('format', ?)"
-                cursor.execute(facts, (json.dumps(FORMAT),))
+        if not tables:
+            with self.transaction():
+                for statement in (*init_statements, *index_statements, CREATE):
+                    self.connection.execute(statement)
 
 
-def sealed(content: Any) -> str:
-    """Write JSON with its checksum, [checksum, content], so that damage is noticed."""
-    text = json.dumps(content)
-    return json.dumps([checksum(text), json.loads(text)])
-
-
-def checksum(text: str) -> str:
-    """Return a short digest of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
+def _checksum(*entry: Any) -> str:
+    """Return a short digest of an entry, by which damage and exchange are noticed."""
+    return hashlib.sha256(repr(entry).encode()).hexdigest()[:20]

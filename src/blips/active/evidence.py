@@ -15,10 +15,12 @@ from blips.bayes.condition import GaussianPosterior
 from blips.bayes.noise import seeded_generator
 from blips.data.structures import batches_of
 from blips.inference.linearise import Linearised
+from blips.inference.monte_carlo import kept_num_threads
 from blips.inference.rows import BATCH_ATOMS, components, random_sums
 from blips.potential import BayesianPotential
 
 
+@kept_num_threads(1)
 def candidate_rows(
     potential: BayesianPotential, structures: Sequence[Atoms], *, rows: int, seed: int = 0
 ) -> np.ndarray:
@@ -33,6 +35,7 @@ def candidate_rows(
     return np.concatenate([found for _, found, _, _ in passes])
 
 
+@kept_num_threads(1)
 def labelled_rows(
     potential: BayesianPotential, structures: Sequence[Atoms], *, rows: int, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from typing import Any
 from blips.active.config import ExecutorConfig
 from blips.active.database import CampaignError
 from blips.active.labeller import THREADS
-from blips.errors import require
+from blips.errors import BlipsError, require
 
 Work = Callable[[Any], Any]
 PIP_LINE = "pip install 'blips-mlip[active]'"
@@ -23,7 +23,7 @@ DASHBOARD = "127.0.0.1:0"  # Dask's own page: a free port, seen from this machin
 LOOK_SECONDS = 5.0  # between looks for workers that were lost for good
 
 
-class JobLost(Exception):
+class JobLost(BlipsError):
     """A worker was lost with the job, more often than Dask tries again."""
 
 
@@ -67,7 +67,7 @@ class DaskExecutor:
                 try:
                     result = future.result(LOOK_SECONDS)
                 except KilledWorker as error:
-                    result = JobLost(str(error))
+                    result = JobLost(f"a worker was lost with its job ({error}); start again")
                 except TimeoutError:
                     if future.status == "error":
                         raise  # of the job itself

@@ -39,12 +39,12 @@ _here = threading.local()
 def label(job: dict[str, Any]) -> dict[str, Any]:
     """Label one structure; runs on a worker, and never raises for what the calculator does.
 
-    The job has: name, structure (JSON), digest, calculator, options, trust, stress, max_force,
-    timeout (s), threads, journal (folder of finished labels).
+    The job has: structure (JSON), calculator, options, trust, stress, max_force, timeout (s),
+    threads, file (of the finished label, in the journal).
 
     Returns:
-        {"ok": True}, with the label in the journal; {"setup": message} where no structure could be
-        labelled; {"error": message, "final": whether another attempt is useless}.
+        {"results", "seconds"}, which are in the file, too; {"setup": message} where no structure
+        could be labelled; {"error": message, "final": whether another attempt is useless}.
     """
     child = getattr(_here, "labeller", None)
     if child is None or child.process.poll() is not None:
@@ -106,18 +106,11 @@ class Labeller:
             self.close()
 
 
-def journal_file(folder: Path, name: str) -> Path:
-    """Return the file in which a finished label waits to be added to the database."""
-    return folder / f"{name}.json"
-
-
-def read_journal(path: Path, expected_digest: str) -> dict[str, Any] | None:
-    """Return a finished label of this geometry, or None."""
-    try:
-        entry = json.loads(path.read_text())
-        return entry if entry["digest"] == expected_digest else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def read_label(file: str | Path) -> dict[str, Any] | None:
+    """Return a finished label of the journal, or None."""
+    with suppress(OSError, ValueError):
+        return json.loads(Path(file).read_text())
+    return None
 
 
 # The process
@@ -146,19 +139,15 @@ class Refused(Exception):
 
 def answer_job(job: dict[str, Any], calculators: dict[str, Any]) -> dict[str, Any]:
     """Label one structure, or say why not; see `label`."""
-    folder = Path(job["journal"])
-    path = journal_file(folder, job["name"])
     own_group = (os.getpgid(0), signal.SIGKILL)  # with all that the calculator started
     watchdog = threading.Timer(job["timeout"], os.killpg, own_group)
     watchdog.daemon = True
     watchdog.start()
     begun = time.time()
     try:
-        with (folder / f"{job['name']}.lock").open("w") as lock:
+        with Path(job["file"]).with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if read_journal(path, job["digest"]) is None:
-                _label(job, path, calculators)
-        return {"ok": True}
+            return read_label(job["file"]) or _label(job, calculators)
     except (ConfigError, MissingPackageError) as error:
         return {"setup": str(error)}
     except Refused as error:
@@ -170,7 +159,7 @@ def answer_job(job: dict[str, Any], calculators: dict[str, Any]) -> dict[str, An
         watchdog.cancel()
 
 
-def _label(job: dict[str, Any], path: Path, calculators: dict[str, Any]) -> None:
+def _label(job: dict[str, Any], calculators: dict[str, Any]) -> dict[str, Any]:
     key = json.dumps([job["calculator"], job["options"]])
     if key not in calculators:
         calculators[key] = make_calculator(job["calculator"], job["options"], trust=job["trust"])
@@ -190,8 +179,9 @@ def _label(job: dict[str, Any], path: Path, calculators: dict[str, Any]) -> None
     largest, limit = float(np.linalg.norm(results["forces"], axis=1).max()), job["max_force"]
     if limit is not None and largest > limit:
         raise Refused(f"a force of {largest:.3g} eV/A exceeds label.max_force = {limit:g}")
-    entry = {"digest": job["digest"], "results": results, "seconds": seconds}
-    write_atomically(path, json.dumps(entry).encode())
+    finished = {"results": results, "seconds": seconds}
+    write_atomically(Path(job["file"]), json.dumps(finished).encode())
+    return finished
 
 
 def _newest_logs(since: float) -> str:

@@ -16,9 +16,6 @@ is chosen one by one, each pick knowing those before it. Candidates that are ali
 | force_std | its largest atomic force std, times the root of the share of its force variance that earlier picks leave |
 | energy_std | its energy std per atom (the paper's rule), eV; picks do not change each other |
 | random | nothing |
-
-Gains of information and force_std can only fall as picks are made (submodular), so a candidate
-whose old gain is below another's new one need not be looked at again: lazy evaluation.
 """  # noqa: E501 (tables)
 
 from collections.abc import Callable
@@ -27,7 +24,6 @@ from dataclasses import dataclass
 import numpy as np
 
 Array = np.ndarray
-REFRESHED = 16  # candidates whose gain is worked out again at once
 NEGLIGIBLE = 1e-12  # eigenvalues of B B^T below this share of the largest are rounding
 
 
@@ -41,7 +37,7 @@ class Choice:
 
 def best(scores: Array, count: int) -> list[Choice]:
     """Return the largest scores; of equal ones the first."""
-    order = np.lexsort((np.arange(len(scores)), -scores))[:count]
+    order = np.argsort(-scores, kind="stable")[:count]
     return [Choice(int(i), float(scores[i])) for i in order]
 
 
@@ -76,78 +72,44 @@ def _with_noise(rows: Array) -> Array:
     return np.eye(rows.shape[1]) + rows @ rows.transpose(0, 2, 1)
 
 
-class Greedy:
-    """Choose a batch one by one by a rule of the table above.
+def greedy(
+    rule: str,
+    rows: Array,
+    count: int,
+    *,
+    target: Array | None = None,
+    std: Array | None = None,
+    cost: Array | None = None,
+) -> list[Choice]:
+    """Choose a batch one by one by a rule of the table above; of equals the first, none twice.
 
     Args:
         rule: information, expected_reduction or force_std.
         rows: of the candidates, B [c, 1 + q, d], the energy first.
+        count: of the batch.
         target: expected_reduction: rows T of the target structures, [t, d].
         std: force_std: of the candidates before any pick, [c].
         cost: of the candidates' labels, which gains are divided by, [c].
     """
-
-    def __init__(
-        self,
-        rule: str,
-        rows: Array,
-        *,
-        target: Array | None = None,
-        std: Array | None = None,
-        cost: Array | None = None,
-    ) -> None:
-        self.rule, self.rows = rule, np.array(rows, dtype=float)
-        self.target = np.zeros((0, rows.shape[2])) if target is None else target
-        self.std = np.ones(len(rows)) if std is None else std
-        self.cost = np.ones(len(rows)) if cost is None else cost
-        self.lazy = rule != "expected_reduction"  # two picks may reduce more than each by itself
-        self.evaluations = 0  # gains that were worked out
-        self._force_var = _force_var(self.rows)
-        self._picks: list[Callable[[Array], Array]] = []  # what each does to rows
-        self._seen = np.zeros(len(rows), dtype=int)  # picks that a candidate's rows know of
-
-    def gain(self, index: Array) -> Array:
-        """Return the gains of these candidates, whose rows account for all picks, [c]."""
-        rows = self.rows[index]
-        if self.rule == "information":
-            return information(rows)
-        if self.rule == "expected_reduction":
-            return expected_reduction(rows, self.target)
-        left, whole = _force_var(rows), self._force_var[index]
-        share = np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
-        return self.std[index] * np.sqrt(share)
-
-    def choose(self, count: int) -> list[Choice]:
-        """Choose the batch; of equal candidates the first, and none twice."""
-        gains = self._evaluate(np.arange(len(self.rows)))
-        chosen: list[Choice] = []
-        for _ in range(min(count, len(self.rows))):
-            k = self._best(gains)
-            chosen.append(Choice(k, float(gains[k] * self.cost[k])))
-            gains[k] = -np.inf
-            after_pick = _conditioned_on(self.rows[k])
-            self._picks.append(after_pick)
-            self.target = after_pick(self.target)
-        return chosen
-
-    def _best(self, gains: Array) -> int:
-        while True:
-            k = int(np.argmax(gains))  # the first of equals
-            if self._seen[k] == len(self._picks):
-                return k
-            late = np.flatnonzero((self._seen < len(self._picks)) & (gains > -np.inf))
-            if self.lazy:  # the most promising ones
-                late = late[np.argsort(-gains[late], kind="stable")[:REFRESHED]]
-            gains[late] = self._evaluate(late)
-
-    def _evaluate(self, index: Array) -> Array:
-        """Return gains over costs of candidates, after conditioning their rows on all picks."""
-        for number, after_pick in enumerate(self._picks):
-            late = index[self._seen[index] <= number]
-            self.rows[late] = after_pick(self.rows[late])
-        self._seen[index] = len(self._picks)
-        self.evaluations += len(index)
-        return self.gain(index) / self.cost[index]
+    target = np.zeros((0, rows.shape[2])) if target is None else target
+    std, cost = (np.ones(len(rows)) if one is None else one for one in (std, cost))
+    whole, left = _force_var(rows), np.ones(len(rows), dtype=bool)
+    chosen: list[Choice] = []
+    for _ in range(min(count, len(rows))):
+        if rule == "information":
+            gains = information(rows)
+        elif rule == "expected_reduction":
+            gains = expected_reduction(rows, target)
+        else:
+            var = _force_var(rows)
+            gains = std * np.sqrt(np.divide(var, whole, out=np.ones_like(var), where=whole > 0))
+        gains = np.where(left, gains / cost, -np.inf)
+        pick = int(np.argmax(gains))  # the first of equals
+        chosen.append(Choice(pick, float(gains[pick] * cost[pick])))
+        left[pick] = False
+        after_pick = _conditioned_on(rows[pick])
+        rows, target = after_pick(rows), after_pick(target)
+    return chosen
 
 
 def _force_var(rows: Array) -> Array:

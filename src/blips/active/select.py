@@ -6,12 +6,12 @@ structures of these few. A gain can only fall as picks are made, so the batch is
 candidates wherever its last gain is above the score of the last one that was kept.
 """
 
-from bisect import insort
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import fsum
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from ase import Atoms
@@ -19,18 +19,24 @@ from ase import Atoms
 from blips import keys
 from blips.active.candidates import Candidate, Candidates, Pool
 from blips.active.config import CampaignConfig, LimitsConfig
-from blips.active.database import CampaignError
 from blips.active.evidence import candidate_rows
 from blips.active.executor import Executor, JobLost
 from blips.active.frames import digest, to_json
-from blips.active.rules import Choice, Greedy, best, expected_reduction, random_score
+from blips.active.rules import (
+    Choice,
+    best,
+    expected_reduction,
+    greedy,
+    random_score,
+    target_rows,
+)
 from blips.active.store import CampaignStore, Pick
-from blips.active.worker import Model, one_thread, potential_of, read_target, screen
+from blips.active.worker import Scores, read_target, screen, target_file
 from blips.errors import InputError
 from blips.sim.guard import Guard
+from blips.train.released import load_once
 
 TARGETS = 128  # structures that stand for the target distribution
-Row = tuple[int, dict[str, float]]  # number and scores of a candidate
 
 
 class Screening:
@@ -41,115 +47,87 @@ class Screening:
     """
 
     def __init__(self, config: CampaignConfig, round: int) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[tuple[int, Scores]] = []  # numbers and scores
         self.seen = 0  # candidates in all
         self.excluded: Counter[str] = Counter()  # beyond a limit or known, by reason
-        self.largest: dict[str, float] = {}  # of every score, among those that can be chosen
-        self._stds: list[float] = []  # sums over the chunks, ascending
+        self.largest: Scores = {}  # of every score, among those that can be chosen
+        self.config, self.round = config, round
+        self._sums: list[float] = []  # of their mean stds, by chunk
         self._counted = 0
-        self.config, self.round, self._select = config, round, config.select
-        self._count = config.select.keep * config.select.batch
-        self._soft = config.limits.force_std == "auto"
-
-    def summary(self, numbers: list[int], result: dict[str, Any], seen: int) -> dict[str, Any]:
-        """Return the part of a screened chunk to keep, JSON-able."""
-        rows: list[Row] = []
-        for number, row, reason in zip(numbers, result["scores"], result["excluded"], strict=True):
-            if row is None or (reason is not None and not (self._soft and reason == "force_std")):
-                continue
-            if self._select.rule == "random":
-                row["random"] = random_score(self.config.seed, self.round, number)
-            if reason is not None:
-                row["beyond"] = 1.0
-            rows.append((number, row))
-        excluded = Counter(reason for reason in result["excluded"] if reason is not None)
-        excluded["known"] += seen - len(numbers)
-        found = [row for _, row in rows]
-        names = [name for name in (found[0] if found else ()) if name != "beyond"]
-        rows.sort(key=self._key)
-        if len(self.rows) >= self._count:
-            rows = [row for row in rows if self._key(row) < self._key(self.rows[-1])]
-        return {
-            "rows": rows[: self._count],
-            "largest": {name: max(row[name] for row in found) for name in names},
-            "std": {"sum": fsum(row["mean_std"] for row in found), "count": len(found)},
-            "excluded": +excluded,
-            "seen": seen,
-        }
 
     @property
     def mean_std(self) -> float:
         """Mean force std of a component over all that can be chosen, eV/A."""
-        return fsum(self._stds) / max(self._counted, 1)
+        return fsum(self._sums) / max(self._counted, 1)
 
-    def add(self, content: dict[str, Any]) -> None:
-        """Add what `summary` kept of a chunk."""
-        self.rows += [(number, row) for number, row in content["rows"]]
+    def add(self, chunk: Iterable[tuple[int, Scores | None, str | None]]) -> None:
+        """Add a chunk as `screen` returns it."""
+        stds: list[float] = []
+        select, soft = self.config.select, self.config.limits.force_std == "auto"
+        for number, scores, reason in chunk:
+            self.seen += 1
+            self.excluded.update([reason] if reason else [])
+            beyond = soft and reason == "force_std"
+            if scores is None or (reason and not beyond):
+                continue
+            if select.rule == "random":
+                scores["random"] = random_score(self.config.seed, self.round, number)
+            for name, value in scores.items():
+                self.largest[name] = max(value, self.largest.get(name, value))
+            stds.append(scores["mean_std"])
+            self.rows.append((number, {**scores, "beyond": 1.0} if beyond else scores))
+        self._sums.append(fsum(stds))
+        self._counted += len(stds)
         self.rows.sort(key=self._key)
-        del self.rows[self._count :]
-        self.excluded.update(content["excluded"])
-        self.seen += content["seen"]
-        self._counted += content["std"]["count"]
-        insort(self._stds, content["std"]["sum"])
-        for name, value in content["largest"].items():
-            self.largest[name] = max(value, self.largest.get(name, value))
+        del self.rows[select.keep * select.batch :]
 
-    def _key(self, row: Row) -> tuple[bool, float, int]:
+    def _key(self, row: tuple[int, Scores]) -> tuple[bool, float, int]:
         """Return the sort key: the score within the limits; beyond, the least uncertain first."""
-        number, scores = row
+        (number, scores), select = row, self.config.select
         if "beyond" in scores:
             return True, scores["force_std"], number
-        return False, -scores[self._select.rule] / scores["atoms"] ** self._select.cost, number
+        return False, -scores[select.rule] / scores["atoms"] ** select.cost, number
 
 
 def screen_candidates(
     candidates: Candidates,
-    model: Model,
+    model: Path,
     config: CampaignConfig,
     store: CampaignStore,
     executor: Executor,
     round: int,
-    limits: LimitsConfig | None = None,
+    limits: LimitsConfig,
 ) -> Screening:
     """Score all candidates; finished chunks are in the store and not screened again.
 
-    `limits` are those of the configuration, with numbers for what is "auto" there; else none is.
+    `limits` are those of the configuration, with numbers for what is "auto" there.
     """
-    found = Screening(config, round)
-    known, done = store.known_digests(), store.chunks(round)
-    for content in done.values():
-        found.add(content)
-    common = {
-        "model": model,
-        "select": config.select,
-        "limits": limits or config.limits,
-        "seed": config.seed,
-    }
+    found, done = Screening(config, round), store.read_all("chunk", round)
+    for chunk in done.values():
+        found.add(chunk)
     if _has_evidence(model):
         write_target(candidates, model, config)
-    waiting: dict[int, tuple[int, list[int], int]] = {}
+    size, total = config.select.chunk, len(candidates)
+    left = [first for first in range(0, total, size) if (round, first) not in done]
+    known = {digest(pick.atoms) for pick in store.picks()}
 
-    def jobs() -> Iterator[dict[str, Any]]:
-        chunks = enumerate(range(0, len(candidates), config.select.chunk))
-        left = ((chunk, first) for chunk, first in chunks if chunk not in done)
-        for place, (chunk, first) in enumerate(left):
-            numbers = range(first, min(first + config.select.chunk, len(candidates)))
-            part = {number: candidates[number][0] for number in numbers}
-            fresh = {number: atoms for number, atoms in part.items() if digest(atoms) not in known}
-            waiting[place] = (chunk, list(fresh), len(part))
-            yield {**common, "structures": [to_json(atoms) for atoms in fresh.values()]}
+    def jobs() -> Iterator[dict[int, str]]:
+        for first in left:
+            part = {k: candidates[k][0] for k in range(first, min(first + size, total))}
+            yield {k: to_json(atoms) for k, atoms in part.items() if digest(atoms) not in known}
 
-    for place, result in executor.run(screen, jobs()):
-        if isinstance(result, JobLost):
-            raise CampaignError(f"screening lost its workers ({result}); start the campaign again")
-        chunk, numbers, seen = waiting.pop(place)
-        content = found.summary(numbers, result, seen)
-        found.add(content)
-        store.add_chunk(round, chunk, content)
+    work = partial(screen, model=model, config=config, limits=limits)
+    for place, chunk in executor.run(work, jobs()):
+        if isinstance(chunk, JobLost):
+            raise chunk
+        store.write("chunk", chunk, round, left[place])
+        found.add(chunk)
+    found.excluded += Counter(known=total - found.seen)
+    found.seen = total
     return found
 
 
-def choose(candidates: Candidates, screening: Screening, model: Model, count: int) -> list[Pick]:
+def choose(candidates: Candidates, screening: Screening, model: Path, count: int) -> list[Pick]:
     """Choose the batch of a round, each pick with its score and the reason for it."""
     config, scores = screening.config, dict(screening.rows)
     select = config.select
@@ -162,13 +140,12 @@ def choose(candidates: Candidates, screening: Screening, model: Model, count: in
     if not within or select.rule in ("energy_std", "random") or not _has_evidence(model):
         chosen = best(by_score / cost, count)
     else:
-        rows, target = _rows(model, structures, config), read_target(model)
-        greedy = Greedy(select.rule, rows, target=target, std=by_score, cost=cost)
-        chosen = greedy.choose(count)
+        rows, target = _rows(model, structures, config), target_rows(*read_target(model))
+        chosen = greedy(select.rule, rows, count, target=target, std=by_score, cost=cost)
     picked = [(within[choice.index], choice) for choice in chosen]
-    picked += [(number, Choice(-1, 0.0)) for number in beyond[: max(0, count - len(picked))]]
+    picked += [(number, Choice(-1, 0.0)) for number in beyond]
     picks: list[Pick] = []
-    for place, (number, choice) in enumerate(picked):
+    for place, (number, choice) in enumerate(picked[:count]):
         atoms, origin = kept[number]
         reason = {
             "rule": select.rule,
@@ -183,7 +160,7 @@ def choose(candidates: Candidates, screening: Screening, model: Model, count: in
     return picks
 
 
-def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -> list[float]:
+def predicted_std(picks: Sequence[Pick], model: Path, config: CampaignConfig) -> list[float]:
     """Predict the force std on the target before and after the picks are labelled, eV/A.
 
     Root of the mean variance of a component, the misfit's floor included; nothing for models
@@ -192,15 +169,14 @@ def predicted_std(picks: Sequence[Pick], model: Model, config: CampaignConfig) -
     if not picks or not _has_evidence(model):
         return []
     rows = _rows(model, [pick.atoms for pick in picks], config)
-    with np.load(model.target) as found:
-        target = found["forces"]
+    target, _ = read_target(model)
     reduction = expected_reduction(rows.reshape(1, -1, rows.shape[2]), target)[0]
-    scale, before = potential_of(model).conditioned().scale, float(np.square(target).sum())
+    scale, before = load_once(model).conditioned().scale, float(np.square(target).sum())
     noise, misfit = scale.ratio * scale.scale**2, scale.floor[keys.FORCES] ** 2  # variances
     return [float(np.sqrt(noise * var + misfit)) for var in (before, before - reduction)]
 
 
-def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -> None:
+def write_target(candidates: Candidates, model: Path, config: CampaignConfig) -> None:
     """Write the rows of structures that matter beside the model, for all workers.
 
     Divided by the roots of the numbers that they stand for, so that sums of squares are the mean
@@ -210,7 +186,7 @@ def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -
     source = candidates if given is None else Pool(given)
     numbers = sorted(rng.permutation(len(source))[:TARGETS].tolist())
     guard = Guard(closest=config.limits.closest, farthest=config.limits.farthest)
-    nothing = np.zeros((0, potential_of(model).conditioned().maps.sketch.size))
+    nothing = np.zeros((0, load_once(model).conditioned().maps.sketch.size))
     energies, forces, components = [nothing], [nothing], 0
     for number in numbers:
         atoms, _ = source[number]
@@ -221,22 +197,19 @@ def write_target(candidates: Candidates, model: Model, config: CampaignConfig) -
                 forces.append(rows[1:])
                 components += 3 * len(atoms)
     np.savez(
-        model.target,
+        target_file(model),
         energies=np.concatenate(energies) / np.sqrt(max(len(energies) - 1, 1)),
         forces=np.concatenate(forces) / np.sqrt(max(components, 1)),
     )
 
 
-def _has_evidence(model: Model) -> bool:
-    posterior = potential_of(model).posterior
-    return posterior is not None and posterior.evidence is not None
+def _has_evidence(model: Path) -> bool:
+    return getattr(load_once(model).posterior, "evidence", None) is not None
 
 
-def _rows(model: Model, structures: Sequence[Atoms], config: CampaignConfig) -> np.ndarray:
-    with one_thread():
-        return candidate_rows(
-            potential_of(model), structures, rows=config.select.rows, seed=config.seed
-        )
+def _rows(model: Path, structures: Sequence[Atoms], config: CampaignConfig) -> np.ndarray:
+    rows, seed = config.select.rows, config.seed
+    return candidate_rows(load_once(model), structures, rows=rows, seed=seed)
 
 
 def _without_repeats(candidates: Mapping[int, Candidate]) -> dict[int, Candidate]:

@@ -1,5 +1,6 @@
 """What a campaign did, for reports."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,32 +30,28 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     folder = path.parent if path.name == DATABASE else path
     with CampaignStore(folder, writable=False) as store:
-        curve, rounds, ended = [], [], None
-        for round in range(store.last_round() + 1):
-            train, errors = store.stage(round, "train"), store.stage(round, "evaluate")
-            if train is not None and errors is not None:
-                row = {"round": round, "labels": train["labels"], "model": train["model"]}
-                surprise = store.stage(round, "surprise") or {}
-                curve.append({**row, **errors, "surprise": surprise})
-            selection = store.stage(round, "select")
-            if selection is not None:
-                rounds.append({"round": round, **selection})
-            ended = (store.stage(round, "end") or {}).get("reason")
+        stages = ("train", "select", "evaluate", "surprise", "end")
+        train, select, evaluate, surprise, end = (store.read_all(stage) for stage in stages)
+        curve, picks = [], []
+        for key, errors in evaluate.items():
+            trained = {name: train[key][name] for name in ("labels", "model")}
+            told = {"surprise": surprise.get(key, {})}
+            curve.append({"round": key[0], **trained, **errors, **told})
         labelled = iter(store.labelled())
-        picks = []
         for pick in store.picks():
             atoms = next(labelled) if pick.status == "labelled" else pick.atoms
             log = store.attempts(pick)
             picks.append({**vars(pick), "name": pick.name, "atoms": atoms, "log": log})
+        counts = Counter(pick["status"] for pick in picks)
         return {
-            "config": store.fact("config"),
+            "config": store.read("config"),
             "curve": curve,
-            "rounds": rounds,
+            "rounds": [{"round": key[0], **found} for key, found in select.items()],
             "picks": picks,
-            "labels": store.count("labelled"),
-            "quarantined": store.count("quarantined"),
-            "open": store.count("open"),
-            "ended": ended,
+            "labels": counts["labelled"],
+            "quarantined": counts["quarantined"],
+            "open": counts["open"],
+            "ended": end.get((store.last_round(), 0), {}).get("reason"),
         }
 
 

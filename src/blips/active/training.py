@@ -2,29 +2,32 @@
 
 from collections.abc import Sequence
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ase import Atoms
 
 from blips.active.config import CampaignConfig
-from blips.active.database import CampaignError
 from blips.active.store import CampaignStore
-from blips.active.worker import Model, file_digest, potential_of
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import save
 from blips.train.fit import fit
-from blips.train.released import build_model
+from blips.train.released import build_model, load_once
 from blips.uq.assess import References, assess
+
+
+def model_file(store: CampaignStore, round: int) -> Path:
+    """Name the file of a round's model."""
+    return store.folder.absolute() / "models" / f"round-{round:04d}" / "model.safetensors"
 
 
 def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> None:
     """Train on the labels of earlier rounds; an interrupted training goes on."""
-    structures = store.labelled(before=round)
-    folder = store.folder / "models" / f"round-{round:04d}"
+    structures, path = store.labelled(before=round), model_file(store, round)
     model: Any = build_model(config.model, config.seed)  # Bayesian, or the configuration is refused
     if config.retrain == "continue" and round > 1:
-        model.load_state_dict(potential_of(finished_model(store, round - 1)).state_dict())
+        model.load_state_dict(load_once(model_file(store, round - 1)).state_dict())
     result = fit(
         model,
         structures,
@@ -35,37 +38,18 @@ def train_round(store: CampaignStore, config: CampaignConfig, round: int) -> Non
             "data": {"reference_energies": config.reference_energies},
             "seed": config.seed,
         },
-        folder=folder,
+        folder=path.parent,
         resume=True,
         display=False,
     )
-    path = save(model, folder / "model.safetensors")
+    save(model, path)
     trained = {
-        "model": str(path.relative_to(store.folder)),
-        "digest": file_digest(path),
+        "model": str(path.relative_to(store.folder.absolute())),
         "labels": len(structures),
         "best_epoch": result.progress.best_epoch,
         "valid_loss": result.progress.best_loss,
     }
-    store.finish(round, "train", trained)
-
-
-def trained(store: CampaignStore, round: int) -> Model | None:
-    """Return the model of a round if its training is finished and its file unchanged."""
-    result = store.stage(round, "train")
-    if result is None:
-        return None
-    path = (store.folder / result["model"]).absolute()
-    found = path.is_file() and file_digest(path) == result["digest"]
-    return Model(str(path), result["digest"]) if found else None
-
-
-def finished_model(store: CampaignStore, round: int) -> Model:
-    """Return the model of a round; an error where it is not there."""
-    model = trained(store, round)
-    if model is None:
-        raise CampaignError(f"the model of round {round} vanished; start the campaign again")
-    return model
+    store.write("train", trained, round)
 
 
 def errors_on(

@@ -1,13 +1,9 @@
 """What workers do with a model: trajectories and screening.
 
-Both are functions of the job alone: the model's file with its digest, structures and seeds.
+Both are functions of the job alone: the model's file, structures and seeds.
 """
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +15,13 @@ from ase.md.md import MolecularDynamics
 from ase.md.nptberendsen import NPTBerendsen
 
 from blips import keys
-from blips.active.config import CLOSED_FORM, ExploreConfig, LimitsConfig, SelectConfig
-from blips.active.database import CampaignError
+from blips.active.config import (
+    CLOSED_FORM,
+    CampaignConfig,
+    ExploreConfig,
+    LimitsConfig,
+    SelectConfig,
+)
 from blips.active.evidence import candidate_rows
 from blips.active.frames import from_json, to_json
 from blips.active.rules import expected_reduction, information, target_rows
@@ -31,116 +32,93 @@ from blips.potential import BayesianPotential
 from blips.sim.calculator import Calculator
 from blips.sim.dynamics import run_guarded
 from blips.sim.guard import Guard, results_with
-from blips.train.checkpoint import load
+from blips.train.released import load_once
 
 WATER_COMPRESSIBILITY = 4.6e-5  # 1/bar; how quickly a barostat answers, not where it ends
 GUARD_SAMPLES = 8
 AT_FIRST = 2.0  # times the force std where it begins may a trajectory go, in any case
-SOFT = ("force_std",)  # limits beyond which candidates are only put last
+Scores = dict[str, float]  # of a candidate, by name
 
 
-@dataclass(frozen=True)
-class Model:
-    """A trained model as workers find it: its file, and the digest that the file must have."""
-
-    path: str
-    digest: str
-
-    @property
-    def target(self) -> Path:
-        """The file of the rows of target structures, beside the model, for all workers."""
-        return Path(self.path).with_name("target.npz")
-
-
-def file_digest(path: str | Path) -> str:
-    """Compute the SHA-256 of a file."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
-@lru_cache(maxsize=1)
-def potential_of(model: Model) -> BayesianPotential:
-    """Load a model; the last one that this process used is kept."""
-    found = load(model.path) if file_digest(model.path) == model.digest else None
-    if not isinstance(found, BayesianPotential):
-        raise CampaignError(f"{model.path} is not the model that the campaign trained; delete it")
-    return found
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread within the block, so that results do not depend on the machine."""
-    with kept_num_threads():
-        torch.set_num_threads(1)
-        yield
-
-
-def walk(job: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+@kept_num_threads(1)
+def walk(
+    start: tuple[int, str],
+    *,
+    model: Path,
+    config: CampaignConfig,
+    round: int,
+    limits: LimitsConfig,
+    typical_force: float,
+) -> list[tuple[str, dict[str, Any]]]:
     """Run a guarded trajectory, restart where the guard stops it; return frames and origins.
 
-    The job has: model, start (structure), temperature (K), pressure (GPa, None for constant
-    volume), seed (numbers), walker, explore, limits, soft (whether that of the std is automatic),
-    typical_force (of labels, eV/A).
+    `start` is its number and its structure, `limits` are numbers, `typical_force` (eV/A) is that of
+    the labels.
     """
-    explore: ExploreConfig = job["explore"]
-    origin = {"walker": job["walker"], "temperature": job["temperature"]}
-    if job["pressure"] is not None:
-        origin["pressure"] = job["pressure"]
-    with one_thread():
-        atoms, rng = from_json(job["start"]), np.random.default_rng(job["seed"])
-        atoms.calc = _calculator(job, atoms)
-        guard, start, begun = _guard(job, atoms), atoms.copy(), 0
-        frames: list[tuple[str, dict[str, Any]]] = []
+    walker, structure = start
+    explore, potential = config.explore, load_once(model)
+    temperature, pressure = explore.conditions(walker)
+    origin = {"walker": walker, "temperature": temperature}
+    if pressure is not None:
+        origin["pressure"] = pressure
+    atoms = from_json(structure)
+    rng = np.random.default_rng([config.seed, 2, round, walker])
+    atoms.calc = Calculator(potential, "map", samples=GUARD_SAMPLES)
+    if explore.potential == "member":
+        member = _member(potential, walker, atoms.copy(), typical_force)
+        atoms.calc = Calculator(potential, "frozen", member=member, samples=GUARD_SAMPLES)
+    guard = _guard(limits, atoms, soft=config.limits.force_std == "auto")
+    begin, begun = atoms.copy(), 0
+    frames: list[tuple[str, dict[str, Any]]] = []
 
-        def keep(step: int) -> None:
-            if step > 0 or not frames:
-                frames.append((to_json(atoms), {**origin, "step": begun + step}))
+    def keep(step: int) -> None:
+        if step > 0 or not frames:
+            frames.append((to_json(atoms), {**origin, "step": begun + step}))
 
-        while begun < explore.steps:
-            atoms.set_cell(start.cell)
-            atoms.positions[:] = start.positions
-            dynamics = _dynamics(atoms, job, rng)
-            left, every = explore.steps - begun, explore.every
-            outcome = run_guarded(dynamics, left, guard, every=every, progress=keep)
-            begun += max(outcome.steps, every)
-            if outcome.stopped:
-                frames[-1][1]["guard"] = outcome.reason
-        return frames
+    while begun < explore.steps:
+        atoms.set_cell(begin.cell)
+        atoms.positions[:] = begin.positions
+        dynamics = _dynamics(atoms, explore, walker, rng)
+        left, every = explore.steps - begun, explore.every
+        outcome = run_guarded(dynamics, left, guard, every=every, progress=keep)
+        begun += max(outcome.steps, every)
+        if outcome.stopped:
+            frames[-1][1]["guard"] = outcome.reason
+    return frames
 
 
-def _guard(job: Mapping[str, Any], start: Atoms) -> Guard:
-    """Make a trajectory's guard; the automatic force-std limit lets every trajectory begin."""
-    limits = job["limits"].model_dump(exclude={"force"})
-    high = limits.pop("force_std")
-    if job["soft"] and high is not None:
+def _guard(limits: LimitsConfig, start: Atoms, *, soft: bool) -> Guard:
+    """Make a trajectory's guard; a soft limit of the force std lets every trajectory begin."""
+    high = limits.force_std if isinstance(limits.force_std, float) else None
+    if soft and high is not None:
         name = keys.FORCES_UNCERTAINTY
         std = np.linalg.norm(results_with(start, [name])[name], axis=1)
         high = max(high, AT_FIRST * float(std.max()))
-    return Guard(high=high, **limits)
+    return Guard(high=high, **limits.model_dump(exclude={"force", "force_std"}))
 
 
-def _calculator(job: Mapping[str, Any], start: Atoms) -> Calculator:
-    """Return the calculator: the plain model, or a member of its posterior.
+def _member(model: BayesianPotential, number: int, start: Atoms, typical_force: float) -> Member:
+    """Draw a member of the posterior, near enough to its mean.
 
     Members of a model that has learned little differ from it by more than any force that was ever
     labelled, and tear a structure apart within a few steps. Such a member is brought nearer to the
     mean, v -> t v, until its forces on the start differ by no more (root mean square): it is still
     smooth and conservative, and a draw of a narrower posterior.
     """
-    model = potential_of(job["model"])
-    if job["explore"].potential == "mean":
-        return Calculator(model, method="map", samples=GUARD_SAMPLES)
-    member = model.member(job["walker"])
+    member = model.member(number)
     plain = model.predict(start, method="map").array("forces")
     change = member.predict(start).array("forces") - plain
-    largest, deviation = job["typical_force"], float(np.sqrt((change**2).mean()))
-    if deviation > largest and isinstance(member.noise, torch.Tensor):
-        member = Member(model, member.noise * (largest / deviation))
-    return Calculator(model, method="frozen", member=member, samples=GUARD_SAMPLES)
+    deviation = float(np.sqrt((change**2).mean()))
+    if deviation > typical_force and isinstance(member.noise, torch.Tensor):
+        return Member(model, member.noise * (typical_force / deviation))
+    return member
 
 
-def _dynamics(atoms: Atoms, job: Mapping[str, Any], rng: np.random.Generator) -> MolecularDynamics:
+def _dynamics(
+    atoms: Atoms, explore: ExploreConfig, walker: int, rng: np.random.Generator
+) -> MolecularDynamics:
     """Make the dynamics, with momenta of the Maxwell-Boltzmann distribution."""
-    explore, temperature, pressure = job["explore"], job["temperature"], job["pressure"]
+    temperature, pressure = explore.conditions(walker)
     width = np.sqrt(atoms.get_masses() * units.kB * temperature)  # [N]
     atoms.set_momenta(width[:, None] * rng.standard_normal((len(atoms), 3)))
     timestep = explore.timestep * units.fs
@@ -162,59 +140,56 @@ def _dynamics(atoms: Atoms, job: Mapping[str, Any], rng: np.random.Generator) ->
     )
 
 
-def screen(job: dict[str, Any]) -> dict[str, Any]:
-    """Score a chunk of candidates: name -> value, None where thrown out; and the reasons for it.
+@kept_num_threads(1)
+def screen(
+    structures: Mapping[int, str], *, model: Path, config: CampaignConfig, limits: LimitsConfig
+) -> list[tuple[int, Scores | None, str | None]]:
+    """Score candidates: number, scores if there are any, and what excludes it, if anything.
 
-    The job has: model, structures, select, limits (with numbers), seed.
+    Of the limits all are numbers, and the rule of the configuration is not "auto".
     """
-    limits: LimitsConfig = job["limits"]
     guard = Guard(closest=limits.closest, farthest=limits.farthest)
-    structures = [from_json(text) for text in job["structures"]]
-    with one_thread():
-        findings = [guard.check(atoms) for atoms in structures]
-        both = zip(structures, findings, strict=True)
-        rows = iter(_scores(job, [atoms for atoms, found in both if not found]))
-    scores: list[dict[str, float] | None] = []
-    excluded: list[str | None] = []
-    for found in findings:
-        row = None if found else next(rows)
-        reason = found[0].limit if found else _beyond(row, limits)
-        scores.append(row if reason in (None, *SOFT) else None)
-        excluded.append(reason)
-    return {"scores": scores, "excluded": excluded}
+    atoms = {number: from_json(text) for number, text in structures.items()}
+    broken = {k: found[0].limit for k, one in atoms.items() if (found := guard.check(one))}
+    sound = [k for k in atoms if k not in broken]
+    rows = _scores([atoms[k] for k in sound], model, config)
+    scores = dict(zip(sound, rows, strict=True))
+    return [(k, scores.get(k), broken.get(k) or _beyond(scores[k], limits)) for k in atoms]
 
 
-def _beyond(row: Mapping[str, float] | None, limits: LimitsConfig) -> str | None:
+def _beyond(scores: Scores | None, limits: LimitsConfig) -> str | None:
     """Return the name of a limit that a candidate exceeds, if any."""
-    if row is None:
+    if scores is None:
         return "not finite"
-    scores = {"force": "force", "energy_std_per_atom": "energy_std", "force_std": "force_std"}
-    for name, score in scores.items():
+    names = {"force": "force", "energy_std_per_atom": "energy_std", "force_std": "force_std"}
+    for name, score in names.items():
         limit = getattr(limits, name)
-        if isinstance(limit, float) and row[score] > limit:
+        if isinstance(limit, float) and scores[score] > limit:
             return name
     return None
 
 
-def _scores(job: Mapping[str, Any], structures: Sequence[Atoms]) -> list[dict[str, float] | None]:
+def _scores(
+    structures: Sequence[Atoms], model: Path, config: CampaignConfig
+) -> list[Scores | None]:
     """Score each candidate; None where the model's outputs are not finite."""
     if not structures:
         return []
     try:
-        scores = _scores_of_batch(structures, job["model"], job["select"], job["seed"])
+        columns = _scores_of_batch(structures, model, config.select, config.seed)
     except InputError:
         if len(structures) == 1:
             return [None]
-        return [row for atoms in structures for row in _scores(job, [atoms])]
-    columns = (map(float, values) for values in scores.values())
-    rows = [dict(zip(scores, values, strict=True)) for values in zip(*columns, strict=True)]
-    return [row if np.isfinite(list(row.values())).all() else None for row in rows]
+        return [row for atoms in structures for row in _scores([atoms], model, config)]
+    values = np.array([*columns.values()], dtype=float).T  # [c, scores]
+    rows = [dict(zip(columns, row, strict=True)) for row in values.tolist()]
+    return [row if np.isfinite([*row.values()]).all() else None for row in rows]
 
 
 def _scores_of_batch(
-    structures: Sequence[Atoms], model: Model, select: SelectConfig, seed: int
+    structures: Sequence[Atoms], model: Path, select: SelectConfig, seed: int
 ) -> dict[str, np.ndarray]:
-    potential = potential_of(model)
+    potential = load_once(model)
     prediction = potential.predict(
         structures, samples=select.samples, method=select.method, seed=seed
     )
@@ -232,11 +207,18 @@ def _scores_of_batch(
         rows = candidate_rows(potential, structures, rows=select.rows, seed=seed)
         scores["information"] = information(rows)
         if select.rule == "expected_reduction":
-            scores["expected_reduction"] = expected_reduction(rows, read_target(model))
+            scores["expected_reduction"] = expected_reduction(
+                rows, target_rows(*read_target(model))
+            )
     return scores
 
 
-def read_target(model: Model) -> np.ndarray:
-    """Read the rows T of target structures, [t, d]."""
-    with np.load(model.target) as found:
-        return target_rows(found["forces"], found["energies"])
+def target_file(model: Path) -> Path:
+    """Name the file of the rows of target structures, beside the model, for all workers."""
+    return model.with_name("target.npz")
+
+
+def read_target(model: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read the rows of target structures, of forces [t, d] and of energies per atom [s, d]."""
+    with np.load(target_file(model)) as found:
+        return found["forces"], found["energies"]

@@ -125,9 +125,11 @@ def sampled_outputs(sampler: Sampler, graph: Graph, numbers: range, chunk: int) 
 
 
 @contextmanager
-def kept_num_threads() -> Iterator[None]:
-    """Restore torch's number of threads after the block."""
+def kept_num_threads(within: int | None = None) -> Iterator[None]:
+    """Restore torch's number of threads after the block; it may be another `within` it."""
     before = torch.get_num_threads()
+    if within is not None:
+        torch.set_num_threads(within)
     try:
         yield
     finally:

@@ -65,7 +65,13 @@ def barrier(
         details["member_energies"] = energies + run.energy_factor * changes
         prediction = potential.predict(mean, samples=2, seed=run.seed)
         details["misfit_std"] = misfit_along(mean, prediction.forces_aleatoric_std)
-        details["notes"] = _notes(details["misfit_std"][energies.argmax()], prediction.in_domain)
+        details["notes"] = notes = []
+        if misfit := details["misfit_std"][energies.argmax()]:
+            notes.append(f"misfit of the forces along the path, in no member: ± {misfit:.2g} eV")
+        if prediction.in_domain is not None and not prediction.in_domain.all():
+            notes.append(
+                "the path leaves the data's domain (prediction.in_domain): no error bar holds there"
+            )
 
     def first_order() -> list[Values]:
         top = int(energies.argmax())
@@ -100,16 +106,6 @@ def misfit_along(path: Sequence[Atoms], forces_std: Array | None) -> Array:
         middle = (std[1:] + std[:-1]) / 2
         along[1:] = np.sqrt(np.square(middle * steps).sum(axis=(1, 2))).cumsum()
     return along
-
-
-def _notes(misfit: float, in_domain: Array | None) -> list[str]:
-    """Say what members do not know."""
-    notes = [f"misfit of the forces along the path, in no member: ± {misfit:.2g} eV"]
-    if in_domain is not None and not in_domain.all():
-        notes.append(
-            "the path leaves the data's domain (prediction.in_domain): no error bar holds there"
-        )
-    return notes if misfit else notes[1:]
 
 
 def climbing_band(run: Calculation, surface: Surface, path: Sequence[Atoms]) -> list[Atoms]:

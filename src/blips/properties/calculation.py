@@ -122,18 +122,14 @@ class Calculation:
 
     def energy_changes(self, structures: Sequence[Atoms]) -> Array:
         """Compute changes b . v_k of all members' energies, [K, S] eV, without backward passes."""
-        parts = [
-            linearised.energy_changes(noise)[keys.ENERGY].numpy(force=True)
-            for linearised, noise in self._linearised(structures, forces=False)
-        ]
-        return np.concatenate(parts, axis=1)
+        passes = self._linearised(structures, forces=False)
+        found = [one.energy_changes(v)[keys.ENERGY].numpy(force=True) for one, v in passes]
+        return np.concatenate(found, axis=1)
 
     def force_changes(self, structures: Sequence[Atoms]) -> list[Array]:
         """Compute changes of the forces of all members, [K, N, 3] eV/A for each structure."""
-        return [
-            linearised.members(noise)[keys.FORCES].double().numpy(force=True)
-            for linearised, noise in self._linearised(structures, forces=True)
-        ]
+        passes = self._linearised(structures, forces=True)
+        return [one.members(v)[keys.FORCES].double().numpy(force=True) for one, v in passes]
 
     def of_each(self, of_member: Callable[[int], Result]) -> tuple[list[Result], dict[int, str]]:
         """Compute something of each member, by its number; a `PropertyError` is told as text."""

@@ -68,14 +68,14 @@ def phonons(
 
     lattice = displaced(mean)
     constants = lattice.constants_of(run.plain)
-    lowest, highest = lattice.extremes(constants)
-    frequencies = np.linspace(0.0, 1.1 * highest, DOS_POINTS)
+    mesh = lattice.mesh(constants)
+    lowest = float(mesh.min())
+    frequencies = np.linspace(0.0, 1.1 * float(mesh.max()), DOS_POINTS)
     path = mean.cell.bandpath(npoints=60)
     axis, marks, labels = path.get_linear_kpoint_axis()
 
     def smooth(lattice: _Lattice, constants: Array) -> Values:
-        thermal = lattice.thermal(constants, list(temperatures))
-        return {"bands": lattice.bands(constants, path.kpts), **thermal}
+        return lattice.smooth(constants, path.kpts, list(temperatures))
 
     def values(lattice: _Lattice, constants: Array) -> Values:
         return {**smooth(lattice, constants), "dos": lattice.dos(constants, frequencies)}
@@ -95,7 +95,7 @@ def phonons(
     def of_member(surface: Surface) -> Values:
         own = displaced(run.relaxed(surface, [mean], cell=True)[0])
         own_constants = own.constants_of(surface)
-        if (own_lowest := own.extremes(own_constants)[0]) < IMAGINARY <= lowest:
+        if (own_lowest := own.mesh(own_constants).min()) < IMAGINARY <= lowest:
             raise PropertyError(f"imaginary modes, the lowest at {own_lowest:.2f} THz")
         return values(own, own_constants)
 
@@ -164,27 +164,24 @@ class _Lattice:
         self._phonopy.symmetrize_force_constants(show_drift=False)
         return np.array(self._phonopy.force_constants)
 
-    def extremes(self, constants: Array) -> tuple[float, float]:
-        """Return the lowest and highest frequency of the mesh, THz; imaginary ones are negative."""
-        found = self._with(constants).run_mesh(MESH).frequencies
-        return float(found.min()), float(found.max())
+    def mesh(self, constants: Array) -> Array:
+        """Compute frequencies on the mesh, THz; imaginary ones are negative."""
+        self._phonopy.force_constants = constants
+        return self._phonopy.run_mesh(MESH).frequencies
 
-    def bands(self, constants: Array, wave_vectors: Array) -> Array:
-        """Compute frequencies at wave vectors, [q, modes] THz."""
-        return np.array(self._with(constants).run_qpoints(wave_vectors).frequencies)
-
-    def thermal(self, constants: Array, temperatures: list[float]) -> Values:
-        """Compute thermal properties by the mesh, [T] each."""
-        phonopy = self._with(constants)
-        phonopy.run_mesh(MESH)
-        found = phonopy.run_thermal_properties(temperatures=temperatures, cutoff_frequency=NO_MODE)
-        return {name: np.array(getattr(found, name)) for name in THERMAL}
+    def smooth(self, constants: Array, wave_vectors: Array, temperatures: list[float]) -> Values:
+        """Compute bands [q, modes] in THz, and thermal properties by the mesh, [T] each."""
+        self.mesh(constants)
+        found = self._phonopy.run_thermal_properties(
+            temperatures=temperatures, cutoff_frequency=NO_MODE
+        )
+        thermal: Values = {name: np.array(getattr(found, name)) for name in THERMAL}
+        return {"bands": np.array(self._phonopy.run_qpoints(wave_vectors).frequencies), **thermal}
 
     def dos(self, constants: Array, grid: Array) -> Array:
         """Compute the density of states of the mesh at frequencies in THz, [f]."""
-        phonopy = self._with(constants)
-        phonopy.run_mesh(MESH)
-        found = phonopy.run_total_dos(
+        self.mesh(constants)
+        found = self._phonopy.run_total_dos(
             freq_min=0.0,
             freq_max=grid[-1],
             freq_pitch=grid[1],
@@ -192,7 +189,3 @@ class _Lattice:
             use_tetrahedron_method=False,
         )
         return np.interp(grid, found.frequency_points, np.asarray(found.dos))
-
-    def _with(self, constants: Array) -> Any:
-        self._phonopy.force_constants = constants
-        return self._phonopy

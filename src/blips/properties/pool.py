@@ -14,17 +14,15 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from ase import Atoms
 
 from blips.errors import InputError, TooLargeError, refuse_unknown
 from blips.files import write_atomically
-from blips.potential import BayesianPotential
+from blips.inference.monte_carlo import kept_num_threads
 from blips.properties.barrier import barrier
 from blips.properties.dynamics import dynamics
 from blips.properties.elastic import elastic
@@ -32,7 +30,7 @@ from blips.properties.energies import formation_energy, relax
 from blips.properties.eos import equation_of_state
 from blips.properties.phonons import phonons
 from blips.properties.result import Properties, PropertyError
-from blips.train.released import load
+from blips.train.released import load_once
 
 KINDS: dict[str, Callable[..., Properties]] = {
     "relax": relax,
@@ -110,13 +108,13 @@ def run_pool(
         else:
             left[number] = job
     numbers, jobs = list(left), list(left.values())
-    refused: list[tuple[Job, Refused]] = []
+    refused: list[tuple[Job, Outcome]] = []
     here = enumerate(map(compute, jobs))
     for place, found in here if executor is None else executor.run(_on_one_thread, jobs):
-        if isinstance(found, Refused):
-            refused.append((jobs[place], found))
-        lost = not isinstance(found, Outcome)
-        yield numbers[place], PropertyError(f"its worker was lost: {found}") if lost else found
+        outcome = found if isinstance(found, Outcome) else PropertyError(str(found))
+        if isinstance(found, InputError):
+            refused.append((jobs[place], outcome))
+        yield numbers[place], outcome
     reasons = {str(why) for _, why in refused}
     if len(refused) == len(structures) and len(reasons) == 1:
         raise InputError(*reasons)
@@ -124,27 +122,23 @@ def run_pool(
         job.keep(why)
 
 
-class Refused(PropertyError):
-    """A structure, or options, of which no calculation can be made."""
-
-
-def compute(job: Job) -> Outcome:
+def compute(job: Job) -> Outcome | InputError:
     """Compute and keep one structure's property, or why it has none; a refusal is not kept."""
-    potential = _loaded(job.model, model_digest(job.model))
+    potential = load_once(job.model)
     try:
         found: Outcome = KINDS[job.kind](potential, job.structure, **job.options)
     except TooLargeError as error:
         return PropertyError(str(error))
     except InputError as error:
-        return Refused(str(error))
+        return error
     except PropertyError as error:
         found = error
     job.keep(found)
     return found
 
 
-def _on_one_thread(job: Job) -> Outcome:
-    torch.set_num_threads(1)
+@kept_num_threads(1)
+def _on_one_thread(job: Job) -> Outcome | InputError:
     return compute(job)
 
 
@@ -152,15 +146,6 @@ def model_digest(model: str) -> str:
     """Digest the file of a model, or the name of a released one."""
     content = Path(model).read_bytes() if Path(model).is_file() else model.encode()
     return hashlib.sha256(content).hexdigest()
-
-
-@lru_cache(maxsize=1)
-def _loaded(model: str, digest: str) -> BayesianPotential:
-    """Load a model, once as long as its digest is the same."""
-    potential = load(model)
-    if not isinstance(potential, BayesianPotential):
-        raise InputError(f"{model} is no Bayesian potential; properties need its members")
-    return potential
 
 
 def _plain(one: Any) -> Any:

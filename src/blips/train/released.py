@@ -7,6 +7,7 @@ Project (`recipes/released_posteriors.py`) and is shipped as draws, with where i
 """
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from blips.backbones import load as load_backbone
 from blips.backbones.base import Backbone
 from blips.config import ModelConfig
 from blips.conversion import bayesianize
-from blips.errors import CheckpointError, ConfigError
+from blips.errors import CheckpointError, ConfigError, InputError
 from blips.potential import BayesianPotential
 from blips.train import checkpoint
 from blips.train.checkpoint import Saveable, posterior_from, read_tensors
@@ -50,6 +51,21 @@ def load(
     if options:
         raise ConfigError(f"{path} is no released model and takes no {', '.join(options)}")
     return checkpoint.load(path, place)
+
+
+def load_once(model: str | Path) -> BayesianPotential:
+    """Load a Bayesian potential; the last one is kept in memory as long as its file is the same."""
+    file = Path(model)
+    status = file.stat() if file.is_file() else None
+    return _loaded(str(model), status and (status.st_ino, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=1)
+def _loaded(model: str, stamp: tuple[int, int] | None) -> BayesianPotential:
+    potential = load(model)
+    if not isinstance(potential, BayesianPotential):
+        raise InputError(f"{model} is no Bayesian potential; error bars need its posterior")
+    return potential
 
 
 def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:
