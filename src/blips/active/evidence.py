@@ -92,5 +92,5 @@ def whitened(gaussian: GaussianPosterior, rows: Tensor) -> np.ndarray:
         b Lambda^(-1/2) / s = (b - sum_j u_j (u_j . b) (1 - sqrt(r / (l_j + r)))) / sqrt(r)
     """
     spectrum, ratio = gaussian.spectrum, gaussian.ratio
-    flat = rows.detach().reshape(-1, rows.shape[-1])
+    flat = rows.detach().double().reshape(-1, rows.shape[-1])
     return (spectrum.draws(flat, ratio) / ratio**0.5).reshape(rows.shape).cpu().numpy()
