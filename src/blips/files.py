@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from blips.errors import BlipsError, InputError
 
@@ -64,7 +64,7 @@ def locked(path: Path) -> Iterator[None]:
                 f"process {file.read().strip() or 'unknown'} works in {path.parent} already; wait "
                 "for it, or use another folder"
             ) from None
-        if _is_at(path, file):
+        if path.exists() and os.path.samefile(path, file.fileno()):
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()
@@ -86,11 +86,3 @@ def writing(path: Path) -> Iterator[None]:
         locked(run) if run.exists() else nullcontext(),
     ):
         yield
-
-
-def _is_at(path: Path, file: TextIO) -> bool:
-    """Return whether an open file is still the one at this path."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False

@@ -20,15 +20,15 @@ from blips.config import ModelConfig
 from blips.conversion import bayesianize
 from blips.errors import CheckpointError, ConfigError, InputError
 from blips.potential import BayesianPotential
-from blips.train import checkpoint
-from blips.train.checkpoint import Saveable, posterior_from, read_tensors
+from blips.train.checkpoint import posterior_from, read_tensors, rebuild, restore
+from blips.train.objective import Model
 
 SHIPPED = Path(__file__).parents[1] / "data" / "posteriors"
 
 
 def load(
     path: str | Path, device: str | torch.device = "cpu", *, plain: bool = False, **options: Any
-) -> Saveable:
+) -> Model:
     """Load a model: a file that `save` wrote, or a released model with its error bars.
 
     Released ones have names such as "chgnet", see `blips.backbones.RELEASED`, and options such as
@@ -50,7 +50,15 @@ def load(
         )
     if options:
         raise ConfigError(f"{path} is no released model and takes no {', '.join(options)}")
-    return checkpoint.load(path, place)
+    tensors, header = read_tensors(path)
+    if "optimizer" in header:
+        raise CheckpointError(
+            f"{path} is the state of a training, which blips train --resume continues; its model "
+            f"is {Path(path).with_name('best.safetensors')}, written after the first epoch"
+        )
+    model = rebuild(header.get("model"), path)
+    restore(model, tensors, path, header)
+    return model.to(place)
 
 
 def load_once(model: str | Path) -> BayesianPotential:

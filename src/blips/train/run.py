@@ -36,7 +36,6 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.config_file = self.path / "config.yaml"
         self.last = self.path / "last.safetensors"
         self.best = self.path / "best.safetensors"
 
@@ -47,8 +46,9 @@ class RunFolder:
 
     def start(self, config: RunConfig, *, resume: bool) -> None:
         """Create the folder, or check that `config` is the one that the run began with."""
-        if resume and self.config_file.exists():
-            before = load_config(self.config_file).model_dump(mode="json")
+        file = self.path / "config.yaml"
+        if resume and file.exists():
+            before = load_config(file).model_dump(mode="json")
             changed = different_settings(before, config.model_dump(mode="json"))
             places = {"accelerator", "devices", "nodes", "strategy", "tensorboard"}
             allowed = {"folder", "training.epochs", *(f"training.{name}" for name in places)}
@@ -62,7 +62,7 @@ class RunFolder:
                 f"{self.path} holds a run already; continue it with resume (--resume), "
                 "or choose another folder"
             )
-        write_atomically(self.config_file, dump_config(config).encode())
+        write_atomically(file, dump_config(config).encode())
         self.write_json("environment.json", environment())
 
     def write_json(self, name: str, content: Any) -> Path:
