@@ -289,7 +289,7 @@ def test_the_name_of_a_released_model_in_a_configuration_loads_its_weights(tmp_p
     [
         ({"backbone": "chgnt"}, "did you mean 'chgnet'"),
         ({"backbone": "sevennet"}, "one of sevennet-0, sevennet-l3i5, sevennet-mf-0"),
-        ({"backbone": "painn", "weights": "x.pth"}, "model.weights is for released models"),
+        ({"backbone": "painn", "weights": "x.pth"}, "'painn' has no setting 'weights'"),
         ({"backbone": "chgnet", "hyperparameters": {"cutoff": 3}}, "no setting 'cutoff'"),
     ],
 )

@@ -124,7 +124,7 @@ class DataSets:
         else:
             for frame, atoms in enumerate(structures):
                 if key not in atoms.info:
-                    raise InputError(f"frame {frame} has no data.group_key, {key!r}, in its info")
+                    raise InputError(f"frame {frame} has no {key!r} in its info (data.group_key)")
             split = group_split([str(atoms.info[key]) for atoms in structures], fraction, seed)
         if not split.valid:
             raise ConfigError(

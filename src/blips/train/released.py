@@ -78,15 +78,11 @@ def _loaded(model: str, stamp: tuple[int, int] | None) -> BayesianPotential:
 
 def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:
     """Build a released or untrained backbone; Bayesian unless the configuration says no."""
-    name = config.backbone
+    name, options = config.backbone, config.hyperparameters
+    if config.weights is not None:
+        options = {**options, "weights": config.weights, "trust": config.trust}
     if is_released(config):
-        given = {} if config.weights is None else {"weights": config.weights, "trust": config.trust}
-        backbone = load_backbone(name, **config.hyperparameters | given)
-    elif config.weights is not None:
-        raise ConfigError(
-            f"model.weights is for released models, and {name} starts untrained; released are "
-            f"{', '.join(sorted(RELEASED))}"
-        )
+        backbone = load_backbone(name, **options)
     elif config.pretrained and name in ADAPTERS:
         names = [released for released, (family, _) in RELEASED.items() if family == name]
         raise ConfigError(
@@ -96,7 +92,7 @@ def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backb
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            backbone = build(name, **config.hyperparameters)
+            backbone = build(name, **options)
     if not config.bayes.enabled:
         return backbone
     return bayesianize(backbone, seed=seed, **config.bayes.model_dump(exclude={"enabled"}))

@@ -28,8 +28,6 @@ from blips.config import RunConfig, different_settings, dump_config, load_config
 from blips.errors import ConfigError
 from blips.files import RUN_LOCK, locked, write_atomically
 
-REQUIRED = ("torch", "numpy", "ase", "vesin", "lightning-fabric")
-
 
 class RunFolder:
     """Paths and files of one run."""
@@ -81,9 +79,9 @@ class RunFolder:
 
 def environment() -> dict[str, Any]:
     """Record versions, platform and command; the home folder is ~ in it."""
-    home = f"{Path.home()}/"
+    home, required = f"{Path.home()}/", ("torch", "numpy", "ase", "vesin", "lightning-fabric")
     return {
-        "versions": {"blips-mlip": __version__, **{name: version(name) for name in REQUIRED}},
+        "versions": {"blips-mlip": __version__, **{name: version(name) for name in required}},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "command": [Path(sys.argv[0]).name, *(a.replace(home, "~/") for a in sys.argv[1:])],
