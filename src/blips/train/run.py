@@ -28,12 +28,15 @@ from blips.config import RunConfig, different_settings, dump_config, load_config
 from blips.errors import ConfigError
 from blips.files import RUN_LOCK, locked, write_atomically
 
+REQUIRED = ("torch", "numpy", "ase", "vesin", "lightning-fabric")
+
 
 class RunFolder:
     """Paths and files of one run."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
         self.last = self.path / "last.safetensors"
         self.best = self.path / "best.safetensors"
 
@@ -44,9 +47,8 @@ class RunFolder:
 
     def start(self, config: RunConfig, *, resume: bool) -> None:
         """Create the folder, or check that `config` is the one that the run began with."""
-        file = self.path / "config.yaml"
-        if resume and file.exists():
-            before = load_config(file).model_dump(mode="json")
+        if resume and self.config_file.exists():
+            before = load_config(self.config_file).model_dump(mode="json")
             changed = different_settings(before, config.model_dump(mode="json"))
             places = {"accelerator", "devices", "nodes", "strategy", "tensorboard"}
             allowed = {"folder", "training.epochs", *(f"training.{name}" for name in places)}
@@ -60,7 +62,7 @@ class RunFolder:
                 f"{self.path} holds a run already; continue it with resume (--resume), "
                 "or choose another folder"
             )
-        write_atomically(file, dump_config(config).encode())
+        write_atomically(self.config_file, dump_config(config).encode())
         self.write_json("environment.json", environment())
 
     def write_json(self, name: str, content: Any) -> Path:
@@ -79,9 +81,9 @@ class RunFolder:
 
 def environment() -> dict[str, Any]:
     """Record versions, platform and command; the home folder is ~ in it."""
-    home, required = f"{Path.home()}/", ("torch", "numpy", "ase", "vesin", "lightning-fabric")
+    home = f"{Path.home()}/"
     return {
-        "versions": {"blips-mlip": __version__, **{name: version(name) for name in required}},
+        "versions": {"blips-mlip": __version__, **{name: version(name) for name in REQUIRED}},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "command": [Path(sys.argv[0]).name, *(a.replace(home, "~/") for a in sys.argv[1:])],
