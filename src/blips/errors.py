@@ -45,8 +45,7 @@ def require(module: str, pip_line: str) -> ModuleType:
     try:
         if module in sys.modules:  # often, and from many threads
             return importlib.import_module(module)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             return importlib.import_module(module)
     except ImportError as error:
         raise MissingPackageError(

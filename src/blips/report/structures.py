@@ -10,7 +10,7 @@ from ase import Atoms
 from blips.errors import BlipsError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
-from blips.train.checkpoint import load
+from blips.train.released import load
 from blips.uq.assess import References
 from blips.uq.plots import Plot, numbers
 

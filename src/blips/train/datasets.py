@@ -124,9 +124,7 @@ class DataSets:
         else:
             for frame, atoms in enumerate(structures):
                 if key not in atoms.info:
-                    raise InputError(
-                        f"frame {frame} has no {key!r} in its info, which data.group_key is"
-                    )
+                    raise InputError(f"frame {frame} has no {key!r} in its info (data.group_key)")
             split = group_split([str(atoms.info[key]) for atoms in structures], fraction, seed)
         if not split.valid:
             raise ConfigError(
