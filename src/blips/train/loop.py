@@ -16,7 +16,7 @@ from torch import Tensor
 from blips.bayes.noise import seeded_generator
 from blips.config import RunConfig, TrainingConfig
 from blips.data.dataset import Batch, TrainingData
-from blips.errors import BlipsError, ConfigError
+from blips.errors import BlipsError, CheckpointError, ConfigError
 from blips.potential import BayesianPotential
 from blips.progress import retitle, track
 from blips.train import checkpoint
@@ -78,6 +78,8 @@ class Trainer:
         if not path.exists():
             return
         tensors, header = checkpoint.read_tensors(path)
+        if "optimizer" not in header:
+            raise CheckpointError(f"{path} is no training state; resume from a run's folder")
         checkpoint.restore(self.model, checkpoint.under("model.", tensors), path)
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in checkpoint.under("optimizer.", tensors).items():
