@@ -147,7 +147,7 @@ def wait_for(path, seconds=60):
         (["--low", 2, "--high", 1], "low < high"),
         (["--save-every", 0], "at least 1"),
         (["--reference", "vasp"], "package.module:Name"),
-        (["--method", "committee"], "map, frozen"),
+        (["--method", "committee"], "frozen, onepass, map"),
         (["--frame", 3], "no frame 3"),
     ],
 )

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from blips.cli import shared
 from blips.defaults import SAMPLES
 from blips.errors import ConfigError
-from blips.files import writing
+from blips.files import write_json, writing
 from blips.progress import progress_shown
 
 ANOTHER_REFERENCE = 5.0  # RMS energy error in std beyond which labels are of another reference
@@ -167,7 +167,7 @@ def evaluate(
         prediction = predict_with(potential, atoms, **options)
         result = assess.assess(prediction, references, n_bootstrap=bootstrap)
         name = Path(model).stem
-        path = assess.write_evaluation(folder / "metrics.json", {name: result})
+        path = write_json(folder / "metrics.json", {name: result.to_dict()})
         assess.write_figures(folder / "figures", {name: prediction}, references)
     if json:
         shared.print_json({"file": str(path), **result.to_dict()})

@@ -88,7 +88,7 @@ def md(
     Example: blips md model.safetensors start.extxyz --temperature 300 --to 2000 --low 0.3 --high 1
     """
     from blips.config import load_as
-    from blips.sim.dynamics import MDSettings, outcome_dict, run_md
+    from blips.sim.dynamics import MDSettings, run_md
     from blips.sim.reference import make_calculator
 
     settings = load_as(MDSettings, {name: given.params[name] for name in MDSettings.model_fields})
@@ -110,7 +110,7 @@ def md(
         go_on = f"go on from {folder / 'trajectory.extxyz'} in another folder"
         said = f"interrupted after {outcome.steps} steps; {go_on}"
     if json:
-        shared.print_json(outcome_dict(outcome, settings, guard, folder))
+        typer.echo((folder / "outcome.json").read_text(), nl=False)
     else:
         typer.echo(f"{said}\ntrajectory, uncertain frames and outcome.json in {folder}")
     if outcome.interrupted:

@@ -15,10 +15,9 @@ uncertain.extxyz     frames for labelling that the guard found, with std and the
 outcome.json         how the run ended
 """
 
-import json
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -35,7 +34,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 from blips.config import Section
 from blips.defaults import SAMPLES
 from blips.errors import InputError
-from blips.files import jsonable, write_atomically
+from blips.files import write_json
 from blips.prediction import Model
 from blips.sim.calculator import Calculator, snapshot
 from blips.sim.frames import FrameSaver, append_frame
@@ -186,11 +185,10 @@ def run_md(
     with the steps done and the structure. An earlier run in the folder is refused unless
     `overwrite`.
     """
-    folder = Path(folder)
-    atoms = atoms.copy()
-    samples, seed, member = settings.samples, settings.seed, settings.member
-    atoms.calc = Calculator(potential, settings.method, samples=samples, seed=seed, member=member)
-    rng = np.random.default_rng(seed)
+    folder, atoms = Path(folder), atoms.copy()
+    options = settings.model_dump(include={"method", "samples", "seed", "member"})
+    atoms.calc = Calculator(potential, **options)
+    rng = np.random.default_rng(settings.seed)
     if not atoms.get_momenta().any():
         thermalize_momenta(atoms, settings.temperature, exact_temperature=False, rng=rng)
     dynamics = _dynamics(atoms, settings, rng)
@@ -207,14 +205,14 @@ def run_md(
     for path in paths.values():
         path.unlink(missing_ok=True)
 
-    def heat() -> None:
-        dynamics.set_temperature(temperature_K=settings.temperature_at(dynamics.nsteps))
-
     def after(step: int) -> None:
         frame = snapshot(atoms)
         frame.info["step"] = step
         append_frame(paths["trajectory.extxyz"], frame)
         progress(step, atoms)
+
+    def heat() -> None:
+        dynamics.set_temperature(temperature_K=settings.temperature_at(dynamics.nsteps))
 
     if settings.to is not None:
         dynamics.attach(heat)
@@ -229,26 +227,19 @@ def run_md(
         progress=after,
         should_end=should_end,
     )
-    content = jsonable(outcome_dict(outcome, settings, guard, folder))
-    write_atomically(paths["outcome.json"], json.dumps(content, indent=1).encode())
-    return outcome
-
-
-def outcome_dict(
-    outcome: Outcome, settings: MDSettings, guard: Guard, folder: str | Path
-) -> dict[str, Any]:
-    """Describe an outcome with its settings, for JSON."""
-    return {
+    content = {
         "steps": outcome.steps,
         "time_fs": outcome.steps * settings.timestep,
         "stopped": outcome.stopped,
         "interrupted": outcome.interrupted,
         "reason": outcome.reason,
-        "events": [asdict(event) for event in outcome.events],
+        "events": [vars(event) for event in outcome.events],
         "settings": settings.model_dump(),
-        "guard": asdict(guard),
-        "files": {name.split(".")[0]: str(Path(folder) / name) for name in FILES},
+        "guard": vars(guard),
+        "files": {path.stem: str(path) for path in paths.values()},
     }
+    write_json(paths["outcome.json"], content)
+    return outcome
 
 
 def _dynamics(atoms: Atoms, settings: MDSettings, rng: np.random.Generator) -> Any:

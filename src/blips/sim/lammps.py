@@ -58,12 +58,10 @@ def start(arguments: Sequence[str] = ("-log", "none", "-screen", "none")) -> Any
 def run_script(
     lmp: Any, script: str | Path, calculator: Calculator, elements: Sequence[str], **options: Any
 ) -> "Coupling":
-    """Run an input script whose forces are the calculator's.
+    """Run an input script whose forces are the calculator's; other arguments as for `Coupling`.
 
     The script holds the line `fix blips all external pf/callback 1 1` (any name) after its atoms
     and before its first run, where the calculator is coupled to it.
-
-    The other arguments are those of `Coupling`.
     """
     try:
         lines = Path(script).read_text().splitlines(keepends=True)

@@ -14,7 +14,7 @@ positions in double precision here; the potential computes in its own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,13 +36,8 @@ from blips.sim.guard import Finding, Guard, stop_reason
 
 PIP_LINE = "pip install torch-sim-atomistic==0.3.0"
 
-if TYPE_CHECKING:
-    import torch_sim as ts
-    from torch_sim.models.interface import ModelInterface
-else:
-    ts = require("torch_sim", PIP_LINE)
-    ModelInterface = require("torch_sim.models.interface", PIP_LINE).ModelInterface
-
+ts: Any = require("torch_sim", PIP_LINE)
+ModelInterface: Any = require("torch_sim.models.interface", PIP_LINE).ModelInterface
 STATE_DTYPE = torch.float64
 PER_ATOM = (keys.FORCES, keys.FORCES_UNCERTAINTY)
 PER_STRUCTURE = (keys.ENERGY, keys.ENERGY_UNCERTAINTY, keys.STRESS, keys.STRESS_UNCERTAINTY)
@@ -60,12 +55,7 @@ class TorchSimModel(ModelInterface):
     """
 
     def __init__(
-        self,
-        potential: Model,
-        method: str = "map",
-        *,
-        compute_stress: bool = False,
-        **options: Any,
+        self, potential: Model, method: str = "map", *, compute_stress: bool = False, **options: Any
     ) -> None:
         super().__init__()
         self.potential = potential
@@ -208,11 +198,10 @@ def integrate(
     here = {"dtype": STATE_DTYPE, "device": model.device}
     kT = torch.tensor(temperatures * units.temperature, **here)  # [S] eV
     dt = torch.tensor(timestep * 1e-3 * units.time, **here)
-    make: Any = integrator or ts.nvt_langevin
-    init, update = make(model, dt=dt, kT=kT, **options)
+    init, update = (integrator or ts.nvt_langevin)(model, dt=dt, kT=kT, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        state: Any = ts.initialize_state(structures, model.device, model.dtype)
+        state = ts.initialize_state(structures, model.device, model.dtype)
         if all(atoms.get_momenta().any() for atoms in structures):
             momenta = np.concatenate([atoms.get_momenta() for atoms in structures])
             state.momenta = torch.tensor(momenta, **here)  # [N, 3], TorchSim's unit is ASE's
@@ -272,9 +261,9 @@ def _advance(
         relaxed = converged(state).tolist() if converged else [False] * len(alive)
         at_end = "" if done < steps else "unfinished" if converged else "done"
         leaving: list[int] = []
-        for place, (found, is_relaxed) in enumerate(zip(findings, relaxed, strict=True)):
-            number, halted = alive[place], bool(stop_reason(found))
-            status = "halted" if halted else "converged" if is_relaxed else at_end
+        for place, (number, found) in enumerate(zip(alive, findings, strict=True)):
+            halted = bool(stop_reason(found))
+            status = "halted" if halted else "converged" if relaxed[place] else at_end
             if not status and (saver is None or not found):
                 continue
             frame = _frame(state[[place]], model)
@@ -287,7 +276,7 @@ def _advance(
             return [finished[number] for number in sorted(finished)]
         if leaving:
             state.pop(leaving)
-            alive = [number for place, number in enumerate(alive) if place not in leaving]
+            alive = [number for number in alive if number not in finished]
         for _ in range(min(every, steps - done)):
             state = update(state, alive)
             done += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from blips.data.labels import QUANTITIES, Labels, available, extract
 from blips.data.sanity import warn_of_labels
 from blips.data.structures import Structures, iter_given
 from blips.errors import InputError, refuse_unknown
-from blips.files import write_atomically
 from blips.prediction import Model, Prediction
 from blips.progress import progress_shown
 from blips.uq.bootstrap import Interval
@@ -159,13 +157,9 @@ def calibrate(
 ) -> dict[str, ScaleCalibrator]:
     """Fit a calibration of the error bars to labelled structures and store it with the potential.
 
-    Args:
-        potential: its `calibration` is replaced.
-        structures: neither trained on nor tested on.
-        kind: "scale" (one factor, NLL-optimal) or "conformal".
-        labels: as for `evaluate`.
-        say: is told, in a sentence for each quantity, what was done and gained.
-        options: as for `evaluate`.
+    The structures are neither trained on nor tested on; the kind is "scale" (one factor,
+    NLL-optimal) or "conformal". `say` is told, in a sentence for each quantity, what was done and
+    gained. Labels and options are as for `evaluate`.
     """
     refuse_unknown("calibration", kind, CALIBRATORS)
     found = list(iter_given(structures))
@@ -249,12 +243,6 @@ def _ranks(table: Mapping[str, Interval]) -> str:
     if "spearman_force" in table:
         text += f" (the size of the predicted force alone: {table['spearman_force'].value:.2f})"
     return text
-
-
-def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) -> Path:
-    """Write metrics as JSON, by label."""
-    content = {label: evaluation.to_dict() for label, evaluation in evaluations.items()}
-    return write_atomically(path, f"{json.dumps(content, indent=1)}\n".encode())
 
 
 def by_metric(evaluations: Mapping[str, Evaluation]) -> list[list[Any]]:

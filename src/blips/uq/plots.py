@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -51,12 +50,6 @@ class Plot:
         from blips.uq.figures import draw
 
         return draw(self)
-
-    def _repr_png_(self) -> bytes:
-        """Show the figure in a notebook."""
-        picture = BytesIO()
-        self.figure().savefig(picture, format="png")
-        return picture.getvalue()
 
 
 def numbers(values: Any, digits: int = 5) -> list[float | None]:
