@@ -36,6 +36,7 @@ from blips.defaults import SAMPLES
 from blips.errors import InputError
 from blips.files import write_json
 from blips.prediction import Model
+from blips.progress import track
 from blips.sim.calculator import Calculator, snapshot
 from blips.sim.frames import FrameSaver, append_frame
 from blips.sim.guard import Finding, Guard, stop_reason
@@ -111,16 +112,16 @@ def run_guarded(
         progress(outcome.steps)
 
     look()
-    while outcome.steps < steps and not (outcome.stopped or outcome.interrupted):
-        before = outcome.steps
-        for _ in range(min(every, steps - before)):
-            outcome.interrupted = should_end()
-            if outcome.interrupted:
-                break
-            dynamics.run(1)
-            outcome.steps += 1
-        if outcome.steps > before:
+    for step in track(range(1, steps + 1), "dynamics", steps):
+        outcome.interrupted = not outcome.stopped and should_end()
+        if outcome.stopped or outcome.interrupted:
+            break
+        dynamics.run(1)
+        outcome.steps = step
+        if step % every == 0 or step == steps:
             look()
+    if outcome.interrupted and outcome.steps % every:
+        look()
     return outcome
 
 
@@ -176,14 +177,13 @@ def run_md(
     reference: Any = None,
     overwrite: bool = False,
     should_end: Callable[[], bool] = lambda: False,
-    progress: Callable[[int, Atoms], object] = lambda step, atoms: None,
+    progress: Callable[[Atoms], object] = lambda atoms: None,
 ) -> Outcome:
     """Run from a structure, with its velocities or, where it has none, with drawn ones.
 
     The reference is an ASE calculator that is asked above the guard's `high`. `should_end` is asked
-    before every step, and ends the run with everything saved; `progress` is called at every look
-    with the steps done and the structure. An earlier run in the folder is refused unless
-    `overwrite`.
+    before every step, and ends the run with everything saved; `progress` is called with the
+    structure at every look. An earlier run in the folder is refused unless `overwrite`.
     """
     folder, atoms = Path(folder), atoms.copy()
     options = settings.model_dump(include={"method", "samples", "seed", "member"})
@@ -209,7 +209,7 @@ def run_md(
         frame = snapshot(atoms)
         frame.info["step"] = step
         append_frame(paths["trajectory.extxyz"], frame)
-        progress(step, atoms)
+        progress(atoms)
 
     def heat() -> None:
         dynamics.set_temperature(temperature_K=settings.temperature_at(dynamics.nsteps))
