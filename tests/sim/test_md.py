@@ -145,7 +145,7 @@ def wait_for(path, seconds=60):
         (["--high", "5%"], "either both in eV/A"),
         (["--high", "much"], "expected a number"),
         (["--low", 2, "--high", 1], "low < high"),
-        (["--save-every", 0], "at least 1"),
+        (["--save-every", 0], "every is 0; expected 1 or more"),
         (["--reference", "vasp"], "package.module:Name"),
         (["--method", "committee"], "frozen, onepass, map"),
         (["--frame", 3], "no frame 3"),

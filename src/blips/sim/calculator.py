@@ -26,7 +26,7 @@ from blips.backbones.base import graph_batches
 from blips.data.graph import Graph
 from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
-from blips.errors import InputError, refuse_unknown
+from blips.errors import InputError, refuse_below, refuse_unknown
 from blips.inference.monte_carlo import Samples
 from blips.inference.sampling import METHODS, Member
 from blips.potential import BayesianPotential
@@ -70,8 +70,7 @@ class Calculator(ASECalculator):
             )
         bayesian = isinstance(potential, BayesianPotential)
         refuse_unknown("method", method, METHODS if bayesian else ("auto", "map"))
-        if every < 0:
-            raise InputError(f"every is {every}; expected 0 (only when asked for) or more")
+        refuse_below(0, every=every)
         super().__init__()
         self.potential, self.every = potential, every
         self.structures_seen = 0

@@ -33,7 +33,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from blips.config import Section
 from blips.defaults import SAMPLES
-from blips.errors import InputError
+from blips.errors import InputError, refuse_below
 from blips.files import write_json
 from blips.prediction import Model
 from blips.progress import track
@@ -42,7 +42,6 @@ from blips.sim.frames import FrameSaver, append_frame
 from blips.sim.guard import Finding, Guard, stop_reason
 
 FILES = ("trajectory.extxyz", "uncertain.extxyz", "outcome.json")
-STD_LIMITS = ("force_std", "energy_std_per_atom")  # beyond which a reference calculator decides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +90,15 @@ def run_guarded(
     unasked. `progress` is called with the number of steps done after every look; `should_end` is
     asked before each step.
     """
-    check_run(every, steps)
+    refuse_below(1, every=every)
+    refuse_below(0, steps=steps)
     saver = saver or FrameSaver()
     atoms, outcome = dynamics.atoms, Outcome(frames=saver.frames)
 
     def look() -> None:
         findings, error = guard.check(atoms), None
         stops = bool(stop_reason(findings))
-        of_std = all(finding.limit in STD_LIMITS for finding in findings)
+        of_std = {finding.limit for finding in findings} <= {"force_std", "energy_std_per_atom"}
         if stops and of_std and reference is not None:
             forces = atoms.get_forces(apply_constraint=False)
             errors = np.linalg.norm(forces - reference.get_forces(atoms.copy()), axis=1)
@@ -123,12 +123,6 @@ def run_guarded(
     if outcome.interrupted and outcome.steps % every:
         look()
     return outcome
-
-
-def check_run(every: int, steps: int) -> None:
-    """Refuse arguments of `run_guarded` that no run can be made of."""
-    if every < 1 or steps < 0:
-        raise InputError(f"steps is {steps} and every is {every}; expected >= 0 and >= 1")
 
 
 class MDSettings(Section):

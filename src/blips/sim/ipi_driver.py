@@ -22,7 +22,7 @@ from ase.units import Bohr, Hartree
 
 from blips.backbones.base import graph_batches
 from blips.data.neighbours import NeighbourCache
-from blips.errors import InputError, require
+from blips.errors import InputError, refuse_below, require
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 
@@ -46,8 +46,7 @@ class Committee(Dummy_driver):
         potential = load(model)
         if not isinstance(potential, BayesianPotential):
             raise InputError(f"{model} has no members; give a model that blips.bayesianize made")
-        if members < 2:
-            raise InputError(f"a committee of {members} has no spread; expected 2 or more members")
+        refuse_below(2, members=members)
         self.potential = potential
         self.members = potential.draw(int(members), seed=int(seed))
         self.atoms: Any = ase.io.read(template, -1)

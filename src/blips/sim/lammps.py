@@ -33,7 +33,7 @@ from ase.data import atomic_numbers
 from ase.units import kcal, mol
 
 from blips import keys
-from blips.errors import InputError, require
+from blips.errors import InputError, refuse_below, require
 from blips.sim.calculator import Calculator
 from blips.sim.frames import FrameSaver
 from blips.sim.guard import Finding, Guard, results_with, stop_reason
@@ -107,8 +107,7 @@ class Coupling:
         every: int = 10,
         saver: FrameSaver | None = None,
     ) -> None:
-        if every < 1:
-            raise InputError(f"the std is asked for every {every} steps; expected 1 or more")
+        refuse_below(1, every=every)
         self.lmp, self.calculator, self.fix = lmp, calculator, fix
         self.guard, self.every, self.saver = guard, every, saver or FrameSaver()
         self.findings: list[Finding] = []  # of the guard at its last look

@@ -27,10 +27,9 @@ from blips import keys
 from blips.backbones.base import first_parameter, graph_batches
 from blips.data.graph import Graph
 from blips.data.neighbours import NeighbourCache
-from blips.errors import InputError, require
+from blips.errors import InputError, refuse_below, require
 from blips.prediction import UNCERTAINTIES, Model, Prediction, annotate
 from blips.sim.calculator import Calculator
-from blips.sim.dynamics import check_run
 from blips.sim.frames import FrameSaver
 from blips.sim.guard import Finding, Guard, stop_reason
 
@@ -96,8 +95,7 @@ class TorchSimModel(ModelInterface):
         while len(self._caches) < len(structures):
             self._caches.append(NeighbourCache(self.calculator.neighbours.skin))
         caches = self._caches[: len(structures)]
-        (graph,) = graph_batches(self.potential.backbone, structures, caches=caches)
-        return graph
+        return next(graph_batches(self.potential.backbone, structures, caches=caches))
 
     def _tensors(
         self, state: Any, predict: Callable[[Graph, bool], Prediction]
@@ -252,7 +250,8 @@ def _advance(
     converged: Callable[..., Tensor] | None = None,
 ) -> list[Finished]:
     """Run the batch; structures leave it as they converge or are halted."""
-    check_run(every, steps)
+    refuse_below(1, every=every)
+    refuse_below(0, steps=steps)
     alive = list(range(state.n_systems))  # number of each structure that is still in the batch
     finished: dict[int, Finished] = {}
     done = 0
