@@ -161,8 +161,7 @@ def evaluate(
     labels = shared.labels_of(backbone.labels, energy_key, forces_key)
     atoms = shared.read_known(structures, backbone, labels)
     references = assess.References.of(atoms, labels)
-    stress = assess.stress_too(atoms, references)
-    options = {"samples": samples, "seed": seed, "stress": stress}
+    options = {"samples": samples, "seed": seed, "stress": references.stress is not None}
     with progress_shown():
         prediction = predict_with(potential, atoms, **options)
         result = assess.assess(prediction, references, n_bootstrap=bootstrap)

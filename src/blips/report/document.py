@@ -38,21 +38,18 @@ def document(
     text = resource("vendor/3Dmol-LICENSE.txt")
     licence = text.replace("--", "- -").replace(">", "&gt;")  # it ends no comment
     drawn = {name: vars(plot) for name, plot in figures.items() if plot is not None}
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            title=title,
-            lead=lead,
-            policy=policy(scripts, style),
-            style=style,
-            scripts=scripts,
-            licence=licence if in_3d else "",
-            data={"sets": sets, "figures": drawn},
-            sets=sets,
-            figures=figures,
-            **content,
-        )
+    page = _environment().get_template(template)
+    return page.render(
+        title=title,
+        lead=lead,
+        policy=policy(scripts, style),
+        style=style,
+        scripts=scripts,
+        licence=licence if in_3d else "",
+        data={"sets": sets, "figures": drawn},
+        sets=sets,
+        figures=figures,
+        **content,
     )
 
 

@@ -34,7 +34,7 @@ def viewed_set(
     """
     entries: list[dict[str, Any]] = []
     if prediction.largest_force_std is not None:
-        order = np.argsort(-prediction.largest_force_std, kind="stable").tolist()
+        order: list[int] = np.argsort(-prediction.largest_force_std, kind="stable").tolist()
         labels: Sequence[Any] = [None] * len(structures)
         if references.forces is not None:
             labels = np.split(references.forces, np.cumsum(references.n_atoms)[:-1])

@@ -65,8 +65,7 @@ class Calculator(ASECalculator):
         if not isinstance(potential, Model):
             raise InputError(
                 f"simulations need a model with error bars, got {type(potential).__name__}; make "
-                "one with blips.bayesianize(model) or blips.load(file), or take one of "
-                "blips.baselines"
+                "one with blips.bayesianize(model), or take one of blips.baselines"
             )
         bayesian = isinstance(potential, BayesianPotential)
         refuse_unknown("method", method, METHODS if bayesian else ("auto", "map"))

@@ -4,9 +4,6 @@
     dynamics = Langevin(atoms, 0.5 * fs, temperature_K=300, friction=0.01 / fs, fixcm=False)
     outcome = run_guarded(dynamics, steps=10_000, guard=Guard(low=0.1, high=0.3), every=10)
 
-Frames above `low` are saved; above `high` the run stops, or, where there is a reference calculator,
-it is asked: the run goes on while the potential's true force error stays below a limit.
-
 `run_md` is what `blips md` does. The temperature of its thermostat is T, or goes linearly from T to
 `to` over the steps. It leaves
 
@@ -154,12 +151,6 @@ class MDSettings(Section):
             )
         return self
 
-    def temperature_at(self, step: int) -> float:
-        """Return the temperature of the thermostat, K."""
-        if self.to is None:
-            return self.temperature
-        return self.temperature + (self.to - self.temperature) * step / max(1, self.steps)
-
 
 def run_md(
     potential: Model,
@@ -175,9 +166,8 @@ def run_md(
 ) -> Outcome:
     """Run from a structure, with its velocities or, where it has none, with drawn ones.
 
-    The reference is an ASE calculator that is asked above the guard's `high`. `should_end` is asked
-    before every step, and ends the run with everything saved; `progress` is called with the
-    structure at every look. An earlier run in the folder is refused unless `overwrite`.
+    An earlier run in the folder is refused unless `overwrite`. The reference and `should_end` are
+    those of `run_guarded`; `progress` is called with the structure at every look.
     """
     folder, atoms = Path(folder), atoms.copy()
     options = settings.model_dump(include={"method", "samples", "seed", "member"})
@@ -205,11 +195,12 @@ def run_md(
         append_frame(paths["trajectory.extxyz"], frame)
         progress(atoms)
 
-    def heat() -> None:
-        dynamics.set_temperature(temperature_K=settings.temperature_at(dynamics.nsteps))
+    def heat(change: float) -> None:
+        now = settings.temperature + change * dynamics.nsteps / max(1, settings.steps)
+        dynamics.set_temperature(temperature_K=now)
 
     if settings.to is not None:
-        dynamics.attach(heat)
+        dynamics.attach(heat, change=settings.to - settings.temperature)
     outcome = run_guarded(
         dynamics,
         settings.steps,

@@ -22,9 +22,9 @@ from ase.units import Bohr, Hartree
 
 from blips.backbones.base import graph_batches
 from blips.data.neighbours import NeighbourCache
-from blips.errors import InputError, refuse_below, require
-from blips.potential import BayesianPotential
+from blips.errors import refuse_below, require
 from blips.prediction import Prediction
+from blips.train.released import load_once
 
 Dummy_driver: Any = require("ipi.pes.dummy", "pip install ipi").Dummy_driver
 __DRIVER_NAME__ = "blips"
@@ -41,14 +41,9 @@ class Committee(Dummy_driver):
     def __init__(
         self, template: str, model: str, members: int = 8, seed: int = 0, **options: Any
     ) -> None:
-        from blips.train.released import load
-
-        potential = load(model)
-        if not isinstance(potential, BayesianPotential):
-            raise InputError(f"{model} has no members; give a model that blips.bayesianize made")
         refuse_below(2, members=members)
-        self.potential = potential
-        self.members = potential.draw(int(members), seed=int(seed))
+        self.potential = load_once(model)
+        self.members = self.potential.draw(int(members), seed=int(seed))
         self.atoms: Any = ase.io.read(template, -1)
         self.neighbours = NeighbourCache()
         super().__init__(**options)

@@ -174,11 +174,10 @@ class Coupling:
         low, high, xy, yz, xz, periodic, _ = self.lmp.extract_box()
         (lx, ly, lz), pbc = np.subtract(high, low), np.array(periodic, dtype=bool)
         types = self.lmp.numpy.extract_atom("type")[: len(tag)][order]
-        cell = np.array([[lx, 0, 0], [xy, ly, 0], [xz, yz, lz]])
         numbers = self._numbers[types - 1]
         if not np.array_equal(numbers, self._atoms.numbers):
             self._atoms = Atoms(numbers, calculator=self.calculator)
-        self._atoms.set_cell(cell)
+        self._atoms.set_cell([[lx, 0, 0], [xy, ly, 0], [xz, yz, lz]])
         self._atoms.pbc = pbc
         self._atoms.positions = x[order] - low
         return order
@@ -187,16 +186,14 @@ class Coupling:
         """Renew the std and what the guard says of it."""
         atoms, self._unseen = self._atoms, False
         results = results_with(atoms, (keys.FORCES_UNCERTAINTY, keys.ENERGY_UNCERTAINTY))
-        forces_std = np.linalg.norm(results[keys.FORCES_UNCERTAINTY], axis=1)  # [N]
-        energy_std = float(results[keys.ENERGY_UNCERTAINTY])
-        per_atom = self.lmp.numpy.extract_atom("d_force_std")
-        per_atom[order] = forces_std / self._energy_unit
+        std = np.linalg.norm(results[keys.FORCES_UNCERTAINTY], axis=1) / self._energy_unit  # [N]
+        energy_std = float(results[keys.ENERGY_UNCERTAINTY]) / self._energy_unit
+        self.lmp.numpy.extract_atom("d_force_std")[order] = std
         self.findings = [] if self.guard is None else self.guard.check(atoms)
         verdict = 2.0 if self.stopped else 1.0 if self.findings else 0.0
         if self.findings:
             self.saver.offer(atoms, int(step), self.findings, last=bool(self.stopped))
-        values = (forces_std.max() / self._energy_unit, energy_std / self._energy_unit, verdict)
-        for place, value in enumerate(values, 1):
+        for place, value in enumerate((std.max(), energy_std, verdict), 1):
             self.lmp.fix_external_set_vector(self.fix, place, float(value))
 
 

@@ -38,8 +38,6 @@ PIP_LINE = "pip install torch-sim-atomistic==0.3.0"
 ts: Any = require("torch_sim", PIP_LINE)
 ModelInterface: Any = require("torch_sim.models.interface", PIP_LINE).ModelInterface
 STATE_DTYPE = torch.float64
-PER_ATOM = (keys.FORCES, keys.FORCES_UNCERTAINTY)
-PER_STRUCTURE = (keys.ENERGY, keys.ENERGY_UNCERTAINTY, keys.STRESS, keys.STRESS_UNCERTAINTY)
 
 
 class TorchSimModel(ModelInterface):
@@ -54,7 +52,12 @@ class TorchSimModel(ModelInterface):
     """
 
     def __init__(
-        self, potential: Model, method: str = "map", *, compute_stress: bool = False, **options: Any
+        self,
+        potential: Model,
+        method: str = "map",
+        *,
+        compute_stress: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.potential = potential
@@ -107,12 +110,12 @@ class TorchSimModel(ModelInterface):
             raise InputError("no structure of the batch has finite positions: all have exploded")
         graph = self.graph([structures[k] for k in np.flatnonzero(whole)])
         rows = np.repeat(whole, [len(atoms) for atoms in structures])  # [N]
-        keep = dict.fromkeys(PER_STRUCTURE, whole) | dict.fromkeys(PER_ATOM, rows)
         found: dict[str, Tensor] = {}
         for name, array in predict(graph, self._compute_stress).results().items():
-            if name in keep:
-                full = np.full((len(keep[name]), *array.shape[1:]), np.nan)
-                full[keep[name]] = array
+            if not name.startswith((keys.ENERGIES, keys.IN_DOMAIN)):
+                keep = rows if name.startswith(keys.FORCES) else whole
+                full = np.full((len(keep), *array.shape[1:]), np.nan)
+                full[keep] = array
                 found[name] = torch.as_tensor(full, dtype=self._dtype, device=self._device)
         return found
 

@@ -178,8 +178,6 @@ def force_items(
 def tie_averaged(sorted_key: FloatArray, values: FloatArray) -> FloatArray:
     """Replace values by their mean over equal keys: the expectation over random tie-breaking."""
     starts = np.flatnonzero(np.diff(sorted_key, prepend=-np.inf) > 0.0)
-    if len(starts) == len(sorted_key):
-        return values
     counts = np.diff(starts, append=len(sorted_key))
     return np.repeat(np.add.reduceat(values, starts) / counts, counts)
 

@@ -100,15 +100,13 @@ def parity(
 
 def reliability(models: Mapping[str, Arrays]) -> Plot:
     """Plot observed against predicted cumulative probability, by the label of each model."""
-    series, errors = [], []
+    series: list[Series] = []
     for label, arrays in models.items():
         p, p_obs = reliability_curve(*arrays)
-        error = f"ECE {ece_of_curve(p_obs):.3f}"
-        series.append(line(f"{label} ({error})", p, p_obs))
-        errors.append(f"{label}: {error}")
+        series.append(line(f"{label} (ECE {ece_of_curve(p_obs):.3f})", p, p_obs))
     return Plot(
         "Observed against predicted cumulative probability",
-        f"{_sentence('; '.join(errors))}.",
+        f"{_sentence('; '.join(one['name'] for one in series))}.",
         x={"label": "predicted probability p", "range": [0, 1]},
         y={"label": "fraction below the p-quantile", "range": [0, 1]},
         series=series,
