@@ -26,7 +26,7 @@ from blips.backbones.base import Backbone, graph_batches
 from blips.config import Sources, load_config
 from blips.data.dataset import StructureData, TrainingData
 from blips.data.graph import Graph
-from blips.errors import InputError
+from blips.errors import InputError, refuse_below
 from blips.inference.monte_carlo import monte_carlo
 from blips.prediction import Calibrator, Model, Outputs, Prediction, point_prediction
 from blips.train.fit import Data, FitResult, fit
@@ -109,8 +109,7 @@ class DeepEnsemble(Baseline):
         members: int = 5,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
-        if members < 2:
-            raise InputError(f"members={members}: a standard deviation needs at least 2 members")
+        refuse_below(2, members=members)
         nn.Module.__init__(self)
         self.make_backbone = make_backbone
         self._hyperparameters = dict(hyperparameters or {})

@@ -24,20 +24,14 @@ from blips.backbones import PaiNN
 from blips.conversion import bayesianize
 from blips.data.ammonia import load_ammonia
 from blips.errors import MissingPackageError
+from blips.files import write_json
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 from blips.report import write_report
 from blips.train.checkpoint import save
 from blips.train.fit import fit
 from blips.train.released import load_released
-from blips.uq.assess import (
-    References,
-    assess,
-    calibrate,
-    verdict,
-    write_evaluation,
-    write_figures,
-)
+from blips.uq.assess import References, assess, calibrate, verdict, write_figures
 from blips.uq.evaluate import Evaluation
 
 NUM_TRAIN = 64
@@ -92,7 +86,8 @@ def run_demo(
         predictions = {name: predict(frames, seed=seed) for name, predict in models.items()}
         evaluations[label] = {name: assess(p, references) for name, p in predictions.items()}
         write_figures(folder / "figures" / short, predictions, references)
-        write_evaluation(folder / f"metrics_{short}.json", evaluations[label])
+        metrics = {name: evaluation.to_dict() for name, evaluation in evaluations[label].items()}
+        write_json(folder / f"metrics_{short}.json", metrics)
         files.append(folder / f"test_{short}.extxyz")
         ase.io.write(files[-1], frames, format="extxyz")
     console.print(_table(evaluations))

@@ -54,6 +54,13 @@ def require(module: str, pip_line: str) -> ModuleType:
         ) from error
 
 
+def refuse_below(least: float, **given: float) -> None:
+    """Raise an error that names the first number which is not `least` or more."""
+    for name, value in given.items():
+        if not value >= least:  # NaN is not
+            raise InputError(f"{name} is {value}; expected {least} or more")
+
+
 def refuse_unknown(what: str, value: object, valid: Iterable[str]) -> None:
     """Raise an error with all that is valid, unless `value` is one of it."""
     known = list(valid)

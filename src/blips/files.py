@@ -1,6 +1,7 @@
 """Files that stay whole whatever happens: written in one piece, and locked by one process."""
 
 import fcntl
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,11 @@ def write_atomically(path: str | Path, data: bytes) -> Path:
         file.flush()
         os.fsync(file.fileno())
     return path
+
+
+def write_json(path: str | Path, content: Any) -> Path:
+    """Write what `jsonable` makes of the content."""
+    return write_atomically(path, f"{json.dumps(jsonable(content), indent=1)}\n".encode())
 
 
 def jsonable(content: Any) -> Any:

@@ -85,7 +85,7 @@ def test_ensembles_pickle_whether_trained_or_not(structures):
 def test_errors():
     with pytest.raises(InputError, match="not trained again"):
         DeepEnsemble.of([PaiNN(**TINY), PaiNN(**TINY)]).fit([])
-    with pytest.raises(InputError, match="at least 2 members"):
+    with pytest.raises(InputError, match="members is 1; expected 2 or more"):
         DeepEnsemble("painn", 1)
     with pytest.raises(InputError, match="call fit first"):
         DeepEnsemble("painn").predict([])

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from blips.cli import shared
 from blips.defaults import SAMPLES
 from blips.errors import ConfigError
-from blips.files import writing
+from blips.files import write_json, writing
 from blips.progress import progress_shown
 
 
@@ -160,13 +160,12 @@ def evaluate(
     labels = shared.labels_of(backbone.labels, energy_key, forces_key)
     atoms = shared.read_known(structures, backbone, labels)
     references = assess.References.of(atoms, labels)
-    stress = assess.stress_too(atoms, references)
-    options = {"samples": samples, "seed": seed, "stress": stress}
+    options = {"samples": samples, "seed": seed, "stress": references.stress is not None}
     with progress_shown():
         prediction = predict_with(potential, atoms, **options)
         result = assess.assess(prediction, references, n_bootstrap=bootstrap)
         name = Path(model).stem
-        path = assess.write_evaluation(folder / "metrics.json", {name: result})
+        path = write_json(folder / "metrics.json", {name: result.to_dict()})
         assess.write_figures(folder / "figures", {name: prediction}, references)
     if json:
         shared.print_json({"file": str(path), **result.to_dict()})
