@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.cost import MEMBERS
 from benchmarks.structures import structure
-from blips.backbones import PaiNN, load
+from blips.backbones import PaiNN, build, load
 from blips.backbones.base import AtomisticBackbone
 from blips.bayes.noise import generators
 from blips.config import load_config
@@ -28,8 +28,8 @@ MODELS: dict[str, Callable[[], AtomisticBackbone]] = {
     "chgnet": lambda: load("chgnet"),
     "mattersim-1m": lambda: load("mattersim-1m"),
     "sevennet-0": lambda: load("sevennet-0", trust=True),
-    "orb-v3-direct-20-omat": lambda: load("orb-v3-direct-20-omat", random=True),
-    "orb-v3-conservative-20-omat": lambda: load("orb-v3-conservative-20-omat", random=True),
+    "orb-v3-direct-20-omat": lambda: build("orb-direct"),
+    "orb-v3-conservative-20-omat": lambda: build("orb"),
 }
 
 

@@ -21,11 +21,8 @@ from torch.autograd.function import once_differentiable
 
 from blips.backbones.derivatives import only_first_derivatives
 
-MANY_THREADS = 4
-"""With more, torch's passes over a large tensor beat one pass on one thread."""
-
-LARGE = 2**17
-"""Elements of a tensor that torch spreads over threads with profit."""
+MANY_THREADS = 4  # with more, torch's passes over a large tensor beat one pass on one thread
+LARGE = 2**17  # elements of a tensor that torch spreads over threads with profit
 
 
 def is_for_compiled(x: Tensor) -> bool:
@@ -37,14 +34,9 @@ def is_for_compiled(x: Tensor) -> bool:
     return x.numel() <= LARGE or torch.get_num_threads() <= MANY_THREADS
 
 
-def compiled_messages(
-    filters: Tensor, sent: Tensor, carried: Tensor | None, unit: Tensor, edges: Tensor
-) -> tuple[Tensor, Tensor]:
+class CompiledMessages(Function):
     """Sum messages as `blips.backbones.painn.summed_messages` does."""
-    return _Messages.apply(filters, sent, carried, unit, edges)  # pyright: ignore
 
-
-class _Messages(Function):
     @staticmethod
     def forward(
         ctx: Any,

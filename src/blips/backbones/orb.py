@@ -80,39 +80,26 @@ class Orb(ForeignBackbone):
         num_message_passing_steps: int = 5,
         activation: str = "silu",
     ) -> None:
-        widths: dict[str, Any] = {
-            "latent_dim": latent_dim,
-            "base_mlp_hidden_dim": base_mlp_hidden_dim,
-            "base_mlp_depth": base_mlp_depth,
-            "head_mlp_hidden_dim": head_mlp_hidden_dim,
-            "head_mlp_depth": head_mlp_depth,
-            "num_message_passing_steps": num_message_passing_steps,
-            "activation": activation,
-        }
+        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        widths = {k: v for k, v in given.items() if k != "max_num_neighbors"}
         pretrained = require("orb_models.forcefield.pretrained", self.pip_line)
         system = pretrained.SystemConfig(radius=RADIUS, max_num_neighbors=max_num_neighbors)
         model = getattr(pretrained, self.architecture)(device="cpu", system_config=system, **widths)
         super().__init__(model, RADIUS, NUMBERS)
-        self.hyperparameters = {"max_num_neighbors": max_num_neighbors, **widths}
+        self.hyperparameters = given
         self.max_num_neighbors = max_num_neighbors
 
     @classmethod
     def released(
-        cls,
-        *,
-        variant: str,
-        weights: str | Path | None = None,
-        trust: bool = False,
-        random: bool = False,
+        cls, *, variant: str, weights: str | Path | None = None, trust: bool = False
     ) -> Self:
         """Load a released model by the end of its name, e.g. "direct-20-omat".
 
-        Without a file, the package downloads it; `random` leaves the weights random, for tests.
+        Without a file, the package downloads it.
         """
         backbone = cls(NEIGHBOURS[variant.split("-")[1]])
-        if not random:
-            path = weights or _download(f"orb-v3-{variant}")
-            backbone._restore(read_checkpoint(path, trust=trust), path)
+        path = weights or _download(f"orb-v3-{variant}")
+        backbone._restore(read_checkpoint(path, trust=trust), path)
         return backbone
 
     def graph_of(
@@ -251,5 +238,5 @@ def _download(name: str) -> Path:
     except OSError as error:
         raise CheckpointError(
             f"cannot download the weights of {name} ({error}); fetch {address} "
-            f'elsewhere and give load("{name}", weights=file), or random=True for a test'
+            f'elsewhere and give load("{name}", weights=file)'
         ) from error

@@ -5,7 +5,7 @@ and cell shift, so that a structure has one list, however it was found: energies
 kept list equal those with a fresh one bit for bit.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from ase import Atoms
@@ -16,6 +16,10 @@ from blips.errors import InputError
 SKIN = 1.0  # A; graphs cost a quarter of fresh ones, see benchmarks/neighbours.py
 LARGEST_EXTENT = 2e4  # A, of atoms without periodicity and of cells
 MOST_PAIRS = 1e9  # of atoms and images to look at
+
+# Edges [2, E] int64, receivers i and senders j, and shifts [E, 3] int32, whole lattice vectors; the
+# vector of a pair is r_j + shift @ cell - r_i.
+Neighbours = tuple[np.ndarray, np.ndarray]
 
 
 def check_geometry(atoms: Atoms, cutoff: float) -> None:
@@ -54,13 +58,6 @@ def check_geometry(atoms: Atoms, cutoff: float) -> None:
         )
 
 
-class Neighbours(NamedTuple):
-    """All pairs within a cutoff, sorted; the vector of a pair is r_j + shift @ cell - r_i."""
-
-    edges: np.ndarray  # [2, E] int64, receivers i and senders j
-    shift: np.ndarray  # [E, 3] int32, whole numbers of lattice vectors
-
-
 class NeighbourCache:
     """Keep the neighbours of one moving structure (Verlet list with a skin).
 
@@ -84,7 +81,7 @@ class NeighbourCache:
         if not self._holds(atoms, cutoff):
             self._built_for = None  # stays so where the structure is refused
             self._near = find_neighbours(atoms, cutoff + self.skin)
-            self._offset = self._near.shift @ atoms.cell.array  # [E, 3] A
+            self._offset = self._near[1] @ atoms.cell.array  # [E, 3] A
             self._built_for = atoms.copy(), cutoff
             self.searches += 1
         edges, shift = self._near
@@ -93,7 +90,7 @@ class NeighbourCache:
         squared = np.einsum("ec,ec->e", vector, vector)  # [E] A^2
         _refuse_coinciding(edges, squared)
         inside = np.flatnonzero(squared < cutoff**2)
-        return Neighbours(edges.take(inside, 1), shift.take(inside, 0))
+        return edges.take(inside, 1), shift.take(inside, 0)
 
     def _holds(self, atoms: Atoms, cutoff: float) -> bool:
         """Return whether the kept list has all pairs within the cutoff."""
@@ -120,7 +117,7 @@ def find_neighbours(atoms: Atoms, cutoff: float) -> Neighbours:
     edges = np.stack([receiver, sender]).astype(np.int64)
     _refuse_coinciding(edges, distance)
     order = _order(edges, shift, len(atoms))
-    return Neighbours(edges.take(order, 1), shift.take(order, 0))
+    return edges.take(order, 1), shift.take(order, 0)
 
 
 def search(atoms: Atoms, cutoff: float, quantities: str) -> Any:

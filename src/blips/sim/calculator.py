@@ -22,7 +22,7 @@ from ase.calculators.calculator import all_changes, all_properties
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from blips import keys
-from blips.backbones.base import graph_batches
+from blips.backbones.base import atomistic
 from blips.data.graph import Graph
 from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
@@ -133,7 +133,7 @@ class Calculator(ASECalculator):
         stress = keys.STRESS in self.results or bool(
             wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}
         )
-        (graph,) = graph_batches(self.potential.backbone, structure, 1, [self.neighbours])
+        graph = atomistic(self.potential.backbone).graph(structure, caches=[self.neighbours])
         always = self.always_uncertain
         if not always:
             self.results |= self.plain(graph, stress).ase_results()
