@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from blips.backbones.derivatives import only_first_derivatives
+from blips.backbones.derivatives import first_only
 
 MANY_THREADS = 4  # with more, torch's passes over a large tensor beat one pass on one thread
 LARGE = 2**17  # elements of a tensor that torch spreads over threads with profit
@@ -27,7 +27,7 @@ LARGE = 2**17  # elements of a tensor that torch spreads over threads with profi
 
 def is_for_compiled(x: Tensor) -> bool:
     """Return whether the compiled code, on one thread, is available and fastest for x."""
-    if torch.compiler.is_compiling() or not only_first_derivatives():
+    if torch.compiler.is_compiling() or not first_only.get():
         return False
     if x.dtype is not torch.float32 or not x.is_cpu or _library() is None:
         return False

@@ -88,19 +88,16 @@ class AtomisticBackbone(Backbone):
         return AtomGraph.from_atoms(atoms, self.cutoff, dtype, cache)
 
     def graph(
-        self,
-        atoms: Atoms | Sequence[Atoms],
-        dtype: torch.dtype | None = None,
-        caches: Sequence[NeighbourCache] | None = None,
+        self, atoms: Atoms | Sequence[Atoms], caches: Sequence[NeighbourCache] | None = None
     ) -> AtomGraph:
-        """Build the graph of one or many structures with this model's neighbours and device.
+        """Build the graph of one or many structures with this model's neighbours, dtype, device.
 
         Caches, one for each structure, keep neighbours between calls.
         """
         here = first_parameter(self)
         structures = [atoms] if isinstance(atoms, Atoms) else atoms
         graphs = [
-            self.graph_of(one, dtype or here.dtype, cache)
+            self.graph_of(one, here.dtype, cache)
             for one, cache in zip(structures, caches or [None] * len(structures), strict=True)
         ]
         return (graphs[0] if len(graphs) == 1 else AtomGraph.batch(graphs)).to(here.device)

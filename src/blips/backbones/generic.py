@@ -22,12 +22,12 @@ from blips import keys
 from blips.backbones import e3nn_maps
 from blips.backbones.base import AtomisticBackbone, equal_shares
 from blips.bayes.linear import MapKind, register_kind
+from blips.data.dataset import GraphOf
 from blips.data.graph import AtomGraph, Graph
 from blips.data.neighbours import NeighbourCache
 from blips.errors import InputError, require
 
 EnergiesOf = Callable[[Any, AtomGraph], Tensor | Mapping[str, Tensor]]
-GraphOf = Callable[[Atoms, torch.dtype], AtomGraph]
 RowsOf = Callable[[AtomGraph], Mapping[str, Tensor]]
 
 

@@ -54,12 +54,12 @@ class Graph:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """Copy on another device, with floating-point tensors of another dtype."""
-        tensors = {name: v for name, v in vars(self).items() if isinstance(v, Tensor)}
         moved = {
             name: v.to(device=device, dtype=dtype if v.is_floating_point() else None)
-            for name, v in tensors.items()
+            for name, v in vars(self).items()
+            if isinstance(v, Tensor)
         }
-        same = all(moved[name] is v for name, v in tensors.items())
+        same = all(v is getattr(self, name) for name, v in moved.items())
         return self if same else replace(self, memo={}, **moved)
 
     def turned(self, rotation: Tensor) -> Self:

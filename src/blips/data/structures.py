@@ -186,20 +186,6 @@ def _apart(atoms: Atoms) -> None:
         )
 
 
-def whole_xyz_frames(path: Path) -> np.ndarray:
-    """Return `xyz_frame_offsets` of a file that may be cut off; [0] for no whole frame."""
-    offsets: list[int] = []
-    with path.open("rb") as file:
-        try:
-            offsets.extend(_frame_starts(file, path))
-        except InputError:
-            return np.array(offsets or [0])
-        if len(offsets) > 1:
-            file.seek(-1, io.SEEK_CUR)
-            offsets = offsets if file.read(1) == b"\n" else offsets[:-1]
-    return np.array(offsets)
-
-
 def xyz_frame_offsets(path: Path) -> np.ndarray:
     """Return the bytes at which the frames of an xyz file begin, and the last ends, [F + 1]."""
     if not path.is_file():
