@@ -99,7 +99,18 @@ class Orb(ForeignBackbone):
         """
         backbone = cls(NEIGHBOURS[variant.split("-")[1]])
         path = weights or _download(f"orb-v3-{variant}")
-        backbone._restore(read_checkpoint(path, trust=trust), path)
+        state = read_checkpoint(path, trust=trust)
+        heads = tuple(f"heads.{name}." for name in cls.used_heads)
+        needed = [key for key in backbone.model.state_dict() if key.startswith(heads)]
+        if missing := [key for key in needed if key not in state]:
+            raise CheckpointError(  # the package would leave such a head random
+                f"{path} has no {missing[0]} ({len(missing)} tensors are missing); it belongs to "
+                "another kind of ORB model: direct ones predict forces and stress"
+            )
+        try:
+            backbone.model.load_state_dict(state)
+        except RuntimeError as error:
+            raise CheckpointError(f"the weights in {path} do not fit this model: {error}") from None
         return backbone
 
     def graph_of(
@@ -157,24 +168,19 @@ class Orb(ForeignBackbone):
 
     def _batch(self, graph: AtomGraph) -> Any:
         """Make the package's own graph, with edge vectors differentiable by positions and cell."""
-
-        def counts_and_elements() -> tuple[Tensor, Tensor, Tensor]:
-            of_edges = graph.structure.index_select(0, graph.edge_index[0])
-            n_edge = torch.bincount(of_edges, minlength=graph.num_structures)
-            return graph.node_counts(), n_edge, one_hot(graph.numbers, len(NUMBERS) + 1)
-
-        n_node, n_edge, elements = graph.remember("orb-batch", counts_and_elements)
+        of_edges = graph.structure.index_select(0, graph.edge_index[0])
+        n_node = graph.node_counts()
         vectors = graph.vectors().to(first_parameter(self.model))  # [E, 3]
         base = require("orb_models.forcefield.base", self.pip_line)
         return base.AtomGraphs(
             senders=graph.edge_index[0],
             receivers=graph.edge_index[1],
             n_node=n_node,
-            n_edge=n_edge,
+            n_edge=torch.bincount(of_edges, minlength=graph.num_structures),
             node_features={
                 "positions": graph.positions.to(vectors),
                 "atomic_numbers": graph.numbers,
-                "atomic_numbers_embedding": elements,
+                "atomic_numbers_embedding": one_hot(graph.numbers, len(NUMBERS) + 1),
             },
             edge_features={"vectors": vectors},
             system_features={"cell": graph.cell.to(vectors)},
@@ -183,20 +189,6 @@ class Orb(ForeignBackbone):
             radius=self.cutoff,
             max_num_neighbors=torch.full_like(n_node, self.max_num_neighbors),
         )
-
-    def _restore(self, state: Mapping[str, Tensor], path: str | Path) -> None:
-        """Load the state dict in a file, which must have all that the outputs need."""
-        heads = tuple(f"heads.{name}." for name in self.used_heads)
-        needed = [key for key in self.model.state_dict() if key.startswith(heads)]
-        if missing := [key for key in needed if key not in state]:
-            raise CheckpointError(  # the package would leave such a head random
-                f"{path} has no {missing[0]} ({len(missing)} tensors are missing); it belongs to "
-                "another kind of ORB model: direct ones predict forces and stress"
-            )
-        try:
-            self.model.load_state_dict(state)
-        except RuntimeError as error:
-            raise CheckpointError(f"the weights in {path} do not fit this model: {error}") from None
 
 
 class DirectOrb(Orb):

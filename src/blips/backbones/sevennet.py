@@ -22,7 +22,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import torch
 from ase.data import chemical_symbols
 from torch import Tensor
 
@@ -133,7 +132,12 @@ class SevenNet(E3nnBackbone):
         settings, numbers = self.hyperparameters["settings"], self.hyperparameters["numbers"]
         state = self.state_copy()
         state = {n: v.float() if v.is_floating_point() else v for n, v in state.items()}
-        shift, scale = self._rescaling()
+        own = self.model.rescale_atomic_energy
+        shift, scale = (  # of each element (and fidelity), eV
+            self.reference.scale * value.detach().double().expand(*value.shape[:-1], len(numbers))
+            for value in (own.shift, own.scale)
+        )
+        (shift if shift.ndim == 1 else shift[self.modal]).add_(self.reference.shift[numbers])
         state |= {SHIFT: shift.float(), SCALE: scale.float()}
         statistics = {"shift": shift.tolist(), "scale": scale.tolist()}
         version = _package().__version__  # the package converts what older versions wrote
@@ -152,17 +156,6 @@ class SevenNet(E3nnBackbone):
         if self.modal is not None:
             data["modal_type"] = indices.new_full((graph.num_structures,), self.modal)
         return data
-
-    def _rescaling(self) -> tuple[Tensor, Tensor]:
-        """Return shift and scale (eV) of each element (and fidelity), `reference` included."""
-        numbers = torch.tensor(self.hyperparameters["numbers"])
-        own = self.model.rescale_atomic_energy
-        shift, scale = (
-            self.reference.scale * value.detach().double().expand(*value.shape[:-1], len(numbers))
-            for value in (own.shift, own.scale)
-        )
-        (shift if shift.ndim == 1 else shift[self.modal]).add_(self.reference.shift[numbers])
-        return shift, scale
 
 
 def _package(module: str | None = None) -> Any:

@@ -116,7 +116,9 @@ def find_neighbours(atoms: Atoms, cutoff: float) -> Neighbours:
     receiver, sender, shift, distance = search(atoms, cutoff, "ijSd")
     edges = np.stack([receiver, sender]).astype(np.int64)
     _refuse_coinciding(edges, distance)
-    order = _order(edges, shift, len(atoms))
+    least, most = shift.min(axis=0, initial=0), shift.max(axis=0, initial=0)
+    sizes = (len(atoms), len(atoms), *(most - least + 1))
+    order = np.argsort(np.ravel_multi_index((*edges, *(shift - least).T), sizes))
     return edges.take(order, 1), shift.take(order, 0)
 
 
@@ -129,13 +131,6 @@ def search(atoms: Atoms, cutoff: float, quantities: str) -> Any:
     return NeighborList(cutoff=cutoff, full_list=True, sorted=False).compute(
         points=atoms.positions, box=atoms.cell.array, periodic=atoms.pbc, quantities=quantities
     )
-
-
-def _order(edges: np.ndarray, shift: np.ndarray, n_atoms: int) -> np.ndarray:
-    """Return the order by receiver, then sender, then shift, [E]."""
-    least, most = shift.min(axis=0, initial=0), shift.max(axis=0, initial=0)
-    sizes = (n_atoms, n_atoms, *(most - least + 1))
-    return np.argsort(np.ravel_multi_index((*edges, *(shift - least).T), sizes))
 
 
 def _refuse_coinciding(edges: np.ndarray, distance: np.ndarray) -> None:

@@ -40,7 +40,6 @@ HIGH_CORRELATION = 0.9  # of energies with forces
 THOMAS_FERMI, BINDING = 20.92, 15.0  # eV Z^(7/3), and eV that an atom may be bound with
 COULOMB = units.Hartree * units.Bohr  # e^2 / (4 pi epsilon_0), eV A
 
-Array = np.ndarray
 Structures = Sequence[Atoms] | XyzFrames
 
 
@@ -48,7 +47,7 @@ class Frame(NamedTuple):
     """A structure with labels, NaN for those that it has not."""
 
     atoms: Atoms
-    forces: Array  # [N, 3] eV/A
+    forces: np.ndarray  # [N, 3] eV/A
     energy: float  # eV
 
 
@@ -101,7 +100,7 @@ def _stiffness(frames: Sequence[Frame]) -> str | None:
     )
 
 
-def _bonds(frame: Frame) -> Array:
+def _bonds(frame: Frame) -> np.ndarray:
     """List elements (as a number), distance / l, and push apart (e^2 / l^2) of bonds, [3, n]."""
     atoms, forces, _ = frame
     radii = covalent_radii[atoms.numbers]
@@ -151,7 +150,7 @@ def _units(factor: float) -> str:
     return "they are not in the same unit"
 
 
-def _displacement(first: Atoms, second: Atoms) -> tuple[Array, Array]:
+def _displacement(first: Atoms, second: Atoms) -> tuple[np.ndarray, np.ndarray]:
     """Return displacements [N, 3] after the best superposition, and its rotation [3, 3]."""
     if first.pbc.any():
         moved = second.positions - first.positions
