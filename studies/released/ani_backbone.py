@@ -44,7 +44,6 @@ class ANI(ForeignBackbone):
     """
 
     double_positions = False
-    family = "ani"
     pip_line = "pip install torchani==2.2.4"
     roles: ClassVar = {"model.neural_networks.*": keys.NODE}
     readout_maps: Mapping[str, str] = {"model.neural_networks.*": keys.NODE}

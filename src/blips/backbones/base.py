@@ -23,7 +23,6 @@ from blips.errors import InputError
 from blips.progress import track
 
 LARGEST_CUTOFF = 100.0  # A; searches for neighbours take for ever far beyond
-ROW_BASIS = 16  # Gaussians that describe an edge to the inference network
 
 
 class Backbone(nn.Module):
@@ -78,7 +77,7 @@ class AtomisticBackbone(Backbone):
         self.cutoff = cutoff
         self.hyperparameters = {"cutoff": cutoff, **sizes}
         self.reference = ReferenceEnergies()
-        self._row_basis = GaussianBasis(ROW_BASIS, cutoff)
+        self._row_basis = GaussianBasis(16, cutoff)  # describes edges to the inference network
 
     def graph_of(
         self, atoms: Atoms, dtype: torch.dtype, cache: NeighbourCache | None = None
@@ -90,10 +89,7 @@ class AtomisticBackbone(Backbone):
     def graph(
         self, atoms: Atoms | Sequence[Atoms], caches: Sequence[NeighbourCache] | None = None
     ) -> AtomGraph:
-        """Build the graph of one or many structures with this model's neighbours, dtype, device.
-
-        Caches, one for each structure, keep neighbours between calls.
-        """
+        """Build the graph of structures; caches, one for each, keep neighbours between calls."""
         here = first_parameter(self)
         structures = [atoms] if isinstance(atoms, Atoms) else atoms
         graphs = [

@@ -39,7 +39,6 @@ NUMBERS = range(1, 95)
 class CHGNet(ForeignBackbone):
     """CHGNet of any architecture (arguments of the package's class) with energies of atoms."""
 
-    family = "chgnet"
     pip_line = "pip install chgnet==0.4.2"
     roles: ClassVar = {
         "model.atom_conv_layers.*.twoBody_atom.*": keys.EDGE,

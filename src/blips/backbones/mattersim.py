@@ -37,7 +37,6 @@ COSINE_MARGIN = 1e-7  # as in the package: the angle of a straight line has no d
 class MatterSim(ForeignBackbone):
     """M3GNet as MatterSim has it; `architecture` are arguments of the package's `M3Gnet`."""
 
-    family = "mattersim"
     pip_line = (
         "pip install --no-deps mattersim==1.2.3 && pip install ase torch-geometric torchmetrics "
         "torch-ema torch-runstats e3nn loguru scikit-learn requests pymatgen deprecated"

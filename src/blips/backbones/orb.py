@@ -46,7 +46,6 @@ class Orb(ForeignBackbone):
     and stacks, and of the heads; number of stacks; "silu", "gelu" or "ssp".
     """
 
-    family = "orb"
     pip_line = "pip install orb-models==0.5.5"
     architecture: ClassVar[str] = "orb_v3_conservative_architecture"
     used_heads: ClassVar[tuple[str, ...]] = ("energy",)
@@ -93,10 +92,7 @@ class Orb(ForeignBackbone):
     def released(
         cls, *, variant: str, weights: str | Path | None = None, trust: bool = False
     ) -> Self:
-        """Load a released model by the end of its name, e.g. "direct-20-omat".
-
-        Without a file, the package downloads it.
-        """
+        """Load "direct-20-omat", say; without a file, the package downloads the weights."""
         backbone = cls(NEIGHBOURS[variant.split("-")[1]])
         path = weights or _download(f"orb-v3-{variant}")
         state = read_checkpoint(path, trust=trust)
@@ -194,7 +190,6 @@ class Orb(ForeignBackbone):
 class DirectOrb(Orb):
     """ORB v3 that predicts forces and stress beside the energy; arguments as for `Orb`."""
 
-    family = "orb-direct"
     conservative = False
     architecture = "orb_v3_direct_architecture"
     used_heads = ("energy", "forces", "stress")

@@ -42,7 +42,6 @@ SETTINGS = (
     *("use_modal_output_block", "use_modal_wise_shift", "use_modal_wise_scale"),
 )
 NOT_NEEDED = ("reduce_total_enegy", "force_output")  # blips sums and differentiates itself
-SHIFT, SCALE = "rescale_atomic_energy.shift", "rescale_atomic_energy.scale"
 
 
 class SevenNet(E3nnBackbone):
@@ -55,7 +54,6 @@ class SevenNet(E3nnBackbone):
         modal: which fidelity to predict, for models of several.
     """
 
-    family = "sevennet"
     pip_line = "pip install sevenn==0.13.0"
     roles: ClassVar = {"model.*_convolution.weight_nn.*": keys.EDGE, "model.*": keys.NODE}
     deterministic: Mapping[str, str] = {
@@ -138,7 +136,8 @@ class SevenNet(E3nnBackbone):
             for value in (own.shift, own.scale)
         )
         (shift if shift.ndim == 1 else shift[self.modal]).add_(self.reference.shift[numbers])
-        state |= {SHIFT: shift.float(), SCALE: scale.float()}
+        state["rescale_atomic_energy.shift"] = shift.float()
+        state["rescale_atomic_energy.scale"] = scale.float()
         statistics = {"shift": shift.tolist(), "scale": scale.tolist()}
         version = _package().__version__  # the package converts what older versions wrote
         config = {**_config(settings, numbers), **statistics, "version": version}

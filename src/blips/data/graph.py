@@ -176,10 +176,7 @@ class AtomGraph(Graph):
         dtype: torch.dtype | None = None,
         cache: NeighbourCache | None = None,
     ) -> Self:
-        """Build the graph of one structure with all pairs closer than `cutoff` (A).
-
-        A cache keeps neighbours between calls, for one moving structure.
-        """
+        """Build the graph of all pairs within `cutoff` (A); a cache belongs to one structure."""
         dtype = dtype or torch.get_default_dtype()
         numbers = atoms.numbers.astype(np.int64)
         if numbers.size and not 0 <= numbers.min() <= numbers.max() <= MAX_ATOMIC_NUMBER:

@@ -72,14 +72,14 @@ class NeighbourCache:
             raise InputError(f"the skin is {skin} A; expected 0 (no list is kept) or more")
         self.skin = skin
         self.searches = 0
-        self._built_for: tuple[Atoms, float] | None = None
+        self._built_for = Atoms(), np.nan  # structure and cutoff
 
     def find(self, atoms: Atoms, cutoff: float) -> Neighbours:
         """Find all pairs with distance < `cutoff` (A), as `find_neighbours` does."""
         if self.skin == 0:
             return find_neighbours(atoms, cutoff)
         if not self._holds(atoms, cutoff):
-            self._built_for = None  # stays so where the structure is refused
+            self._built_for = Atoms(), np.nan  # stays so where the structure is refused
             self._near = find_neighbours(atoms, cutoff + self.skin)
             self._offset = self._near[1] @ atoms.cell.array  # [E, 3] A
             self._built_for = atoms.copy(), cutoff
@@ -94,11 +94,10 @@ class NeighbourCache:
 
     def _holds(self, atoms: Atoms, cutoff: float) -> bool:
         """Return whether the kept list has all pairs within the cutoff."""
-        if self._built_for is None or self._built_for[1] != cutoff:
-            return False
-        old = self._built_for[0]
+        old, old_cutoff = self._built_for
         if not (
-            np.array_equal(old.numbers, atoms.numbers)
+            old_cutoff == cutoff
+            and np.array_equal(old.numbers, atoms.numbers)
             and np.array_equal(old.cell.array, atoms.cell.array)
             and np.array_equal(old.pbc, atoms.pbc)
         ):

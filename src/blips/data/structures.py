@@ -114,10 +114,7 @@ def check_structures(
     source: str | Path = "structures",
     **options: Any,
 ) -> list[Atoms]:
-    """Return the structures, or raise one error naming up to ten problems by file and frame.
-
-    The options are those of `iter_checked`.
-    """
+    """Return the structures, or raise one error with ten problems; options of `iter_checked`."""
     return list(iter_checked(structures, source, **options))
 
 
@@ -257,10 +254,7 @@ def read_xyz_frame(file: IO[bytes], path: Path, frame: int, offsets: np.ndarray)
 
 
 class XyzFrames:
-    """The structures of an xyz file, each of which is read whenever it is asked for.
-
-    The file is scanned once for the beginnings of its frames.
-    """
+    """The structures of an xyz file, scanned once for their beginnings, read when asked for."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
