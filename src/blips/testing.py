@@ -138,8 +138,8 @@ def check_stress(model: AtomisticBackbone, atoms: Atoms) -> None:
 
 def check_precision(model: AtomisticBackbone, atoms: Atoms) -> None:
     """Check that single and double precision agree."""
-    rounded = _evaluate(model, atoms, torch.float32)
-    assert_all_close(rounded, _evaluate(model, atoms), 1e-3, "precision")
+    single = _evaluate(model, atoms, torch.float32)
+    assert_all_close(single, _evaluate(model, atoms), 1e-3, "precision")
 
 
 def check_second_derivatives(

@@ -80,9 +80,7 @@ def plain_outputs(
         return asked_for(outputs_of(graph), graph, derivatives)
     if not isinstance(graph, AtomGraph):
         raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
-    return energy_and_derivatives(
-        lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
-    )
+    return energy_and_derivatives(lambda g: outputs_of(g)[keys.ENERGIES], graph, **derivatives)
 
 
 def asked_for(

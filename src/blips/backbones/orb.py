@@ -33,7 +33,6 @@ from blips.errors import CheckpointError, InputError, require
 
 RADIUS = 6.0  # A, also of the envelope inside the package
 NUMBERS = range(1, 118)
-NEIGHBOURS = {"20": 20, "inf": 120}  # names of the released models -> neighbours of an atom
 OUTSIDE = "outside the message-passing stacks"
 OF_STRUCTURES = f"{OUTSIDE}, and its rows are structures, which have no coefficients"
 
@@ -93,7 +92,7 @@ class Orb(ForeignBackbone):
         cls, *, variant: str, weights: str | Path | None = None, trust: bool = False
     ) -> Self:
         """Load "direct-20-omat", say; without a file, the package downloads the weights."""
-        backbone = cls(NEIGHBOURS[variant.split("-")[1]])
+        backbone = cls({"20": 20, "inf": 120}[variant.split("-")[1]])  # neighbours of an atom
         path = weights or _download(f"orb-v3-{variant}")
         state = read_checkpoint(path, trust=trust)
         heads = tuple(f"heads.{name}." for name in cls.used_heads)

@@ -128,8 +128,7 @@ class SevenNet(E3nnBackbone):
     def package_checkpoint(self) -> dict[str, Any]:
         """Return a checkpoint that `SevenNetCalculator` and the package's commands read."""
         settings, numbers = self.hyperparameters["settings"], self.hyperparameters["numbers"]
-        state = self.state_copy()
-        state = {n: v.float() if v.is_floating_point() else v for n, v in state.items()}
+        state = {n: v.float() if v.is_floating_point() else v for n, v in self.state_copy().items()}
         own = self.model.rescale_atomic_energy
         shift, scale = (  # of each element (and fidelity), eV
             self.reference.scale * value.detach().double().expand(*value.shape[:-1], len(numbers))
