@@ -16,20 +16,22 @@ from benchmarks.cost import MEMBERS
 from benchmarks.structures import structure
 from blips.backbones import PaiNN, load
 from blips.backbones.base import AtomisticBackbone
+from blips.backbones.derivatives import plain_outputs
+from blips.backbones.orb import DirectOrb, Orb
 from blips.bayes.noise import generators
 from blips.config import load_config
 from blips.conversion import bayesianize
 from blips.data.dataset import StructureData
 from blips.errors import BlipsError
-from blips.train.objective import Objective, plain_outputs
+from blips.train.objective import Objective
 
 MODELS: dict[str, Callable[[], AtomisticBackbone]] = {
     "painn": PaiNN,
     "chgnet": lambda: load("chgnet"),
     "mattersim-1m": lambda: load("mattersim-1m"),
     "sevennet-0": lambda: load("sevennet-0", trust=True),
-    "orb-v3-direct-20-omat": lambda: load("orb-v3-direct-20-omat", random=True),
-    "orb-v3-conservative-20-omat": lambda: load("orb-v3-conservative-20-omat", random=True),
+    "orb-v3-direct-20-omat": DirectOrb,
+    "orb-v3-conservative-20-omat": Orb,
 }
 
 

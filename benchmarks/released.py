@@ -26,7 +26,7 @@ from ase import Atoms
 from benchmarks.measure import Call, measure
 from benchmarks.structures import labelled, structure
 from benchmarks.training import step
-from blips.backbones import load
+from blips.backbones import family_of, load
 from blips.backbones.base import first_parameter
 from blips.backbones.foreign import ForeignBackbone
 from blips.conversion import bayesianize
@@ -144,10 +144,11 @@ def costs(name: str, options: dict[str, Any], repeats: int) -> dict[str, float]:
     plain, potential = _loaded(name, options), bayesianize(_loaded(name, options))
     atoms = labelled(structure(36), 0)
     graph = plain.graph(atoms)
-    stress = plain.family in ("sevennet", "orb", "orb-direct")
+    family = str(family_of(plain))
+    stress = family in ("sevennet", "orb", "orb-direct")
     torch.set_grad_enabled(plain.conservative)
     calls = {
-        "package": PACKAGE_CALLS[plain.family](_loaded(name, options).model, atoms),
+        "package": PACKAGE_CALLS[family](_loaded(name, options).model, atoms),
         "map": lambda: potential(graph, stress=stress),
     }
     found = {"map": measure(calls, repeats).ratio("map", "package")}

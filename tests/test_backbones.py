@@ -105,7 +105,7 @@ def _shifted_softplus(x: Tensor) -> Tensor:
 
 
 def test_every_parameter_learns_from_energies_and_forces(atomistic: PaiNN | SchNet):
-    graph = AtomGraph.from_atoms([testing.random_structure(s) for s in range(2)], CUTOFF)
+    graph = atomistic.graph([testing.random_structure(s) for s in range(2)])
     out = energy_and_derivatives(
         lambda g: atomistic(g)[keys.ENERGIES], graph, stress=True, create_graph=True
     )

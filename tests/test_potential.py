@@ -88,8 +88,8 @@ def test_map_is_the_base_model_bitwise_and_conversion_can_be_undone():
 def test_every_flipout_and_frozen_sample_of_painn_is_equivariant(structure, improper):
     potential, q = make(estimator="flipout"), rotation(improper=improper)
     atoms = structure()
-    graph = potential.backbone.graph(atoms, torch.float64)
-    turned = potential.backbone.graph(rotated(atoms, q), torch.float64)
+    graph = potential.backbone.graph(atoms)
+    turned = potential.backbone.graph(rotated(atoms, q))
     draws = [FrozenDraw(3)]
     for evaluate in (
         lambda g: one_sample(potential, g, stress=bool(atoms.pbc.all())),
@@ -128,7 +128,7 @@ def test_local_noise_on_vector_maps_would_break_equivariance():
     assert violation(flipout) < 1e-12
     assert violation(local) > 0.1
     with pytest.raises(InputError, match="irrep axis"):
-        one_sample(make(), make().backbone.graph(ethanol(), torch.float64), estimator="local")
+        one_sample(make(), make().backbone.graph(ethanol()), estimator="local")
 
 
 def test_every_egnn_sample_is_equivariant():
@@ -157,12 +157,12 @@ def test_a_frozen_member_is_conservative_and_smooth(backbone):
     member = potential.draw(2, seed=4)[1]
     atoms = ethanol()
     make_graph = potential.backbone.graph
-    forces = member(make_graph(atoms, torch.float64))[keys.FORCES].numpy()
+    forces = member(make_graph(atoms))[keys.FORCES].numpy()
 
     def energy(atom: int, axis: int, step: float) -> float:
         moved = atoms.copy()
         moved.positions[atom, axis] += step
-        return member(make_graph(moved, torch.float64), forces=False)[keys.ENERGY].item()
+        return member(make_graph(moved), forces=False)[keys.ENERGY].item()
 
     step = 1e-4
     for atom, axis in [(0, 0), (2, 1), (8, 2)]:
@@ -177,14 +177,14 @@ def test_a_frozen_member_is_conservative_and_smooth(backbone):
 def test_forces_of_a_sample_are_derivatives_with_the_noise_held_fixed():
     potential = make(estimator="auto")
     atoms = ethanol()
-    graph = potential.backbone.graph(atoms, torch.float64)
+    graph = potential.backbone.graph(atoms)
     forces = one_sample(potential, graph)[keys.FORCES]
     step = 1e-5
     energies = []
     for sign in (1, -1):
         moved = atoms.copy()
         moved.positions[3, 1] += sign * step
-        moved_graph = potential.backbone.graph(moved, torch.float64)
+        moved_graph = potential.backbone.graph(moved)
         energies.append(one_sample(potential, moved_graph, forces=False)[keys.ENERGY].detach())
     slope = (energies[0] - energies[1]) / (2 * step)
     torch.testing.assert_close(-slope[0], forces[3, 1], rtol=1e-5, atol=1e-6)
@@ -193,7 +193,7 @@ def test_forces_of_a_sample_are_derivatives_with_the_noise_held_fixed():
 @pytest.mark.parametrize("estimator", ["auto", "flipout"])
 def test_gradients_of_a_force_loss_reach_every_weight_and_the_inference_network(estimator):
     potential = make(estimator=estimator)
-    graph = potential.backbone.graph([ethanol()], torch.float64)
+    graph = potential.backbone.graph([ethanol()])
     sample = potential.sample(graph, noise.generators(0, 1), create_graph=True)
     loss = sample.outputs[keys.FORCES].abs().mean() + potential.kl(sample.coefficients)
     loss.backward()
@@ -208,7 +208,7 @@ def test_gradients_of_a_force_loss_reach_every_weight_and_the_inference_network(
 
 def test_an_isolated_atom_has_finite_samples_and_gradients():
     potential = make()
-    graph = potential.backbone.graph([Atoms("C", positions=[[0, 0, 0]])], torch.float64)
+    graph = potential.backbone.graph([Atoms("C", positions=[[0, 0, 0]])])
     sample = potential.sample(graph, noise.generators(0, 1), create_graph=True)
     assert torch.equal(sample.outputs[keys.FORCES], torch.zeros(1, 3).double())
     loss = sample.outputs[keys.ENERGY].sum() + potential.kl(sample.coefficients)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones.base import gather_rows, require_positive, scatter_sum
+from blips.backbones.base import require_positive, scatter_sum
 from blips.bayes.encoder import mlp
 from blips.data.graph import Graph
 from studies.nbody.data import POSITIONS
@@ -105,7 +105,7 @@ class EGNNLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Compute features [N, H] and positions [N, 3] after the layer."""
         receiver, sender = edges
-        away = gather_rows(positions, receiver) - gather_rows(positions, sender)  # [E, 3]
+        away = positions.index_select(0, receiver) - positions.index_select(0, sender)  # [E, 3]
         pairs = torch.cat([away.square().sum(dim=1, keepdim=True), attributes], dim=1)  # [E, 3]
         messages = self.message(pair_rows(hidden, pairs, edges))  # [E, H]
         pushes = scatter_sum(away * self.coordinate(messages), receiver, len(positions))  # [N, 3]

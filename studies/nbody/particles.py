@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from blips import keys
-from blips.backbones.base import Backbone, gather_rows
+from blips.backbones.base import Backbone
 from blips.data.graph import Graph
 from blips.errors import InputError
 from studies.nbody.data import ParticleGraph
@@ -44,7 +44,7 @@ class ParticleBackbone(Backbone):
 def edge_attributes(graph: ParticleGraph) -> Tensor:
     """Compute charge product q_i q_j and squared distance of each pair, [E, 2]."""
     receiver, sender = graph.edge_index
-    charge_product = gather_rows(graph.charges, receiver) * gather_rows(graph.charges, sender)
+    charge_product = graph.charges.index_select(0, receiver) * graph.charges.index_select(0, sender)
     squared_distance = graph.vectors().square().sum(dim=1)  # [E]
     return torch.stack([charge_product, squared_distance], dim=1)
 
@@ -57,4 +57,4 @@ def speeds(graph: ParticleGraph) -> Tensor:
 def pair_rows(node: Tensor, pair: Tensor, edges: Tensor) -> Tensor:
     """Concatenate [a_i, a_j, c_ij] of nodes a [N, H] and pairs c [E, C], [E, 2 H + C]."""
     receiver, sender = edges
-    return torch.cat([gather_rows(node, receiver), gather_rows(node, sender), pair], dim=1)
+    return torch.cat([node.index_select(0, receiver), node.index_select(0, sender), pair], dim=1)

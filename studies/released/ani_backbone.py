@@ -26,7 +26,6 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones import BACKBONES
-from blips.backbones.base import edge_lengths, gather_rows
 from blips.backbones.foreign import ForeignBackbone
 from blips.backbones.rows import edge_pairs
 from blips.data.graph import AtomGraph
@@ -45,7 +44,6 @@ class ANI(ForeignBackbone):
     """
 
     double_positions = False
-    family = "ani"
     pip_line = "pip install torchani==2.2.4"
     roles: ClassVar = {"model.neural_networks.*": keys.NODE}
     readout_maps: Mapping[str, str] = {"model.neural_networks.*": keys.NODE}
@@ -94,14 +92,14 @@ class ANI(ForeignBackbone):
         vectors = graph.vectors()  # [E, 3]
         receiver, sender = graph.edge_index
         element = species[sender]  # [E]
-        radial = functions.radial_terms(aev.Rcr, aev.EtaR, aev.ShfR, edge_lengths(vectors))
+        radial = functions.radial_terms(aev.Rcr, aev.EtaR, aev.ShfR, vectors.norm(dim=-1))
         count = aev.num_species
         rows = radial.new_zeros(graph.num_nodes * count, radial.shape[1])
         rows = rows.index_add(0, receiver * count + element, radial)
 
-        pairs = edge_pairs(graph, edge_lengths(vectors), aev.Rca)  # [2, P], both orders
+        pairs = edge_pairs(graph, vectors.norm(dim=-1), aev.Rca)  # [2, P], both orders
         first, second = pairs[:, pairs[0] < pairs[1]]
-        both = torch.stack([gather_rows(vectors, first), gather_rows(vectors, second)])
+        both = torch.stack([vectors.index_select(0, first), vectors.index_select(0, second)])
         constants = (aev.ShfZ, aev.EtaA, aev.Zeta, aev.ShfA)
         angular = functions.angular_terms(aev.Rca, *constants, both)
         inside = (both.detach().norm(dim=-1) <= aev.Rca).all(dim=0)  # the cosine rises again

@@ -14,7 +14,7 @@ from inference.models import small
 
 SMALL = ("chgnet", "sevennet", "mattersim")  # with random weights
 RELEASED = ("chgnet-r2scan", "sevennet-0")  # steeper, and their weights come with the packages
-FULL_SIZE = ("orb-v3-direct-20-omat", "orb-v3-conservative-inf-omat")  # weights are downloads
+FULL_SIZE = {"orb-v3-direct-20": ("orb-direct", 20), "orb-v3-conservative-inf": ("orb", 120)}
 TOLERANCE = 1e-5  # eV/A
 FAR = 1e6 * np.array([1.0, -0.7, 0.3]) + np.array([0.123, 4.567, 8.9])  # A
 # The packages behind CHGNet, ORB and MatterSim.
@@ -33,7 +33,9 @@ def potential(request) -> blips.BayesianPotential:
         return blips.bayesianize(load(request.param))
     if request.param in FULL_SIZE:
         torch.manual_seed(0)
-        backbone = load(request.param, random=True)
+        family, neighbours = FULL_SIZE[request.param]
+        backbone = build(family, max_num_neighbors=neighbours)
+        backbone.pretrained = True
         with torch.no_grad():
             for weight in backbone.parameters():
                 weight.mul_(2.0 if weight.ndim > 1 else 1.0)  # forces of some eV/A

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from blips import keys
 from blips.backbones import PaiNN, _fast
-from blips.backbones.derivatives import energy_and_derivatives, only_first_derivatives
+from blips.backbones.derivatives import energy_and_derivatives, first_only
 from blips.backbones.painn import summed_messages
 
 pytestmark = pytest.mark.skipif(
@@ -32,7 +32,7 @@ def both_ways(given_inputs):
     """Sums and gradients by the formula and by compiled code."""
     outcomes = []
     leaves = [x for x in given_inputs if x is not None and x.requires_grad]
-    for function in (summed_messages, _fast.compiled_messages):
+    for function in (summed_messages, _fast.CompiledMessages.apply):
         sums = function(*given_inputs)
         upstream = [torch.linspace(-1, 1, x.numel()).view_as(x) for x in sums]
         outcomes.append((sums, torch.autograd.grad(sums, leaves, upstream)))
@@ -61,7 +61,7 @@ def test_forces_and_stress_are_the_same_and_training_takes_the_formula():
     used: list[bool] = []
 
     def energies(graph):
-        used.append(only_first_derivatives())
+        used.append(first_only.get())
         return model(graph)[keys.ENERGIES]
 
     graph = model.graph([bulk("Si", cubic=True), bulk("NaCl", "rocksalt", a=5.6)])
@@ -73,7 +73,7 @@ def test_forces_and_stress_are_the_same_and_training_takes_the_formula():
         torch.testing.assert_close(quick[name], plain[name].detach(), rtol=1e-4, atol=1e-5)
     plain["forces"].square().sum().backward()
     assert model.readout[0].weight.grad is not None
-    assert not only_first_derivatives()
+    assert not first_only.get()
 
 
 def test_double_precision_and_many_threads_take_the_formula(monkeypatch):

@@ -10,12 +10,12 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 import blips
 from blips import keys, testing
-from blips.backbones import load
+from blips.backbones import build
+from blips.backbones.derivatives import plain_outputs
 from blips.backbones.orb import Orb
 from blips.bayes.noise import generators
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
-from blips.train.objective import plain_outputs
 from helpers import orb_package, quartz, small_orb
 
 # The package hands torch tensors to functions of ASE that expect arrays.
@@ -270,7 +270,7 @@ def _labelled(atoms: Atoms) -> Atoms:
 
 def test_the_paper_s_model_of_full_size():
     torch.manual_seed(0)
-    orb = load("orb-v3-direct-20-omat", random=True)
+    orb = build("orb-direct")
     assert sum(p.numel() for p in orb.parameters()) == 25_644_479
     potential = blips.bayesianize(orb, **FOUNDATION)
     assert len(potential.conversion.roles) == 5 * 2 * 3

@@ -25,4 +25,4 @@ def painn() -> PaiNN:
 @pytest.fixture
 def graph(painn: PaiNN, structures) -> AtomGraph:
     """Four structures."""
-    return painn.graph(structures[0][:4], torch.float64)
+    return painn.graph(structures[0][:4])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import blips
-from blips.data.structures import BATCH_ATOMS, whole_xyz_frames
+from blips.data.structures import BATCH_ATOMS
 from environment import COMMAND_ENVIRONMENT as ENVIRONMENT
 
 PREDICT = ["predict", "model.safetensors", "long.extxyz", "-o", "out.extxyz", "--samples", "4"]
@@ -50,8 +50,7 @@ def test_a_killed_prediction_resumes_to_the_same_bytes(long, command):
     (long / "out.extxyz").unlink()
     killed_after(2, len(whole) // 3)
     assert not (long / "out.extxyz").exists()
-    kept = len(whole_xyz_frames(long / "out.extxyz.part")) - 1
-    assert 0 < kept < 600
+    assert 0 < (long / "out.extxyz.part").read_text().count("Properties=") < 600
     refused = command(*PREDICT)
     assert refused.returncode == 2
     assert "--resume" in refused.stderr

@@ -51,7 +51,7 @@ def test_a_batch_is_the_graph_and_the_labels_of_its_structures(indices):
     frames = crystals()
     batch = StructureData(frames, CUTOFF, quantities=ALL).batch(indices)
     chosen = [frames[i] for i in indices]
-    expected = AtomGraph.from_atoms(chosen, CUTOFF)
+    expected = AtomGraph.batch([AtomGraph.from_atoms(one, CUTOFF) for one in chosen])
     assert isinstance(batch.graph, AtomGraph)
     torch.testing.assert_close(batch.graph.vectors(), expected.vectors())
     torch.testing.assert_close(batch.graph.edge_index, expected.edge_index)

@@ -34,6 +34,10 @@ def brute_force(atoms: Atoms, cutoff: float) -> set[tuple[int, ...]]:
     return found
 
 
+def batch_of(structures: list[Atoms], cutoff: float = CUTOFF) -> AtomGraph:
+    return AtomGraph.batch([AtomGraph.from_atoms(atoms, cutoff) for atoms in structures])
+
+
 def neighbours(graph: AtomGraph) -> list[tuple[int, ...]]:
     rows = torch.cat([graph.edge_index.T, graph.edge_shift.long()], dim=1)
     return [tuple(row) for row in rows.tolist()]
@@ -115,7 +119,7 @@ def test_graph_is_a_copy_of_the_atoms():
 @given(kinds=st.lists(st.booleans(), min_size=1, max_size=4))
 def test_batch_holds_every_structure_as_it_is_alone(kinds: list[bool]):
     atoms = [random_structure(seed, periodic) for seed, periodic in enumerate(kinds)]
-    batch = AtomGraph.from_atoms([*atoms, Atoms("He")], CUTOFF)
+    batch = batch_of([*atoms, Atoms("He")])
     assert batch.num_structures == len(kinds) + 1
     receivers = batch.structure[batch.edge_index[0]]
     assert torch.equal(receivers, batch.structure[batch.edge_index[1]])
@@ -139,7 +143,7 @@ def test_batches_of_batches_keep_their_order():
 
 
 def test_replicas_are_copies_one_after_the_other():
-    graph = AtomGraph.from_atoms([random_structure(0), random_structure(1, False)], CUTOFF)
+    graph = batch_of([random_structure(0), random_structure(1, False)])
     copies = graph.replicate(3)
     assert (copies.num_nodes, copies.num_edges) == (3 * graph.num_nodes, 3 * graph.num_edges)
     assert copies.num_structures == 6
@@ -153,9 +157,9 @@ def test_replicas_are_copies_one_after_the_other():
 
 def test_halves_are_the_structures_as_they_were():
     structures = [molecule("NH3"), bulk("Cu", cubic=True), Atoms("H"), molecule("H2O"), bulk("Si")]
-    whole = AtomGraph.from_atoms(structures, 4.0)
+    whole = batch_of(structures, 4.0)
     for half, part in zip(whole.halves(), (structures[:3], structures[3:]), strict=True):
-        expected = AtomGraph.from_atoms(part, 4.0)
+        expected = batch_of(part, 4.0)
         assert half.num_structures == expected.num_structures
         for name, value in expected._contents().items():
             assert torch.equal(torch.as_tensor(getattr(half, name)), torch.as_tensor(value)), name
@@ -163,7 +167,7 @@ def test_halves_are_the_structures_as_they_were():
 
 def test_a_neighbourhood_has_the_edges_among_its_atoms():
     atoms = bulk("Cu", cubic=True) * (4, 4, 4)
-    graph = AtomGraph.from_atoms([atoms, molecule("NH3")], 3.0)
+    graph = batch_of([atoms, molecule("NH3")], 3.0)
     part = graph.neighbourhood(30)
     assert 30 <= part.num_nodes < 100
     assert part.num_structures == 1
@@ -186,7 +190,7 @@ def test_conversion_changes_only_floating_point_tensors():
 
 
 def test_sum_over_structures():
-    graph = AtomGraph.from_atoms([molecule("H2O"), Atoms("He"), molecule("N2")], CUTOFF)
+    graph = batch_of([molecule("H2O"), Atoms("He"), molecule("N2")])
     sums = graph.sum_over_structures(torch.arange(6.0)[:, None])
     assert sums.tolist() == [[3.0], [3.0], [9.0]]
 
@@ -212,8 +216,8 @@ def test_unusable_structures_are_refused(atoms: Atoms, cutoff: float, message: s
 
 def test_empty_batch_and_missing_volume_are_refused():
     with pytest.raises(InputError, match="no graphs"):
-        AtomGraph.from_atoms([], CUTOFF)
-    graph = AtomGraph.from_atoms([random_structure(0), molecule("H2O")], CUTOFF)
+        AtomGraph.batch([])
+    graph = batch_of([random_structure(0), molecule("H2O")])
     with pytest.raises(InputError, match="structure 1 of the batch has no volume"):
         graph.volumes()
 

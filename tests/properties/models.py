@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import blips
 from blips import keys
-from blips.backbones.base import AtomisticBackbone, edge_lengths, scatter_sum
+from blips.backbones.base import AtomisticBackbone, scatter_sum
 from blips.data.graph import Graph
 from blips.inference.posterior import Scale
 
@@ -42,7 +42,7 @@ class LennardJones(AtomisticBackbone):
 
     def forward(self, graph: Graph) -> dict[str, Tensor]:
         graph = self._atom_graph(graph)
-        near = DISTANCE / edge_lengths(graph.vectors())
+        near = DISTANCE / graph.vectors().norm(dim=-1)
         powers = torch.stack([near**12, near**6], dim=1) / 2  # half of a bond each
         features = scatter_sum(powers, graph.edge_index[0], graph.num_nodes)
         return {keys.ENERGIES: self.readout(features).squeeze(-1)}

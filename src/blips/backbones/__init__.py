@@ -74,9 +74,10 @@ def build(name: str, **hyperparameters: Any) -> Backbone:
 
 def family_of(backbone: Backbone) -> str | None:
     """Return the name by which `build` makes such a backbone; None if it is not one of blips'."""
-    if isinstance(backbone, ForeignBackbone):
-        return backbone.family
-    return next((name for name, cls in BACKBONES.items() if type(backbone) is cls), None)
+    cls = type(backbone)
+    place = f"{cls.__module__}:{cls.__name__}".removeprefix(f"{__name__}.")
+    known = (BACKBONES | ADAPTERS).items()
+    return next((name for name, one in known if one is cls or one == place), None)
 
 
 def load(name: str, **options: Any) -> ForeignBackbone:

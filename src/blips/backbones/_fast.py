@@ -19,32 +19,24 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from blips.backbones.derivatives import only_first_derivatives
+from blips.backbones.derivatives import first_only
 
-MANY_THREADS = 4
-"""With more, torch's passes over a large tensor beat one pass on one thread."""
-
-LARGE = 2**17
-"""Elements of a tensor that torch spreads over threads with profit."""
+MANY_THREADS = 4  # with more, torch's passes over a large tensor beat one pass on one thread
+LARGE = 2**17  # elements of a tensor that torch spreads over threads with profit
 
 
 def is_for_compiled(x: Tensor) -> bool:
     """Return whether the compiled code, on one thread, is available and fastest for x."""
-    if torch.compiler.is_compiling() or not only_first_derivatives():
+    if torch.compiler.is_compiling() or not first_only.get():
         return False
     if x.dtype is not torch.float32 or not x.is_cpu or _library() is None:
         return False
     return x.numel() <= LARGE or torch.get_num_threads() <= MANY_THREADS
 
 
-def compiled_messages(
-    filters: Tensor, sent: Tensor, carried: Tensor | None, unit: Tensor, edges: Tensor
-) -> tuple[Tensor, Tensor]:
+class CompiledMessages(Function):
     """Sum messages as `blips.backbones.painn.summed_messages` does."""
-    return _Messages.apply(filters, sent, carried, unit, edges)  # pyright: ignore
 
-
-class _Messages(Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -23,7 +23,6 @@ from blips.errors import InputError
 from blips.progress import track
 
 LARGEST_CUTOFF = 100.0  # A; searches for neighbours take for ever far beyond
-ROW_BASIS = 16  # Gaussians that describe an edge to the inference network
 
 
 class Backbone(nn.Module):
@@ -78,7 +77,7 @@ class AtomisticBackbone(Backbone):
         self.cutoff = cutoff
         self.hyperparameters = {"cutoff": cutoff, **sizes}
         self.reference = ReferenceEnergies()
-        self._row_basis = GaussianBasis(ROW_BASIS, cutoff)
+        self._row_basis = GaussianBasis(16, cutoff)  # describes edges to the inference network
 
     def graph_of(
         self, atoms: Atoms, dtype: torch.dtype, cache: NeighbourCache | None = None
@@ -88,19 +87,13 @@ class AtomisticBackbone(Backbone):
         return AtomGraph.from_atoms(atoms, self.cutoff, dtype, cache)
 
     def graph(
-        self,
-        atoms: Atoms | Sequence[Atoms],
-        dtype: torch.dtype | None = None,
-        caches: Sequence[NeighbourCache] | None = None,
+        self, atoms: Atoms | Sequence[Atoms], caches: Sequence[NeighbourCache] | None = None
     ) -> AtomGraph:
-        """Build the graph of one or many structures with this model's neighbours and device.
-
-        Caches, one for each structure, keep neighbours between calls.
-        """
+        """Build the graph of structures; caches, one for each, keep neighbours between calls."""
         here = first_parameter(self)
         structures = [atoms] if isinstance(atoms, Atoms) else atoms
         graphs = [
-            self.graph_of(one, dtype or here.dtype, cache)
+            self.graph_of(one, here.dtype, cache)
             for one, cache in zip(structures, caches or [None] * len(structures), strict=True)
         ]
         return (graphs[0] if len(graphs) == 1 else AtomGraph.batch(graphs)).to(here.device)
@@ -123,7 +116,7 @@ class AtomisticBackbone(Backbone):
         """Return elements, radial basis and envelope of distances (and, for the paper, vectors)."""
         graph = self._atom_graph(graph)
         vectors = graph.vectors().to(self._row_basis.centers)  # [E, 3]
-        distance = edge_lengths(vectors)  # [E]
+        distance = vectors.norm(dim=-1)  # [E]
         return {
             keys.EDGE_VECTOR: vectors,
             keys.EDGE: self._row_basis(distance),  # [E, B]
@@ -163,12 +156,11 @@ def graph_batches(
     backbone: Backbone,
     atoms: Atoms | Sequence[Atoms] | Graph,
     batch_size: int | None = None,
-    caches: Sequence[NeighbourCache] | None = None,
 ) -> Iterator[Graph]:
     """Yield graphs of batches of structures with the dtype and device of the backbone.
 
     They have `batch_size` structures or, by default, as many as have 512 atoms together. A graph is
-    yielded as it is. Caches, one for each structure, keep neighbours between calls: one batch.
+    yielded as it is.
     """
     here = first_parameter(backbone)
     if isinstance(atoms, Graph):
@@ -181,16 +173,14 @@ def graph_batches(
         raise InputError("nothing to predict: the list of structures is empty")
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size={batch_size}; expected 1 or more structures at once")
-    if caches is not None:
-        batches = [structures]
-    elif batch_size is None:
+    if batch_size is None:
         batches = list(batches_of(structures))
     else:
         firsts = range(0, len(structures), batch_size)
         batches = [structures[first : first + batch_size] for first in firsts]
     shown = track(batches, "predicting", len(structures), len) if len(batches) > 1 else batches
     for batch in shown:
-        yield backbone.graph(batch, caches=caches)
+        yield backbone.graph(batch)
 
 
 class ReferenceEnergies(nn.Module):
@@ -253,16 +243,6 @@ def cosine_cutoff(distance: Tensor, cutoff: float) -> Tensor:
     """Evaluate f(r) = (1 + cos(pi r / rc)) / 2, else 0 where r >= rc (f' too), [E] A -> [E]."""
     inside = (distance < cutoff).to(distance.dtype)
     return 0.5 * (1.0 + torch.cos(math.pi * distance / cutoff)) * inside
-
-
-def edge_lengths(vectors: Tensor) -> Tensor:
-    """Compute |r| of each edge, [E, 3] -> [E]."""
-    return torch.linalg.vector_norm(vectors, dim=-1)
-
-
-def gather_rows(rows: Tensor, index: Tensor) -> Tensor:
-    """Return rows[index], [N, ...] -> [E, ...]; several times faster than indexing."""
-    return rows.index_select(0, index)
 
 
 def scatter_sum(rows: Tensor, index: Tensor, size: int) -> Tensor:

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from blips import keys
-from blips.backbones.base import edge_lengths, gather_rows
 from blips.backbones.foreign import ForeignBackbone, read_checkpoint
 from blips.backbones.rows import edge_pairs, element_features, undirected_bonds
 from blips.data.graph import AtomGraph, Graph
@@ -40,7 +39,6 @@ NUMBERS = range(1, 95)
 class CHGNet(ForeignBackbone):
     """CHGNet of any architecture (arguments of the package's class) with energies of atoms."""
 
-    family = "chgnet"
     pip_line = "pip install chgnet==0.4.2"
     roles: ClassVar = {
         "model.atom_conv_layers.*.twoBody_atom.*": keys.EDGE,
@@ -109,7 +107,7 @@ class CHGNet(ForeignBackbone):
         results = self.model._compute(self._batch(graph), return_site_energies=True)
         energies = torch.cat(results["site_energies"]).double()  # [N]
         of_elements = self.model.composition_model.fc.weight[0].double()  # [94]
-        return energies + gather_rows(of_elements, graph.numbers - 1)
+        return energies + of_elements.index_select(0, graph.numbers - 1)
 
     @property
     def feature_sizes(self) -> dict[str, int]:
@@ -122,8 +120,8 @@ class CHGNet(ForeignBackbone):
         """Return each row's atom: the receiver of a bond's first edge, the apex of an angle."""
         graph = self._atom_graph(graph)
         receiver = graph.edge_index[0]
-        of_bonds = gather_rows(receiver, undirected_bonds(graph)[1])
-        of_angles = gather_rows(receiver, self._angles(graph)[0])
+        of_bonds = receiver.index_select(0, undirected_bonds(graph)[1])
+        of_angles = receiver.index_select(0, self._angles(graph)[0])
         return {**super().row_atoms(graph), BOND: of_bonds, ANGLE: of_angles}
 
     def row_features(self, graph: Graph) -> dict[str, Tensor]:
@@ -131,17 +129,17 @@ class CHGNet(ForeignBackbone):
         graph = self._atom_graph(graph)
         features = super().row_features(graph)
         basis, vectors = features[keys.EDGE], features[keys.EDGE_VECTOR]
-        receiver, sender = gather_rows(self._elements, graph.numbers)[graph.edge_index]  # [E, 4]
+        receiver, sender = self._elements[graph.numbers][graph.edge_index]  # [E, 4]
         _, bonds = undirected_bonds(graph)
         first, second = self._angles(graph)
         both, apart = receiver + sender, (receiver - sender).square()
-        features[BOND] = torch.cat([gather_rows(x, bonds) for x in (basis, both, apart)], dim=1)
-        unit = vectors / edge_lengths(vectors)[:, None]
-        cosine = (gather_rows(unit, first) * gather_rows(unit, second)).sum(dim=1)  # [A]
+        features[BOND] = torch.cat([x.index_select(0, bonds) for x in (basis, both, apart)], dim=1)
+        unit = vectors / vectors.norm(dim=-1)[:, None]
+        cosine = (unit.index_select(0, first) * unit.index_select(0, second)).sum(dim=1)  # [A]
         powers = torch.stack([cosine, cosine**2, cosine**3, cosine**4], dim=1)
-        ends = [gather_rows(basis, first), gather_rows(basis, second), powers]
-        ends += [gather_rows(x, y) for x, y in ((receiver, first), (sender, first))]
-        features[ANGLE] = torch.cat([*ends, gather_rows(sender, second)], dim=1)
+        ends = [basis.index_select(0, first), basis.index_select(0, second), powers]
+        ends += [x.index_select(0, y) for x, y in ((receiver, first), (sender, first))]
+        features[ANGLE] = torch.cat([*ends, sender.index_select(0, second)], dim=1)
         return features
 
     def _batch(self, graph: AtomGraph) -> Any:
@@ -151,12 +149,12 @@ class CHGNet(ForeignBackbone):
         """
         bond_of_edge, bonds = undirected_bonds(graph)
         vectors = graph.vectors().double()  # [E, 3]
-        length = edge_lengths(vectors)  # [E]
+        length = vectors.norm(dim=-1)  # [E]
         unit = vectors / length[:, None]  # [E, 3]
         first, second = edge_pairs(graph, length, self.bond_cutoff)  # [A]
-        bond_length = gather_rows(length, bonds)  # [B]
-        apex = gather_rows(graph.edge_index[0], first)
-        bonds_of_angles = [gather_rows(bond_of_edge, edge) for edge in (first, second)]
+        bond_length = length.index_select(0, bonds)  # [B]
+        apex = graph.edge_index[0].index_select(0, first)
+        bonds_of_angles = [bond_of_edge.index_select(0, edge) for edge in (first, second)]
         expansion = self.model.bond_basis_expansion
         dtype = self._elements.dtype
         return require("chgnet.model.model", self.pip_line).BatchedGraph(
@@ -164,7 +162,7 @@ class CHGNet(ForeignBackbone):
             bond_bases_ag=expansion.rbf_expansion_ag(bond_length).to(dtype),
             bond_bases_bg=expansion.rbf_expansion_bg(bond_length).to(dtype),
             angle_bases=self.model.angle_basis_expansion(
-                gather_rows(unit, first), gather_rows(unit, second)
+                unit.index_select(0, first), unit.index_select(0, second)
             ).to(dtype),
             batched_atom_graph=graph.edge_index.T,
             batched_bond_graph=torch.stack([apex, *bonds_of_angles]).T,
@@ -177,4 +175,4 @@ class CHGNet(ForeignBackbone):
 
     def _angles(self, graph: AtomGraph) -> Tensor:
         """Return the two edges of each angle, [2, A]."""
-        return edge_pairs(graph, edge_lengths(graph.vectors()), self.bond_cutoff)
+        return edge_pairs(graph, graph.vectors().norm(dim=-1), self.bond_cutoff)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from blips import keys
+from blips.backbones.base import Backbone
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 
@@ -67,6 +68,21 @@ def energy_and_derivatives(
     return out if create_graph else {name: value.detach() for name, value in out.items()}
 
 
+def plain_outputs(
+    backbone: Backbone,
+    graph: Graph,
+    run: Callable[[Graph], dict[str, Tensor]] | None = None,
+    **derivatives: Unpack[Derivatives],
+) -> dict[str, Tensor]:
+    """Compute what is asked of a backbone, or of `run`, by which it is run with other weights."""
+    outputs_of = run or backbone
+    if not backbone.conservative:
+        return asked_for(outputs_of(graph), graph, derivatives)
+    if not isinstance(graph, AtomGraph):
+        raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
+    return energy_and_derivatives(lambda g: outputs_of(g)[keys.ENERGIES], graph, **derivatives)
+
+
 def asked_for(
     outputs: dict[str, Tensor], graph: Graph, derivatives: Derivatives
 ) -> dict[str, Tensor]:
@@ -79,22 +95,18 @@ def asked_for(
     return {name: value for name, value in outputs.items() if wanted.get(name, True)}
 
 
-_first_only: ContextVar[bool] = ContextVar("blips_first_derivatives_only", default=False)
-
-
-def only_first_derivatives() -> bool:
-    """Return whether what is computed now will be differentiated at most once."""
-    return _first_only.get()
+# Whether what is computed now will be differentiated at most once.
+first_only: ContextVar[bool] = ContextVar("blips_first_derivatives_only", default=False)
 
 
 @contextmanager
-def first_derivatives_only(first_only: bool) -> Generator[None]:
+def first_derivatives_only(value: bool) -> Generator[None]:
     """Say, within the block, whether what is computed will be differentiated at most once."""
-    token = _first_only.set(first_only)
+    token = first_only.set(value)
     try:
         yield
     finally:
-        _first_only.reset(token)
+        first_only.reset(token)
 
 
 def differentiable(

@@ -31,7 +31,6 @@ from blips.bayes.noise import Noise
 from blips.errors import InputError, require
 
 E3NN_PIP_LINE = "pip install e3nn"
-NEQUIP_PIP_LINE = "pip install nequip"
 UNPICKLE_ANYTHING = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 COUPLING = re.compile(r"_w3j_(\d+)_(\d+)_(\d+)")  # how e3nn's generated code names a 3j symbol
 
@@ -71,7 +70,7 @@ def contained() -> Iterator[None]:
 def register_nequip() -> None:
     """Register the scalar layers of NequIP and Allegro; their other maps are e3nn's."""
     register()
-    mlp = require("nequip.nn.mlp", NEQUIP_PIP_LINE)
+    mlp = require("nequip.nn.mlp", "pip install nequip")
     register_kind(MapKind(mlp.ScalarLinearLayer, scalar_layer_weight))
 
 

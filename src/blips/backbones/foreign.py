@@ -34,7 +34,6 @@ class ForeignBackbone(AtomisticBackbone):
     """
 
     double_positions = True
-    family: ClassVar[str]
     pip_line: ClassVar[str]
     model: Any  # the package's class, which type checkers do not see
     # Make the model with the weights that its authors released. Most take `weights`, a checkpoint
@@ -81,10 +80,7 @@ class ForeignBackbone(AtomisticBackbone):
 
 
 def read_checkpoint(path: str | Path, *, trust: bool = False) -> Any:
-    """Read a file that a package wrote with `torch.save`: data only, or, with `trust`, any pickle.
-
-    The latter can run code.
-    """
+    """Read what `torch.save` wrote: data only, or, with `trust`, any pickle, which can run code."""
     try:
         return torch.load(path, map_location="cpu", weights_only=not trust)
     except FileNotFoundError:

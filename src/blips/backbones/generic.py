@@ -1,10 +1,13 @@
 """Any torch module behind the contract of a backbone, by one to three functions of its user.
 
-    energies_of(module, graph)   energies of the atoms [N] or of the structures [S] in eV; or, where
-                                 forces are predicted directly, {"energy": [S], "forces": [N, 3]}
+    energies_of(module, graph)   energies of the atoms [N] or of the structures [S] in eV, to be
+                                 differentiated by the graph's positions and cell; or, where forces
+                                 are predicted directly, {"energy": [S], "forces": [N, 3]}
     graph_of(atoms, dtype)       the `AtomGraph` of one structure, where it is not all pairs within
-                                 the cutoff
-    rows(graph)                  invariant features [rows, D] of further row types, by name
+                                 the cutoff; rows of edges are its edges in their order
+    rows(graph)                  invariant features [rows, D] of further row types, by name; "node"
+                                 adds to the elements of the atoms, "edge" stands in place of the
+                                 radial basis
 
 Nothing says on which rows a linear map acts; it is found out by running the module on examples
 whose numbers of edges, atoms and structures differ.
@@ -22,12 +25,12 @@ from blips import keys
 from blips.backbones import e3nn_maps
 from blips.backbones.base import AtomisticBackbone, equal_shares
 from blips.bayes.linear import MapKind, register_kind
+from blips.data.dataset import GraphOf
 from blips.data.graph import AtomGraph, Graph
 from blips.data.neighbours import NeighbourCache
 from blips.errors import InputError, require
 
 EnergiesOf = Callable[[Any, AtomGraph], Tensor | Mapping[str, Tensor]]
-GraphOf = Callable[[Atoms, torch.dtype], AtomGraph]
 RowsOf = Callable[[AtomGraph], Mapping[str, Tensor]]
 
 
@@ -56,17 +59,10 @@ class Adapter(AtomisticBackbone):
     The module is kept as `model`, and its parameters keep their names behind that prefix. It
     cannot be built from a name, so `blips.save` does not know it: keep its state dict.
 
-    Args:
-        module: the model.
-        energies_of: what to call with the module and a graph, see above. It must be
-            differentiable by the graph's positions and cell unless it gives forces.
-        cutoff: radius of the neighbour list, A; of the description of edges, too.
-        graph_of: see above. Rows of edges are to be the graph's edges in their order.
-        rows: see above. "node" adds features to the elements of the atoms, "edge" stands in
-            place of the radial basis.
-        example: structures that the module knows, with different numbers of edges, atoms and
-            structures; by default water and methane.
-        roles: pattern of a map's name -> row type, in place of trying the module on `example`.
+    The functions are explained above; `cutoff` (A) is that of the neighbour list and of the
+    description of edges. `example` are structures that the module knows, with different numbers of
+    edges, atoms and structures, by default water and methane; `roles` (pattern of a map's name ->
+    row type) stand in place of trying the module on them.
     """
 
     def __init__(

@@ -53,7 +53,6 @@ class MACE(E3nnBackbone):
         head: which level of theory to predict, for models of several.
     """
 
-    family = "mace"
     pip_line = "pip install mace-torch==0.3.16"
     # A numbered layer of a network inside an interaction is a network of the distance.
     roles: ClassVar = {"model.interactions.*.*.*[0-9]": keys.EDGE, "model.*": keys.NODE}

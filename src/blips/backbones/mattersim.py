@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from blips import keys
-from blips.backbones.base import edge_lengths, first_parameter, gather_rows
+from blips.backbones.base import first_parameter
 from blips.backbones.foreign import ForeignBackbone, read_checkpoint
 from blips.backbones.rows import edge_pairs
 from blips.data.graph import AtomGraph
@@ -37,7 +37,6 @@ COSINE_MARGIN = 1e-7  # as in the package: the angle of a straight line has no d
 class MatterSim(ForeignBackbone):
     """M3GNet as MatterSim has it; `architecture` are arguments of the package's `M3Gnet`."""
 
-    family = "mattersim"
     pip_line = (
         "pip install --no-deps mattersim==1.2.3 && pip install ase torch-geometric torchmetrics "
         "torch-ema torch-runstats e3nn loguru scikit-learn requests pymatgen deprecated"
@@ -86,15 +85,15 @@ class MatterSim(ForeignBackbone):
         """Compute the package's own energies of the atoms, [N] eV."""
         model = self.model
         vectors = graph.vectors().double()  # [E, 3]
-        length = edge_lengths(vectors)  # [E]
+        length = vectors.norm(dim=-1)  # [E]
         pairs = edge_pairs(graph, length, model.model_args["threebody_cutoff"])  # [2, P]
         one_hot = torch.nn.functional.one_hot(graph.numbers, model.max_z + 1)  # [N, 95]
         elements = one_hot.to(first_parameter(model))
 
         first, second = pairs
-        second_length = gather_rows(length, second)
-        dot = (gather_rows(vectors, first) * gather_rows(vectors, second)).sum(dim=1)  # [P]
-        cosine = dot / (gather_rows(length, first) * second_length)
+        second_length = length.index_select(0, second)
+        dot = (vectors.index_select(0, first) * vectors.index_select(0, second)).sum(dim=1)  # [P]
+        cosine = dot / (length.index_select(0, first) * second_length)
         cosine = cosine.clamp(COSINE_MARGIN - 1.0, 1.0 - COSINE_MARGIN)
         angular = model.sbf(second_length, torch.acos(cosine)).to(elements)  # [P, n l]
         radial = model.rbf(length).to(elements)  # [E, n]

@@ -33,7 +33,6 @@ from blips.errors import CheckpointError, InputError, require
 
 RADIUS = 6.0  # A, also of the envelope inside the package
 NUMBERS = range(1, 118)
-NEIGHBOURS = {"20": 20, "inf": 120}  # names of the released models -> neighbours of an atom
 OUTSIDE = "outside the message-passing stacks"
 OF_STRUCTURES = f"{OUTSIDE}, and its rows are structures, which have no coefficients"
 
@@ -46,7 +45,6 @@ class Orb(ForeignBackbone):
     and stacks, and of the heads; number of stacks; "silu", "gelu" or "ssp".
     """
 
-    family = "orb"
     pip_line = "pip install orb-models==0.5.5"
     architecture: ClassVar[str] = "orb_v3_conservative_architecture"
     used_heads: ClassVar[tuple[str, ...]] = ("energy",)
@@ -80,39 +78,34 @@ class Orb(ForeignBackbone):
         num_message_passing_steps: int = 5,
         activation: str = "silu",
     ) -> None:
-        widths: dict[str, Any] = {
-            "latent_dim": latent_dim,
-            "base_mlp_hidden_dim": base_mlp_hidden_dim,
-            "base_mlp_depth": base_mlp_depth,
-            "head_mlp_hidden_dim": head_mlp_hidden_dim,
-            "head_mlp_depth": head_mlp_depth,
-            "num_message_passing_steps": num_message_passing_steps,
-            "activation": activation,
-        }
+        given = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        widths = {k: v for k, v in given.items() if k != "max_num_neighbors"}
         pretrained = require("orb_models.forcefield.pretrained", self.pip_line)
         system = pretrained.SystemConfig(radius=RADIUS, max_num_neighbors=max_num_neighbors)
         model = getattr(pretrained, self.architecture)(device="cpu", system_config=system, **widths)
         super().__init__(model, RADIUS, NUMBERS)
-        self.hyperparameters = {"max_num_neighbors": max_num_neighbors, **widths}
+        self.hyperparameters = given
         self.max_num_neighbors = max_num_neighbors
 
     @classmethod
     def released(
-        cls,
-        *,
-        variant: str,
-        weights: str | Path | None = None,
-        trust: bool = False,
-        random: bool = False,
+        cls, *, variant: str, weights: str | Path | None = None, trust: bool = False
     ) -> Self:
-        """Load a released model by the end of its name, e.g. "direct-20-omat".
-
-        Without a file, the package downloads it; `random` leaves the weights random, for tests.
-        """
-        backbone = cls(NEIGHBOURS[variant.split("-")[1]])
-        if not random:
-            path = weights or _download(f"orb-v3-{variant}")
-            backbone._restore(read_checkpoint(path, trust=trust), path)
+        """Load "direct-20-omat", say; without a file, the package downloads the weights."""
+        backbone = cls({"20": 20, "inf": 120}[variant.split("-")[1]])  # neighbours of an atom
+        path = weights or _download(f"orb-v3-{variant}")
+        state = read_checkpoint(path, trust=trust)
+        heads = tuple(f"heads.{name}." for name in cls.used_heads)
+        needed = [key for key in backbone.model.state_dict() if key.startswith(heads)]
+        if missing := [key for key in needed if key not in state]:
+            raise CheckpointError(  # the package would leave such a head random
+                f"{path} has no {missing[0]} ({len(missing)} tensors are missing); it belongs to "
+                "another kind of ORB model: direct ones predict forces and stress"
+            )
+        try:
+            backbone.model.load_state_dict(state)
+        except RuntimeError as error:
+            raise CheckpointError(f"the weights in {path} do not fit this model: {error}") from None
         return backbone
 
     def graph_of(
@@ -170,24 +163,19 @@ class Orb(ForeignBackbone):
 
     def _batch(self, graph: AtomGraph) -> Any:
         """Make the package's own graph, with edge vectors differentiable by positions and cell."""
-
-        def counts_and_elements() -> tuple[Tensor, Tensor, Tensor]:
-            of_edges = graph.structure.index_select(0, graph.edge_index[0])
-            n_edge = torch.bincount(of_edges, minlength=graph.num_structures)
-            return graph.node_counts(), n_edge, one_hot(graph.numbers, len(NUMBERS) + 1)
-
-        n_node, n_edge, elements = graph.remember("orb-batch", counts_and_elements)
+        of_edges = graph.structure.index_select(0, graph.edge_index[0])
+        n_node = graph.node_counts()
         vectors = graph.vectors().to(first_parameter(self.model))  # [E, 3]
         base = require("orb_models.forcefield.base", self.pip_line)
         return base.AtomGraphs(
             senders=graph.edge_index[0],
             receivers=graph.edge_index[1],
             n_node=n_node,
-            n_edge=n_edge,
+            n_edge=torch.bincount(of_edges, minlength=graph.num_structures),
             node_features={
                 "positions": graph.positions.to(vectors),
                 "atomic_numbers": graph.numbers,
-                "atomic_numbers_embedding": elements,
+                "atomic_numbers_embedding": one_hot(graph.numbers, len(NUMBERS) + 1),
             },
             edge_features={"vectors": vectors},
             system_features={"cell": graph.cell.to(vectors)},
@@ -197,25 +185,10 @@ class Orb(ForeignBackbone):
             max_num_neighbors=torch.full_like(n_node, self.max_num_neighbors),
         )
 
-    def _restore(self, state: Mapping[str, Tensor], path: str | Path) -> None:
-        """Load the state dict in a file, which must have all that the outputs need."""
-        heads = tuple(f"heads.{name}." for name in self.used_heads)
-        needed = [key for key in self.model.state_dict() if key.startswith(heads)]
-        if missing := [key for key in needed if key not in state]:
-            raise CheckpointError(  # the package would leave such a head random
-                f"{path} has no {missing[0]} ({len(missing)} tensors are missing); it belongs to "
-                "another kind of ORB model: direct ones predict forces and stress"
-            )
-        try:
-            self.model.load_state_dict(state)
-        except RuntimeError as error:
-            raise CheckpointError(f"the weights in {path} do not fit this model: {error}") from None
-
 
 class DirectOrb(Orb):
     """ORB v3 that predicts forces and stress beside the energy; arguments as for `Orb`."""
 
-    family = "orb-direct"
     conservative = False
     architecture = "orb_v3_direct_architecture"
     used_heads = ("energy", "forces", "stress")
@@ -251,5 +224,5 @@ def _download(name: str) -> Path:
     except OSError as error:
         raise CheckpointError(
             f"cannot download the weights of {name} ({error}); fetch {address} "
-            f'elsewhere and give load("{name}", weights=file), or random=True for a test'
+            f'elsewhere and give load("{name}", weights=file)'
         ) from error

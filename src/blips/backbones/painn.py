@@ -29,13 +29,11 @@ import torch
 from torch import Tensor, nn
 
 from blips import keys
-from blips.backbones._fast import compiled_messages, is_for_compiled
+from blips.backbones._fast import CompiledMessages, is_for_compiled
 from blips.backbones.base import (
     MAX_ATOMIC_NUMBER,
     AtomisticBackbone,
     cosine_cutoff,
-    edge_lengths,
-    gather_rows,
     require_positive,
     scatter_sum,
 )
@@ -74,7 +72,7 @@ class PaiNN(AtomisticBackbone):
         """Compute the energies of the atoms, [N] eV."""
         graph = self._atom_graph(graph)
         edge_vectors = graph.vectors()  # [E, 3]
-        distance = edge_lengths(edge_vectors)  # [E]
+        distance = edge_vectors.norm(dim=-1)  # [E]
         basis = self.basis(distance) * cosine_cutoff(distance, self.cutoff)[:, None]  # b f, [E, B]
         unit = edge_vectors / distance[:, None]  # [E, 3]
 
@@ -149,14 +147,14 @@ def summed_messages(
     [N, 2F], u in `unit` [E, 3], and receivers i and senders j in `edges` [2, E].
     """
     if is_for_compiled(filters):
-        return compiled_messages(filters, sent, carried, unit, edges)
+        return CompiledMessages.apply(filters, sent, carried, unit, edges)
     receiver, sender = edges
     atoms, width = sent.shape[0], sent.shape[1] // 2
     direct, *gate = filters.split(2 * width, dim=1)  # [E, 2F], [E, F]
-    to_scalars, along_unit = (direct * gather_rows(sent, sender)).split(width, dim=1)  # [E, F]
+    to_scalars, along_unit = (direct * sent.index_select(0, sender)).split(width, dim=1)  # [E, F]
     to_vectors = along_unit[:, None] * unit[:, :, None]  # [E, 3, F]
     if carried is not None:
-        to_vectors = to_vectors + gate[0][:, None] * gather_rows(carried, sender)
+        to_vectors = to_vectors + gate[0][:, None] * carried.index_select(0, sender)
     return scatter_sum(to_scalars, receiver, atoms), scatter_sum(to_vectors, receiver, atoms)
 
 

@@ -29,8 +29,6 @@ from blips.backbones.base import (
     AtomisticBackbone,
     GaussianBasis,
     cosine_cutoff,
-    edge_lengths,
-    gather_rows,
     require_positive,
     scatter_sum,
 )
@@ -62,7 +60,7 @@ class SchNet(AtomisticBackbone):
     def forward(self, graph: Graph) -> dict[str, Tensor]:
         """Compute the energies of the atoms, [N] eV."""
         graph = self._atom_graph(graph)
-        distance = edge_lengths(graph.vectors())  # [E]
+        distance = graph.vectors().norm(dim=-1)  # [E]
         basis = self.basis(distance)  # [E, B]
         envelope = cosine_cutoff(distance, self.cutoff)[:, None]  # [E, 1]
         features = self.embedding(graph.numbers)  # [N, F]
@@ -85,7 +83,7 @@ class SchNetBlock(nn.Module):
         """Compute the update of the features, [N, F]."""
         receiver, sender = edges
         filters = self.filter(basis) * envelope  # [E, F]
-        messages = filters * gather_rows(self.sender(features), sender)  # [E, F]
+        messages = filters * self.sender(features).index_select(0, sender)  # [E, F]
         return self.update(scatter_sum(messages, receiver, len(features)))
 
 

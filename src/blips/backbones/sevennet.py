@@ -22,7 +22,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import torch
 from ase.data import chemical_symbols
 from torch import Tensor
 
@@ -43,7 +42,6 @@ SETTINGS = (
     *("use_modal_output_block", "use_modal_wise_shift", "use_modal_wise_scale"),
 )
 NOT_NEEDED = ("reduce_total_enegy", "force_output")  # blips sums and differentiates itself
-SHIFT, SCALE = "rescale_atomic_energy.shift", "rescale_atomic_energy.scale"
 
 
 class SevenNet(E3nnBackbone):
@@ -56,7 +54,6 @@ class SevenNet(E3nnBackbone):
         modal: which fidelity to predict, for models of several.
     """
 
-    family = "sevennet"
     pip_line = "pip install sevenn==0.13.0"
     roles: ClassVar = {"model.*_convolution.weight_nn.*": keys.EDGE, "model.*": keys.NODE}
     deterministic: Mapping[str, str] = {
@@ -131,10 +128,15 @@ class SevenNet(E3nnBackbone):
     def package_checkpoint(self) -> dict[str, Any]:
         """Return a checkpoint that `SevenNetCalculator` and the package's commands read."""
         settings, numbers = self.hyperparameters["settings"], self.hyperparameters["numbers"]
-        state = self.state_copy()
-        state = {n: v.float() if v.is_floating_point() else v for n, v in state.items()}
-        shift, scale = self._rescaling()
-        state |= {SHIFT: shift.float(), SCALE: scale.float()}
+        state = {n: v.float() if v.is_floating_point() else v for n, v in self.state_copy().items()}
+        own = self.model.rescale_atomic_energy
+        shift, scale = (  # of each element (and fidelity), eV
+            self.reference.scale * value.detach().double().expand(*value.shape[:-1], len(numbers))
+            for value in (own.shift, own.scale)
+        )
+        (shift if shift.ndim == 1 else shift[self.modal]).add_(self.reference.shift[numbers])
+        state["rescale_atomic_energy.shift"] = shift.float()
+        state["rescale_atomic_energy.scale"] = scale.float()
         statistics = {"shift": shift.tolist(), "scale": scale.tolist()}
         version = _package().__version__  # the package converts what older versions wrote
         config = {**_config(settings, numbers), **statistics, "version": version}
@@ -152,17 +154,6 @@ class SevenNet(E3nnBackbone):
         if self.modal is not None:
             data["modal_type"] = indices.new_full((graph.num_structures,), self.modal)
         return data
-
-    def _rescaling(self) -> tuple[Tensor, Tensor]:
-        """Return shift and scale (eV) of each element (and fidelity), `reference` included."""
-        numbers = torch.tensor(self.hyperparameters["numbers"])
-        own = self.model.rescale_atomic_energy
-        shift, scale = (
-            self.reference.scale * value.detach().double().expand(*value.shape[:-1], len(numbers))
-            for value in (own.shift, own.scale)
-        )
-        (shift if shift.ndim == 1 else shift[self.modal]).add_(self.reference.shift[numbers])
-        return shift, scale
 
 
 def _package(module: str | None = None) -> Any:

@@ -8,20 +8,14 @@ goes on after its last whole batch ends with the bytes of one that was never int
 import io
 import os
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import ase.io
-import numpy as np
 
 from blips.data.labels import Labels, available
-from blips.data.structures import (
-    XYZ_SUFFIXES,
-    batches_of,
-    iter_checked,
-    iter_structures,
-    whole_xyz_frames,
-)
+from blips.data.structures import XYZ_SUFFIXES, batches_of, iter_checked, iter_structures
 from blips.errors import InputError
 from blips.files import writing
 from blips.prediction import Model, Prediction, read_back
@@ -55,11 +49,11 @@ def predict_file(
     part = _part_of(output, source, resume)
     elements = getattr(potential.backbone, "trained_numbers", None)
     checked = iter_checked(iter_structures(source), source, elements=elements, labels=labels)
-    sizes, labelled = list[int](), 0  # of the batches
+    sizes, labelled = list[tuple[int, int]](), 0  # structures and lines of the batches
     for batch in batches_of(track(checked, "reading")):
-        sizes.append(len(batch))
+        sizes.append((len(batch), sum(len(atoms) + 2 for atoms in batch)))
         labelled += sum(bool(available(atoms, labels)) for atoms in batch)
-    total, last = sum(sizes), 0
+    total, last = sum(count for count, _ in sizes), 0
     done: Done | None = None
     with writing(output):
         kept = _cut_to_whole_batches(part, sizes) if part.exists() else 0
@@ -115,9 +109,14 @@ def _part_of(output: Path, source: Path, resume: bool) -> Path:
     return part
 
 
-def _cut_to_whole_batches(part: Path, sizes: list[int]) -> int:
+def _cut_to_whole_batches(part: Path, sizes: list[tuple[int, int]]) -> int:
     """Cut what was written to batches of these sizes; return the number of structures left."""
-    offsets, ends = whole_xyz_frames(part), np.cumsum(sizes)
-    kept = int(ends[ends < len(offsets)].max(initial=0))
-    os.truncate(part, offsets[kept])
+    kept = end = 0
+    with part.open("rb+") as file:
+        for structures, lines in sizes:
+            written = list(islice(file, lines))
+            if len(written) < lines or not written[-1].endswith(b"\n"):
+                break
+            kept, end = kept + structures, file.tell()
+        file.truncate(end)
     return kept

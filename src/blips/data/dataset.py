@@ -1,6 +1,6 @@
 """Batches of graphs with their targets; data sets from memory, or from a file larger than it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,12 +53,8 @@ class Batch:
 
 
 @runtime_checkable
-class TrainingData(Protocol):
-    """What training and evaluation ask of a data set."""
-
-    def __len__(self) -> int:
-        """Return number of structures."""
-        ...
+class TrainingData(Sized, Protocol):
+    """What training and evaluation ask of a data set of so many structures."""
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return a batch of the structures with these numbers, in this order."""

@@ -54,12 +54,12 @@ class Graph:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Self:
         """Copy on another device, with floating-point tensors of another dtype."""
-        tensors = {name: v for name, v in vars(self).items() if isinstance(v, Tensor)}
         moved = {
             name: v.to(device=device, dtype=dtype if v.is_floating_point() else None)
-            for name, v in tensors.items()
+            for name, v in vars(self).items()
+            if isinstance(v, Tensor)
         }
-        same = all(moved[name] is v for name, v in tensors.items())
+        same = all(v is getattr(self, name) for name, v in moved.items())
         return self if same else replace(self, memo={}, **moved)
 
     def turned(self, rotation: Tensor) -> Self:
@@ -171,31 +171,26 @@ class AtomGraph(Graph):
     @classmethod
     def from_atoms(
         cls,
-        atoms: Atoms | Sequence[Atoms],
+        atoms: Atoms,
         cutoff: float,
         dtype: torch.dtype | None = None,
         cache: NeighbourCache | None = None,
     ) -> Self:
-        """Build the graph of one structure or a batch of many, all pairs closer than `cutoff` (A).
-
-        A cache keeps neighbours between calls, for one moving structure.
-        """
+        """Build the graph of all pairs within `cutoff` (A); a cache belongs to one structure."""
         dtype = dtype or torch.get_default_dtype()
-        if not isinstance(atoms, Atoms):
-            return cls.batch([cls.from_atoms(one, cutoff, dtype) for one in atoms])
         numbers = atoms.numbers.astype(np.int64)
         if numbers.size and not 0 <= numbers.min() <= numbers.max() <= MAX_ATOMIC_NUMBER:
             raise InputError(
                 f"atomic numbers from {numbers.min()} to {numbers.max()}; expected elements, 1 to "
                 f"{MAX_ATOMIC_NUMBER}"
             )
-        found = cache.find(atoms, cutoff) if cache else find_neighbours(atoms, cutoff)
+        edges, shift = cache.find(atoms, cutoff) if cache else find_neighbours(atoms, cutoff)
         positions, moved = near_origin(atoms)
-        receiver, sender = found.edges
-        shift = found.shift + moved[sender] - moved[receiver] if moved.any() else found.shift
+        if moved.any():
+            shift = shift + moved[edges[1]] - moved[edges[0]]
         return cls(
             positions=torch.as_tensor(positions, dtype=dtype),
-            edge_index=torch.as_tensor(found.edges),
+            edge_index=torch.as_tensor(edges),
             structure=torch.zeros(len(atoms), dtype=torch.int64),
             num_structures=1,
             numbers=torch.as_tensor(numbers),

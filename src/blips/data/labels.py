@@ -70,9 +70,9 @@ def extract(
     found = {}
     for quantity in quantities:
         key = labels.key(quantity)
-        stored = _lookup(atoms, key)
+        _, stored = _lookup(atoms, key)
         if stored is None:
-            there = {*_results(atoms), *atoms.info, *atoms.arrays} - {"numbers", "positions"}
+            there = set().union(*_places(atoms)) - {"numbers", "positions"}
             raise InputError(
                 f"no {quantity} under the name {key!r}; the structure has "
                 f"{', '.join(sorted(map(str, there))) or 'no labels at all'}. Set {quantity}_key "
@@ -93,33 +93,29 @@ def extract(
 def available(atoms: Atoms, labels: Labels | None = None) -> tuple[str, ...]:
     """Return which of "energy", "forces" and "stress" a structure has under these names."""
     labels = labels or Labels()
-    return tuple(name for name in QUANTITIES if _lookup(atoms, labels.key(name)) is not None)
+    return tuple(name for name in QUANTITIES if _lookup(atoms, labels.key(name))[1] is not None)
 
 
 def found_as_mace(atoms: Atoms, labels: Labels | None = None) -> list[str]:
     """Return MACE's names under which labels are found for want of those asked for."""
-    names = map((labels or Labels()).key, available(atoms, labels))
-    return [f"{MACE_PREFIX}{name}" for name in names if _named(atoms, name) is None]
+    keys_there = map((labels or Labels()).key, available(atoms, labels))
+    return [name for key in keys_there if (name := _lookup(atoms, key)[0]) != key]
 
 
-def _lookup(atoms: Atoms, key: str) -> Any:
-    """Return a stored value, or None; MACE's names are tried after the standard ones."""
-    value = _named(atoms, key)
-    return _named(atoms, MACE_PREFIX + key) if value is None and key in QUANTITIES else value
+def _lookup(atoms: Atoms, key: str) -> tuple[str, Any]:
+    """Return the name and value of a label, or None; MACE's names come after the standard ones."""
+    for name in (key, MACE_PREFIX + key) if key in QUANTITIES else (key,):
+        for place in _places(atoms):
+            if place.get(name) is not None:
+                if place is getattr(atoms.calc, "results", None):
+                    _refuse_stale(atoms)
+                return name, place[name]
+    return key, None
 
 
-def _named(atoms: Atoms, key: str) -> Any:
-    """Return a stored value, or None; the calculator comes before `info` and `arrays`."""
-    results = _results(atoms)
-    if results.get(key) is not None:
-        _refuse_stale(atoms)
-        return results[key]
-    value = atoms.info.get(key)
-    return atoms.arrays.get(key) if value is None else value
-
-
-def _results(atoms: Atoms) -> dict[str, Any]:
-    return getattr(atoms.calc, "results", None) or {}
+def _places(atoms: Atoms) -> tuple[dict[str, Any], ...]:
+    """Return where labels are looked for: in the calculator, then in `info` and `arrays`."""
+    return getattr(atoms.calc, "results", None) or {}, atoms.info, atoms.arrays
 
 
 def _refuse_stale(atoms: Atoms) -> None:

@@ -5,7 +5,7 @@ and cell shift, so that a structure has one list, however it was found: energies
 kept list equal those with a fresh one bit for bit.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from ase import Atoms
@@ -16,6 +16,10 @@ from blips.errors import InputError, refuse_below
 SKIN = 1.0  # A; graphs cost a quarter of fresh ones, see benchmarks/neighbours.py
 LARGEST_EXTENT = 2e4  # A, of atoms without periodicity and of cells
 MOST_PAIRS = 1e9  # of atoms and images to look at
+
+# Edges [2, E] int64, receivers i and senders j, and shifts [E, 3] int32, whole lattice vectors; the
+# vector of a pair is r_j + shift @ cell - r_i.
+Neighbours = tuple[np.ndarray, np.ndarray]
 
 
 def check_geometry(atoms: Atoms, cutoff: float) -> None:
@@ -54,13 +58,6 @@ def check_geometry(atoms: Atoms, cutoff: float) -> None:
         )
 
 
-class Neighbours(NamedTuple):
-    """All pairs within a cutoff, sorted; the vector of a pair is r_j + shift @ cell - r_i."""
-
-    edges: np.ndarray  # [2, E] int64, receivers i and senders j
-    shift: np.ndarray  # [E, 3] int32, whole numbers of lattice vectors
-
-
 class NeighbourCache:
     """Keep the neighbours of one moving structure (Verlet list with a skin).
 
@@ -74,16 +71,16 @@ class NeighbourCache:
         refuse_below(0, skin=skin)
         self.skin = skin
         self.searches = 0
-        self._built_for: tuple[Atoms, float] | None = None
+        self._built_for = Atoms(), np.nan  # structure and cutoff
 
     def find(self, atoms: Atoms, cutoff: float) -> Neighbours:
         """Find all pairs with distance < `cutoff` (A), as `find_neighbours` does."""
         if self.skin == 0:
             return find_neighbours(atoms, cutoff)
         if not self._holds(atoms, cutoff):
-            self._built_for = None  # stays so where the structure is refused
+            self._built_for = Atoms(), np.nan  # stays so where the structure is refused
             self._near = find_neighbours(atoms, cutoff + self.skin)
-            self._offset = self._near.shift @ atoms.cell.array  # [E, 3] A
+            self._offset = self._near[1] @ atoms.cell.array  # [E, 3] A
             self._built_for = atoms.copy(), cutoff
             self.searches += 1
         edges, shift = self._near
@@ -92,15 +89,14 @@ class NeighbourCache:
         squared = np.einsum("ec,ec->e", vector, vector)  # [E] A^2
         _refuse_coinciding(edges, squared)
         inside = np.flatnonzero(squared < cutoff**2)
-        return Neighbours(edges.take(inside, 1), shift.take(inside, 0))
+        return edges.take(inside, 1), shift.take(inside, 0)
 
     def _holds(self, atoms: Atoms, cutoff: float) -> bool:
         """Return whether the kept list has all pairs within the cutoff."""
-        if self._built_for is None or self._built_for[1] != cutoff:
-            return False
-        old = self._built_for[0]
+        old, old_cutoff = self._built_for
         if not (
-            np.array_equal(old.numbers, atoms.numbers)
+            old_cutoff == cutoff
+            and np.array_equal(old.numbers, atoms.numbers)
             and np.array_equal(old.cell.array, atoms.cell.array)
             and np.array_equal(old.pbc, atoms.pbc)
         ):
@@ -118,8 +114,10 @@ def find_neighbours(atoms: Atoms, cutoff: float) -> Neighbours:
     receiver, sender, shift, distance = search(atoms, cutoff, "ijSd")
     edges = np.stack([receiver, sender]).astype(np.int64)
     _refuse_coinciding(edges, distance)
-    order = _order(edges, shift, len(atoms))
-    return Neighbours(edges.take(order, 1), shift.take(order, 0))
+    least, most = shift.min(axis=0, initial=0), shift.max(axis=0, initial=0)
+    sizes = (len(atoms), len(atoms), *(most - least + 1))
+    order = np.argsort(np.ravel_multi_index((*edges, *(shift - least).T), sizes))
+    return edges.take(order, 1), shift.take(order, 0)
 
 
 def search(atoms: Atoms, cutoff: float, quantities: str) -> Any:
@@ -131,13 +129,6 @@ def search(atoms: Atoms, cutoff: float, quantities: str) -> Any:
     return NeighborList(cutoff=cutoff, full_list=True, sorted=False).compute(
         points=atoms.positions, box=atoms.cell.array, periodic=atoms.pbc, quantities=quantities
     )
-
-
-def _order(edges: np.ndarray, shift: np.ndarray, n_atoms: int) -> np.ndarray:
-    """Return the order by receiver, then sender, then shift, [E]."""
-    least, most = shift.min(axis=0, initial=0), shift.max(axis=0, initial=0)
-    sizes = (n_atoms, n_atoms, *(most - least + 1))
-    return np.argsort(np.ravel_multi_index((*edges, *(shift - least).T), sizes))
 
 
 def _refuse_coinciding(edges: np.ndarray, distance: np.ndarray) -> None:

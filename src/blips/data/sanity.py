@@ -17,7 +17,7 @@ high, so labels of another kind, or too few, are passed.
 import warnings
 from collections.abc import Sequence
 from itertools import combinations, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from ase import Atoms, units
@@ -40,16 +40,15 @@ HIGH_CORRELATION = 0.9  # of energies with forces
 THOMAS_FERMI, BINDING = 20.92, 15.0  # eV Z^(7/3), and eV that an atom may be bound with
 COULOMB = units.Hartree * units.Bohr  # e^2 / (4 pi epsilon_0), eV A
 
-Array = np.ndarray
 Structures = Sequence[Atoms] | XyzFrames
 
 
 class Frame(NamedTuple):
-    """A structure with labels."""
+    """A structure with labels, NaN for those that it has not."""
 
     atoms: Atoms
-    forces: Array  # [N, 3] eV/A
-    energy: float  # eV, NaN without
+    forces: np.ndarray  # [N, 3] eV/A
+    energy: float  # eV
 
 
 def warn_of_labels(structures: Structures, labels: Labels | None = None) -> None:
@@ -66,19 +65,15 @@ def suspicions(structures: Structures, labels: Labels | None = None) -> list[str
     """Describe what looks wrong with labels; nothing where they look right or cannot be judged."""
     count = len(structures)
     spaced = np.linspace(0, count - 1, min(count, MOST_FRAMES)).astype(int)
-    few = [structures[k] for k in np.unique(spaced).tolist()]
     frames: list[Frame] = []
-    for atoms in few:
-        has = available(atoms, labels)
-        if keys.FORCES in has and len(atoms) > 1:
-            values = extract(atoms, [name for name in has if name != keys.STRESS], labels)
-            energy = float(values.get(keys.ENERGY, np.nan))
-            frames.append(Frame(atoms, values[keys.FORCES], energy))
-    found = (
-        _energies_against_forces(frames),
-        _stiffness(frames),
-        _below_all_electrons(few, labels),
-    )
+    for k in np.unique(spaced).tolist():
+        atoms = structures[k]
+        has = [name for name in available(atoms, labels) if name != keys.STRESS]
+        values: dict[str, Any] = {keys.FORCES: np.nan, keys.ENERGY: np.nan}
+        values |= extract(atoms, has, labels)
+        frames.append(Frame(atoms, values[keys.FORCES], float(values[keys.ENERGY])))
+    moved = [frame for frame in frames if np.ndim(frame.forces) and len(frame.atoms) > 1]
+    found = _energies_against_forces(moved), _stiffness(moved), _below_all_electrons(frames)
     return [sentence for sentence in found if sentence]
 
 
@@ -105,7 +100,7 @@ def _stiffness(frames: Sequence[Frame]) -> str | None:
     )
 
 
-def _bonds(frame: Frame) -> Array:
+def _bonds(frame: Frame) -> np.ndarray:
     """List elements (as a number), distance / l, and push apart (e^2 / l^2) of bonds, [3, n]."""
     atoms, forces, _ = frame
     radii = covalent_radii[atoms.numbers]
@@ -155,7 +150,7 @@ def _units(factor: float) -> str:
     return "they are not in the same unit"
 
 
-def _displacement(first: Atoms, second: Atoms) -> tuple[Array, Array]:
+def _displacement(first: Atoms, second: Atoms) -> tuple[np.ndarray, np.ndarray]:
     """Return displacements [N, 3] after the best superposition, and its rotation [3, 3]."""
     if first.pbc.any():
         moved = second.positions - first.positions
@@ -166,14 +161,12 @@ def _displacement(first: Atoms, second: Atoms) -> tuple[Array, Array]:
     return after @ turn.T - before, turn
 
 
-def _below_all_electrons(structures: Sequence[Atoms], labels: Labels | None) -> str | None:
-    for atoms in structures:
-        if keys.ENERGY in available(atoms, labels):
-            energy = float(extract(atoms, (keys.ENERGY,), labels)[keys.ENERGY])
-            lowest = -float((THOMAS_FERMI * atoms.numbers ** (7 / 3) + BINDING).sum())
-            if energy < lowest:
-                return (
-                    f"the energy of {atoms.get_chemical_formula()} is {energy:.4g} eV, and that of "
-                    f"all its electrons above {lowest:.4g} eV: are energies in kcal/mol or kJ/mol?"
-                )
+def _below_all_electrons(frames: Sequence[Frame]) -> str | None:
+    for atoms, _, energy in frames:
+        lowest = -float((THOMAS_FERMI * atoms.numbers ** (7 / 3) + BINDING).sum())
+        if energy < lowest:
+            return (
+                f"the energy of {atoms.get_chemical_formula()} is {energy:.4g} eV, and that of all "
+                f"its electrons above {lowest:.4g} eV: are energies in kcal/mol or kJ/mol?"
+            )
     return None

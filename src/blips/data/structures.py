@@ -114,10 +114,7 @@ def check_structures(
     source: str | Path = "structures",
     **options: Any,
 ) -> list[Atoms]:
-    """Return the structures, or raise one error naming up to ten problems by file and frame.
-
-    The options are those of `iter_checked`.
-    """
+    """Return the structures, or raise one error with ten problems; options of `iter_checked`."""
     return list(iter_checked(structures, source, **options))
 
 
@@ -184,20 +181,6 @@ def _apart(atoms: Atoms) -> None:
             f"atoms {one} and {other} are {distance[pair]:.3g} A apart "
             f"(periodic images included), less than {MINIMUM_DISTANCE} A"
         )
-
-
-def whole_xyz_frames(path: Path) -> np.ndarray:
-    """Return `xyz_frame_offsets` of a file that may be cut off; [0] for no whole frame."""
-    offsets: list[int] = []
-    with path.open("rb") as file:
-        try:
-            offsets.extend(_frame_starts(file, path))
-        except InputError:
-            return np.array(offsets or [0])
-        if len(offsets) > 1:
-            file.seek(-1, io.SEEK_CUR)
-            offsets = offsets if file.read(1) == b"\n" else offsets[:-1]
-    return np.array(offsets)
 
 
 def xyz_frame_offsets(path: Path) -> np.ndarray:
@@ -271,10 +254,7 @@ def read_xyz_frame(file: IO[bytes], path: Path, frame: int, offsets: np.ndarray)
 
 
 class XyzFrames:
-    """The structures of an xyz file, each of which is read whenever it is asked for.
-
-    The file is scanned once for the beginnings of its frames.
-    """
+    """The structures of an xyz file, scanned once for their beginnings, read when asked for."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

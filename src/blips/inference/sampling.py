@@ -9,15 +9,14 @@ import torch
 from ase import Atoms
 from torch import Tensor, nn
 
-from blips import keys
 from blips.backbones.base import Backbone, first_parameter, graph_batches
-from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
+from blips.backbones.derivatives import Derivatives, plain_outputs
 from blips.bayes import noise as noise_context
 from blips.bayes.convert import ConversionReport
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import prior_coefficient
 from blips.bayes.noise import ESTIMATORS, FrozenDraw, Noise, Source
-from blips.data.graph import AtomGraph, Graph
+from blips.data.graph import Graph
 from blips.defaults import SAMPLES
 from blips.errors import InputError, refuse_unknown
 from blips.inference.alignment import Alignment
@@ -137,13 +136,7 @@ class StochasticModel(nn.Module):
             with noise_context.use(Noise(coefficients, sources, self.estimator)):
                 return self.backbone(graph)
 
-        if not self.backbone.conservative:
-            return Sample(asked_for(outputs_of(graph), graph, derivatives), coefficients)
-        if not isinstance(graph, AtomGraph):
-            raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
-        outputs = energy_and_derivatives(
-            lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
-        )
+        outputs = plain_outputs(self.backbone, graph, outputs_of, **derivatives)
         return Sample(outputs, coefficients)
 
     @property

@@ -18,7 +18,7 @@ from ase import Atoms
 
 from blips.config import RunConfig, load_config
 from blips.data.splits import Split
-from blips.data.structures import check_structures, read_structures
+from blips.data.structures import iter_given
 from blips.errors import InputError
 from blips.prediction import Prediction, read_back
 from blips.train.released import is_released_name
@@ -43,7 +43,7 @@ class Sources:
 def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> Sources:
     """Find everything that a report needs; `structures` are in place of the target's own."""
     target = Path(target)
-    given = {Path(path).stem: _read(Path(path)) for path in structures}
+    given = {Path(path).stem: list(iter_given(Path(path))) for path in structures}
     if is_released_name(str(target)):
         note = "A released model; --structures test.extxyz adds predictions."
         return Sources(f"Model {target}", target, given, note="" if given else note)
@@ -81,7 +81,7 @@ def _model_in(folder: Path) -> Path:
 
 def _of_predictions(file: Path, given: dict[str, list[Atoms]]) -> Sources:
     """Take predictions from a file, and labels from it or from another with the same structures."""
-    frames = _read(file)
+    frames = list(iter_given(file))
     try:
         read = [read_back(atoms) for atoms in frames]
     except (ValueError, TypeError) as error:
@@ -124,7 +124,7 @@ def _validation(folder: Path, config: RunConfig | None) -> tuple[dict[str, list[
     file = Path(valid if isinstance(valid, str) else config.data.train)
     if not file.exists():
         return {}, f"The run's structures, {file}, are not there any more."
-    structures = _read(file)
+    structures = list(iter_given(file))
     if not isinstance(valid, str):
         split = Split.load(folder / "split.json")
         if split.count != len(structures):
@@ -133,10 +133,6 @@ def _validation(folder: Path, config: RunConfig | None) -> tuple[dict[str, list[
     return {"validation": structures}, (
         "These structures chose the checkpoint; a test set (--structures) is a fairer judge."
     )
-
-
-def _read(path: Path) -> list[Atoms]:
-    return check_structures(read_structures(path), path)
 
 
 def _recorded(path: Path, parse: Callable[[str], Any], otherwise: Any) -> Any:

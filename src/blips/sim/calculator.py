@@ -22,7 +22,7 @@ from ase.calculators.calculator import all_changes, all_properties
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from blips import keys
-from blips.backbones.base import graph_batches
+from blips.backbones.base import atomistic
 from blips.data.graph import Graph
 from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
@@ -113,7 +113,7 @@ class Calculator(ASECalculator):
         due = is_new and self.every > 0 and self.structures_seen % self.every == 0
         self.structures_seen += int(is_new)
         stress = bool({*wanted, *self.results} & {keys.STRESS, keys.STRESS_UNCERTAINTY})
-        (graph,) = graph_batches(self.potential.backbone, structure, 1, [self.neighbours])
+        graph = atomistic(self.potential.backbone).graph(structure, caches=[self.neighbours])
         if not self.always_uncertain:
             self.results |= self.plain(graph, stress).ase_results()
         if self.always_uncertain or due or wanted & set(UNCERTAINTIES):

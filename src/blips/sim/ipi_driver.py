@@ -20,7 +20,7 @@ import ase.io
 import numpy as np
 from ase.units import Bohr, Hartree
 
-from blips.backbones.base import graph_batches
+from blips.backbones.base import atomistic
 from blips.data.neighbours import NeighbourCache
 from blips.errors import refuse_below, require
 from blips.prediction import Prediction
@@ -54,7 +54,7 @@ class Committee(Dummy_driver):
         """Evaluate one structure: columns of `cell` and rows of `pos` in Bohr."""
         self.atoms.set_cell(cell.T * Bohr)
         self.atoms.positions = pos.reshape(-1, 3) * Bohr
-        (graph,) = graph_batches(self.potential.backbone, self.atoms, 1, [self.neighbours])
+        graph = atomistic(self.potential.backbone).graph(self.atoms, caches=[self.neighbours])
         plain = self.potential.predict(graph, method="map", stress=True)
         means = self._atomic_units(plain)
         committee = [self._atomic_units(m.predict(graph, stress=True)) for m in self.members]

@@ -14,7 +14,6 @@ own atoms then see all that they see in the whole structure, and the energies of
 the rim, are not counted. The price is a shell of ghosts L cutoffs thick.
 """
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone, first_parameter
-from blips.bayes.convert import revert
 from blips.data.graph import AtomGraph
 from blips.errors import InputError, require
 from blips.potential import BayesianPotential
@@ -52,8 +50,7 @@ class MLIAPModel(MLIAPUnified):
                 f"{type(backbone).__name__} needs more than LAMMPS's pairs (messages along angles, "
                 "neighbours of its own, or direct forces); use blips.sim.lammps.Coupling"
             )
-        self.backbone = copy.deepcopy(backbone)
-        revert(self.backbone).eval().requires_grad_(False)
+        self.backbone: Any = potential.to_base().eval().requires_grad_(False)
         self.numbers = [atomic_numbers[symbol] for symbol in elements]
         self.exchanges = exchanges(backbone, elements[0])
         reach = backbone.cutoff * max(self.exchanges, 1)

@@ -24,7 +24,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from torch import Tensor
 
 from blips import keys
-from blips.backbones.base import first_parameter, graph_batches
+from blips.backbones.base import atomistic, first_parameter
 from blips.data.graph import Graph
 from blips.data.neighbours import NeighbourCache
 from blips.errors import InputError, refuse_below, require
@@ -98,7 +98,7 @@ class TorchSimModel(ModelInterface):
         while len(self._caches) < len(structures):
             self._caches.append(NeighbourCache(self.calculator.neighbours.skin))
         caches = self._caches[: len(structures)]
-        return next(graph_batches(self.potential.backbone, structures, caches=caches))
+        return atomistic(self.potential.backbone).graph(structures, caches=caches)
 
     def _tensors(
         self, state: Any, predict: Callable[[Graph, bool], Prediction]
