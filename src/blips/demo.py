@@ -28,14 +28,7 @@ from blips.report import write_report
 from blips.train.checkpoint import save
 from blips.train.fit import fit
 from blips.train.released import load_released
-from blips.uq.assess import (
-    References,
-    assess,
-    calibrate,
-    verdict,
-    write_evaluation,
-    write_figures,
-)
+from blips.uq.assess import References, assess, calibrate, verdict, write_evaluation, write_figures
 from blips.uq.evaluate import Evaluation
 
 NUM_TRAIN = 64

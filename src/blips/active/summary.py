@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blips.active.store import DATABASE, CampaignStore
+from blips.active.store import CampaignStore
 
 
-def campaign_summary(path: str | Path) -> dict[str, Any]:
-    """Collect everything that the report of a campaign shows, from its folder or its database.
+def campaign_summary(folder: str | Path) -> dict[str, Any]:
+    """Collect everything that the report of a campaign shows, from its folder.
 
     Returns:
         config: the configuration, as nested dictionaries.
@@ -27,8 +27,6 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
         labels, quarantined, open: how many picks are in each state.
         ended: why the campaign ended, or None.
     """
-    path = Path(path)
-    folder = path.parent if path.name == DATABASE else path
     with CampaignStore(folder, writable=False) as store:
         stages = ("train", "select", "evaluate", "surprise", "end")
         train, select, evaluate, surprise, end = (store.read_all(stage) for stage in stages)
