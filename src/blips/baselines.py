@@ -95,9 +95,7 @@ class DeepEnsemble(Baseline):
 
     def __init__(self, models: Sequence[Backbone]) -> None:
         if len(models) < 2:
-            raise InputError(
-                f"an ensemble of {len(models)}: a standard deviation needs at least 2 members"
-            )
+            raise InputError(f"{len(models)} models; a standard deviation needs at least 2 members")
         nn.Module.__init__(self)
         self.models = nn.ModuleList(models)
         self.calibration: dict[str, Calibrator] = {}

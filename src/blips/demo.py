@@ -29,7 +29,6 @@ from blips.train.checkpoint import save
 from blips.train.fit import fit
 from blips.train.released import load_released
 from blips.uq.assess import References, assess, calibrate, verdict, write_evaluation, write_figures
-from blips.uq.evaluate import Evaluation
 
 NUM_TRAIN = 64
 BLIP_SAMPLES = 64
@@ -49,10 +48,8 @@ CONDITIONED, BLIP, PLAIN = "conditioned", "paper's BLIP", "plain"
 NEAR, FAR = "near the data", "far from the data"
 
 
-def run_demo(
-    folder: str | Path, *, epochs: int | None = None, seed: int = 0
-) -> dict[str, dict[str, Evaluation]]:
-    """Train, condition, evaluate, report, in `folder`; return metrics by set and model."""
+def run_demo(folder: str | Path, *, epochs: int | None = None, seed: int = 0) -> None:
+    """Train, condition, evaluate, report, in `folder`."""
     folder, console = Path(folder), Console()
     start = time.perf_counter()
     structures = load_ammonia("train")
@@ -77,24 +74,21 @@ def run_demo(
         BLIP: partial(blip.predict, method="mc", samples=BLIP_SAMPLES),
         PLAIN: partial(potential.predict, method="map"),
     }
-    evaluations: dict[str, dict[str, Evaluation]] = {}
     files: list[Path] = []
     for label, frames in ((NEAR, near), (FAR, far)):
         short, references = label.split()[0], References.of(frames)
         predictions = {name: predict(frames, seed=seed) for name, predict in models.items()}
-        evaluations[label] = {name: assess(p, references) for name, p in predictions.items()}
+        evaluations = {name: assess(p, references) for name, p in predictions.items()}
         write_figures(folder / "figures" / short, predictions, references)
-        write_evaluation(folder / f"metrics_{short}.json", evaluations[label])
+        write_evaluation(folder / f"metrics_{short}.json", evaluations)
         files.append(folder / f"test_{short}.extxyz")
         ase.io.write(files[-1], frames, format="extxyz")
-        for name, evaluation in evaluations[label].items():
+        for name, evaluation in evaluations.items():
             console.print(f"{label}, {name}: {verdict(evaluation)}", highlight=False)
     _released_model(console)
     report = write_report(folder / CONDITIONED, folder / "report.html", structures=files, seed=seed)
-    seconds = time.perf_counter() - start
-    console.print(f"{seconds:.0f} s; model {path}; figures {folder / 'figures'}")
-    console.print(f"report   {report}")
-    return evaluations
+    console.print(f"{time.perf_counter() - start:.0f} s; model {path}")
+    console.print(f"figures  {folder / 'figures'}\nreport   {report}")
 
 
 def _released_model(console: Console) -> None:

@@ -278,10 +278,8 @@ class Campaign:
         return folder / f"{pick.name}-{digest(pick.atoms)}.json"
 
     def _tell(self) -> None:
-        kinds = ("pick", "labelled", "quarantined")
-        chosen, labelled, quarantined = (self.store.count(kind) for kind in kinds)
-        queued = chosen - labelled - quarantined
-        self.display.labels(labelled, queued, quarantined, self.config.stop.labels)
+        chosen, labelled, aside = map(self.store.count, ("pick", "labelled", "quarantined"))
+        self.display.labels(labelled, chosen - labelled - aside, aside, self.config.stop.labels)
 
 
 def initial_picks(config: CampaignConfig) -> list[Pick]:

@@ -87,10 +87,9 @@ class Labeller:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)  # and all that it started
         code, seconds = self.process.wait(), time.monotonic() - begun
+        reason = f"the process died (exit code {code})"
         if seconds >= job["timeout"]:
             reason = f"no label within {job['timeout']:g} s; the process was killed"
-        else:
-            reason = f"the process died (exit code {code})"
         self._log.seek(0)
         log = self._log.read().decode(errors="replace")[-LOG_CHARACTERS:]
         self.close()

@@ -33,13 +33,13 @@ def campaign_summary(folder: str | Path) -> dict[str, Any]:
         curve, picks = [], []
         for key, errors in evaluate.items():
             trained = {name: train[key][name] for name in ("labels", "model")}
-            told = {"surprise": surprise.get(key, {})}
-            curve.append({"round": key[0], **trained, **errors, **told})
+            asked_for = surprise.get(key, {})
+            curve.append({"round": key[0], **trained, **errors, "surprise": asked_for})
         labelled = iter(store.labelled())
         for pick in store.picks():
             atoms = next(labelled) if pick.status == "labelled" else pick.atoms
-            log = store.attempts(pick)
-            picks.append({**vars(pick), "name": pick.name, "atoms": atoms, "log": log})
+            about = {"name": pick.name, "atoms": atoms, "log": store.attempts(pick)}
+            picks.append(vars(pick) | about)
         counts = Counter(pick["status"] for pick in picks)
         return {
             "config": store.read("config"),

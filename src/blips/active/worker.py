@@ -136,11 +136,7 @@ def _dynamics(
 
 @kept_num_threads(1)
 def screen(
-    structures: Mapping[int, str],
-    *,
-    model: Path,
-    config: CampaignConfig,
-    largest_std: float | None,
+    structures: Mapping[int, str], *, model: Path, config: CampaignConfig, largest_std: float | None
 ) -> list[tuple[int, Scores | None, str | None]]:
     """Score candidates: number, scores if there are any, and what excludes it, if anything.
 
