@@ -20,7 +20,7 @@ from typing import Any
 
 import blips
 from blips.errors import BlipsError
-from blips.files import lock, write_atomically
+from blips.files import locked, write_atomically
 from blips.train.run import environment
 from studies.spec import Findings, Run, RunSpec
 
@@ -60,24 +60,23 @@ def work(job_file: Path) -> None:
     spec = RunSpec.from_dict(job["spec"])
     folder, result = Path(job["folder"]), Path(job["result"])
     needs = {name: Path(path) for name, path in job["needs"].items()}
-    held = lock(folder / "lock")  # two workers would write the same checkpoints
-    stopwatch = Stopwatch(folder / "elapsed.json")
-    threading.Thread(target=stopwatch.keep, daemon=True).start()
-    execute: Callable[[Run], Findings] = importlib.import_module(job["module"]).execute
-    findings = execute(Run(spec, folder, Path(job["figures"]), needs))
-    content = {
-        **asdict(spec),
-        "hash": spec.hash,
-        "metrics": findings.metrics,
-        "details": findings.details,
-        **stopwatch.read(),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "code": checkout(),
-        "environment": {**environment(), "command": job["command"]},
-    }
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    write_atomically(result, text.encode())
-    held.close()
+    with locked(folder / "lock"):  # two workers would write the same checkpoints
+        stopwatch = Stopwatch(folder / "elapsed.json")
+        threading.Thread(target=stopwatch.keep, daemon=True).start()
+        execute: Callable[[Run], Findings] = importlib.import_module(job["module"]).execute
+        findings = execute(Run(spec, folder, Path(job["figures"]), needs))
+        content = {
+            **asdict(spec),
+            "hash": spec.hash,
+            "metrics": findings.metrics,
+            "details": findings.details,
+            **stopwatch.read(),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "code": checkout(),
+            "environment": {**environment(), "command": job["command"]},
+        }
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        write_atomically(result, text.encode())
 
 
 def checkout() -> dict[str, Any] | None:

@@ -21,9 +21,11 @@ from ase.build import molecule
 from typer.testing import CliRunner
 
 import blips
+from blips.active import load_campaign
 from blips.backbones import PaiNN
 from blips.cli import app, main
-from blips.cli.configuration import template_config
+from blips.cli.configuration import TEMPLATES
+from blips.config import load_config
 from blips.errors import CheckpointError
 from helpers import TINY, morse_ammonia
 
@@ -226,7 +228,8 @@ def test_every_key_of_a_template_has_a_comment_and_none_is_lost(name):
     lines = invoke("template", name).stdout.splitlines()
     assert all(re.search(r": .*# \S|:  # \S", line) for line in lines)
     assert not [line for line in lines if line.rstrip().endswith("one of")]
-    expected = template_config(name).model_dump(mode="json")
+    load = load_campaign if name == "active" else load_config
+    expected = load(*TEMPLATES[name]).model_dump(mode="json")
     assert yaml.safe_load("\n".join(lines)) == expected
 
 

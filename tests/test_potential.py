@@ -284,7 +284,7 @@ def test_bad_requests_are_refused():
         make().predict(ethanol(), method="bootstrap")
     with pytest.raises(InputError, match="at least 2 samples"):
         make().predict(ethanol(), samples=1)
-    with pytest.raises(InputError, match="count=0: a committee has at least one"):
+    with pytest.raises(InputError, match="count is 0; expected 1 or more"):
         make().draw(0)
 
 

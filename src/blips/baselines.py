@@ -25,7 +25,7 @@ from blips.backbones.base import Backbone, graph_batches
 from blips.config import Sources, load_config
 from blips.data.dataset import StructureData, TrainingData
 from blips.data.graph import Graph
-from blips.errors import InputError
+from blips.errors import InputError, refuse_below
 from blips.inference.monte_carlo import monte_carlo
 from blips.prediction import Calibrator, Model, Outputs, Prediction, point_prediction
 from blips.train.fit import Data, FitResult, fit
@@ -94,8 +94,7 @@ class DeepEnsemble(Baseline):
     kind: ClassVar = "ensemble"
 
     def __init__(self, models: Sequence[Backbone]) -> None:
-        if len(models) < 2:
-            raise InputError(f"{len(models)} models; a standard deviation needs at least 2 members")
+        refuse_below(2, members=len(models))
         nn.Module.__init__(self)
         self.models = nn.ModuleList(models)
         self.calibration: dict[str, Calibrator] = {}

@@ -18,7 +18,7 @@ from blips.errors import ConfigError
 
 EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Hartree", "Ry"]
 LengthUnit = Literal["A", "Angstrom", "Bohr", "nm"]
-Loss = Literal["mae", "mse", "huber", "conditional_huber", "nll", "crps"]
+AtomEnergies = Literal["fit", "none"] | dict[str, float]
 
 
 class Section(BaseModel):
@@ -73,7 +73,7 @@ class DataConfig(Section):
     replay: str | None = setting(None, "file of a second set, not to forget")
     group_key: str | None = setting(None, "split whole groups by this info key")
     labels: LabelsConfig = LabelsConfig()
-    reference_energies: Literal["fit", "none"] | dict[str, float] = setting(
+    reference_energies: AtomEnergies = setting(
         "fit", "of single atoms, eV: fit, none, or {H: -13.6, ...}"
     )
     stream: bool = setting(False, "read structures from disk as they are needed")
@@ -105,7 +105,7 @@ class TrainingConfig(Section):
 
     epochs: int = setting(300, "passes over the training structures", ge=1)
     batch_size: int = setting(8, "structures in a step", ge=1)
-    loss: Loss = "mae"
+    loss: Literal["mae", "mse", "huber", "conditional_huber", "nll", "crps"] = "mae"
     huber_delta: float = setting(0.01, "where huber becomes linear", gt=0)
     loss_unit: EnergyUnit = setting("eV", "energy unit of the loss; lambda refers to it")
     energy_per_atom: bool = setting(False, "divide energy errors by N")

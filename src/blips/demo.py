@@ -22,13 +22,14 @@ from blips.backbones import PaiNN
 from blips.conversion import bayesianize
 from blips.data.ammonia import load_ammonia
 from blips.errors import MissingPackageError
+from blips.files import write_json
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
 from blips.report import write_report
 from blips.train.checkpoint import save
 from blips.train.fit import fit
 from blips.train.released import load_released
-from blips.uq.assess import References, assess, calibrate, verdict, write_evaluation, write_figures
+from blips.uq.assess import References, assess, calibrate, verdict, write_figures
 
 NUM_TRAIN = 64
 BLIP_SAMPLES = 64
@@ -80,7 +81,8 @@ def run_demo(folder: str | Path, *, epochs: int | None = None, seed: int = 0) ->
         predictions = {name: predict(frames, seed=seed) for name, predict in models.items()}
         evaluations = {name: assess(p, references) for name, p in predictions.items()}
         write_figures(folder / "figures" / short, predictions, references)
-        write_evaluation(folder / f"metrics_{short}.json", evaluations)
+        metrics = {name: evaluation.to_dict() for name, evaluation in evaluations.items()}
+        write_json(folder / f"metrics_{short}.json", metrics)
         files.append(folder / f"test_{short}.extxyz")
         ase.io.write(files[-1], frames, format="extxyz")
         for name, evaluation in evaluations.items():

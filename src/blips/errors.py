@@ -45,14 +45,20 @@ def require(module: str, pip_line: str) -> ModuleType:
     try:
         if module in sys.modules:  # often, and from many threads
             return importlib.import_module(module)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             return importlib.import_module(module)
     except ImportError as error:
         raise MissingPackageError(
             f"this needs the package {module.split('.')[0]!r}, which cannot be imported "
             f"({error}); install it with: {pip_line}"
         ) from error
+
+
+def refuse_below(least: float, **given: float) -> None:
+    """Raise an error that names the first number which is not `least` or more."""
+    for name, value in given.items():
+        if not value >= least:  # NaN is not
+            raise InputError(f"{name} is {value}; expected {least} or more")
 
 
 def refuse_unknown(what: str, value: object, valid: Iterable[str]) -> None:

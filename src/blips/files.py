@@ -1,12 +1,13 @@
 """Files that stay whole whatever happens: written in one piece, and locked by one process."""
 
 import fcntl
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from blips.errors import BlipsError, InputError
 
@@ -35,6 +36,11 @@ def write_atomically(path: str | Path, data: bytes) -> Path:
     return path
 
 
+def write_json(path: str | Path, content: Any) -> Path:
+    """Write what `jsonable` makes of the content."""
+    return write_atomically(path, f"{json.dumps(jsonable(content), indent=1)}\n".encode())
+
+
 def jsonable(content: Any) -> Any:
     """Turn arrays into lists, and numbers that are not finite, which JSON lacks, into null."""
     if hasattr(content, "tolist"):
@@ -51,40 +57,30 @@ def jsonable(content: Any) -> Any:
 RUN_LOCK = "run.lock"  # in the folder of a training run, while it runs
 
 
-def lock(path: Path) -> TextIO:
-    """Open and lock a file; the lock ends with the file or the process."""
-    while True:
-        file = path.open("a+", encoding="utf-8")
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock until the block or the process ends; the block leaves no file behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            holder = file.read().strip() or "unknown"
-            file.close()
             raise BlipsError(
-                f"process {holder} works in {path.parent} already; wait for it, or use another "
-                "folder"
+                f"process {file.read().strip() or 'unknown'} works in {path.parent} already; wait "
+                "for it, or use another folder"
             ) from None
-        if _is_at(path, file):
-            break
-        file.close()  # whoever held it before has removed the file: begin again
-    file.seek(0)
-    file.truncate()
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock within the block, and leave no file behind."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = lock(path)
-    try:
+        if path.exists() and os.path.samefile(path, file.fileno()):
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+    with locked(path):  # whoever held it before has removed the file: begin again
         yield
-    finally:
-        path.unlink(missing_ok=True)
-        file.close()
 
 
 @contextmanager
@@ -96,11 +92,3 @@ def writing(path: Path) -> Iterator[None]:
         locked(run) if run.exists() else nullcontext(),
     ):
         yield
-
-
-def _is_at(path: Path, file: TextIO) -> bool:
-    """Return whether an open file is still the one at this path."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False

@@ -17,7 +17,7 @@ from blips.data.graph import Graph
 from blips.data.labels import Labels
 from blips.data.structures import Structures, iter_given
 from blips.defaults import SAMPLES
-from blips.errors import InputError, refuse_unknown
+from blips.errors import InputError, refuse_below, refuse_unknown
 from blips.inference.alignment import element_counts
 from blips.inference.linearise import LinearModel
 from blips.inference.maps import READOUT, ChosenMaps, chosen_roles
@@ -110,8 +110,7 @@ class BayesianPotential(StochasticModel):
                 (weights of the paper's posterior), or "auto": the former where there is one.
         """
         refuse_unknown("method", method, ("auto", "conditioned", "frozen"))
-        if count < 1:
-            raise InputError(f"count={count}: a committee has at least one member")
+        refuse_below(1, count=count)
         if method == "conditioned" or (method == "auto" and self.posterior is not None):
             return [Member(self, v) for v in self.conditioned().draws(count, seed)]
         return [Member(self, FrozenDraw(seed, number)) for number in range(count)]

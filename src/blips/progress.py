@@ -60,10 +60,8 @@ class Bars:
         """Show a line in place of the last one; rich would need ipywidgets."""
         from IPython.display import display
 
-        if self.handle is None:
-            self.handle = display({"text/plain": text}, raw=True, display_id=True)
-        else:
-            self.handle.update({"text/plain": text}, raw=True)
+        self.handle = self.handle or display({"text/plain": ""}, raw=True, display_id=True)
+        self.handle.update({"text/plain": text}, raw=True)
 
     def stop(self) -> None:
         """Remove the bars; stopping bars that never started would print an empty line."""

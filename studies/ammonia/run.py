@@ -15,10 +15,9 @@ from blips.data.dataset import StructureData
 from blips.errors import ConfigError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
-from blips.train.checkpoint import load
 from blips.train.fit import FitResult, fit
 from blips.train.objective import Model
-from blips.train.released import build_model
+from blips.train.released import build_model, load
 from blips.units import KCAL_PER_MOL
 from blips.uq.assess import STD_FLOOR, References, assess, calibrate
 from studies.ammonia.beyond import split_settings

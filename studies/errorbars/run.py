@@ -17,10 +17,9 @@ from blips.data.dataset import StructureData
 from blips.errors import ConfigError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
-from blips.train.checkpoint import Saveable, load
 from blips.train.fit import fit
 from blips.train.objective import Model
-from blips.train.released import build_model
+from blips.train.released import build_model, load
 from blips.uq.assess import References, assess, calibrate
 from studies.baselines import EmbeddingMixture, LastLayerRigidity, ShallowEnsemble
 from studies.errorbars.data import NearFar, load_set
@@ -115,7 +114,7 @@ def _assembled(run: Run, data: NearFar) -> Uncertain:
 
 
 def conditioned(
-    trained: Saveable, train: list[Atoms], valid: list[Atoms], **options: Any
+    trained: Model, train: list[Atoms], valid: list[Atoms], **options: Any
 ) -> BayesianPotential:
     """Condition a trained model on the structures that it was trained on."""
     potential = trained if isinstance(trained, BayesianPotential) else bayesianize(trained)  # pyright: ignore[reportArgumentType]

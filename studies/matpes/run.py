@@ -21,9 +21,8 @@ from blips.config import ModelConfig
 from blips.data.structures import read_structures
 from blips.errors import ConfigError
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import load
 from blips.train.fit import fit
-from blips.train.released import build_model
+from blips.train.released import build_model, load
 from blips.uq.assess import References
 from studies.matpes.data import Parts, write_parts
 from studies.silica.run import BATCH_SIZE, Metrics, measure

@@ -13,11 +13,11 @@ from blips.backbones.base import Backbone
 from blips.baselines import DeepEnsemble, predict_plain
 from blips.config import ModelConfig
 from blips.errors import ConfigError
+from blips.files import write_atomically
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
-from blips.train.checkpoint import load, write_atomically
 from blips.train.fit import FitResult, fit
-from blips.train.released import build_model
+from blips.train.released import build_model, load
 from blips.uq.assess import References, assess
 from studies.baselines import MCDropout
 from studies.nbody.data import POSITIONS, ParticleData

@@ -32,10 +32,9 @@ from blips.conversion import bayesianize
 from blips.errors import ConfigError
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
-from blips.train.checkpoint import load
 from blips.train.fit import fit
 from blips.train.references import set_reference_energies
-from blips.train.released import build_model
+from blips.train.released import build_model, load
 from blips.uq.assess import STD_FLOOR, References, assess, calibrate
 from studies.silica.data import Data, load_data
 from studies.spec import BLIP_TRAINING, Findings, Run

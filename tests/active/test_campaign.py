@@ -356,7 +356,7 @@ def test_initial_structures_depend_on_the_seed(tmp_path):
     [
         ("explore.temperature=[300]", r"'explore.temperature'; did you mean 'temperatures'\?"),
         ("explore.kind=pool", "explore.pool names no file"),
-        ("label.calculator=my.package.Class", "set label.trust"),
+        ({"label": {"calculator": "my.package.Class"}}, "set label.trust"),  # as of a file
         ("model.bayes.enabled=false", "needs error bars"),
         ("limits.forces=1", "did you mean"),
         ("limits.force_std=-1", "should be greater than 0"),
@@ -364,8 +364,9 @@ def test_initial_structures_depend_on_the_seed(tmp_path):
     ],
 )
 def test_mistakes_in_the_configuration_are_named(tmp_path, change, message):
+    changes = change.split() if isinstance(change, str) else [change]
     with pytest.raises(ConfigError, match=message):
-        load_campaign(tiny_campaign(tmp_path), *change.split())
+        load_campaign(tiny_campaign(tmp_path), *changes)
 
 
 def test_the_command_runs_a_campaign(tmp_path):

@@ -86,5 +86,5 @@ def test_ensembles_pickle(structures):
 
 
 def test_errors():
-    with pytest.raises(InputError, match="at least 2 members"):
+    with pytest.raises(InputError, match="members is 1; expected 2 or more"):
         DeepEnsemble(untrained(1))

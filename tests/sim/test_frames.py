@@ -73,7 +73,7 @@ def test_distances_to_the_nearest_neighbours():
 
 
 def test_mistakes_name_what_is_expected():
-    with pytest.raises(InputError, match="at least 1"):
+    with pytest.raises(InputError, match="every is 0; expected 1 or more"):
         FrameSaver(every=0)
-    with pytest.raises(InputError, match="at least 1 and 0"):
+    with pytest.raises(InputError, match="distinct is nan; expected 0 or more"):
         FrameSaver(distinct=float("nan"))

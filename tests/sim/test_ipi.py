@@ -163,5 +163,5 @@ def test_members_are_shifted_and_in_atomic_units(folder):
 
 
 def test_a_committee_of_one_is_refused(folder):
-    with pytest.raises(InputError, match="2 or more members"):
+    with pytest.raises(InputError, match="members is 1; expected 2 or more"):
         Committee(folder / "start.xyz", folder / "model.safetensors", members=1)

@@ -10,6 +10,7 @@ import time
 import ase.io
 import numpy as np
 import pytest
+from ase.md.langevin import Langevin
 from typer.testing import CliRunner
 
 import blips
@@ -145,9 +146,9 @@ def wait_for(path, seconds=60):
         (["--high", "5%"], "either both in eV/A"),
         (["--high", "much"], "expected a number"),
         (["--low", 2, "--high", 1], "low < high"),
-        (["--save-every", 0], "at least 1"),
+        (["--save-every", 0], "every is 0; expected 1 or more"),
         (["--reference", "vasp"], "package.module:Name"),
-        (["--method", "committee"], "map, frozen"),
+        (["--method", "committee"], "frozen, onepass, map"),
         (["--frame", 3], "no frame 3"),
     ],
 )
@@ -166,10 +167,16 @@ def test_an_earlier_run_is_kept_unless_told_otherwise(folder, tmp_path):
     assert len(ase.io.read(tmp_path / "run" / "trajectory.extxyz", ":")) == 1
 
 
-def test_a_ramp_is_linear():
-    ramp = MDSettings(temperature=300, to=500, steps=100)
-    assert [ramp.temperature_at(step) for step in (0, 50, 100)] == [300, 400, 500]
-    assert MDSettings(temperature=300).temperature_at(7) == 300
+def test_a_ramp_is_linear(folder, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        Langevin, "set_temperature", lambda self, *, temperature_K: told.append(temperature_K)
+    )
+    options = ["--temperature", 300, "--steps", 4]
+    md(folder, *options, "--folder", tmp_path / "level")
+    assert not told
+    md(folder, *options, "--to", 500, "--folder", tmp_path / "ramp")
+    assert list(dict.fromkeys(told)) == [300, 350, 400, 450, 500]
 
 
 def test_references_by_name():

@@ -4,7 +4,7 @@ import pytest
 
 from blips.backbones.base import Backbone
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import load
+from blips.train.released import load
 from studies.accuracy import run as accuracy_run
 from studies.accuracy import study as accuracy
 from studies.spec import Run

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from blips.errors import InputError
-from blips.files import lock
+from blips.files import locked
 from studies.runner import Layout, RunSpec, _sort_out, run_all, select
 
 REPOSITORY = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def test_two_processes_do_not_share_a_run(layout: Layout):
     contested = spec("contested", "succeed")
     folder = layout.run_folder(contested)
     folder.mkdir(parents=True)
-    with lock(folder / "lock"):
+    with locked(folder / "lock"):
         assert "exit code 2" in run([contested], layout).failed["contested-seed0"]
     assert not (folder / "attempts").exists()
     assert run([contested], layout).finished == ["contested-seed0"]

@@ -11,7 +11,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from blips.errors import InputError
 from blips.prediction import Prediction
-from blips.uq.assess import References, assess, calibrate, stress_too, verdict
+from blips.uq.assess import References, assess, calibrate, verdict
 
 COUNTS = [2, 3, 1, 2, 2, 3]
 RNG = np.random.default_rng(0)
@@ -73,7 +73,6 @@ def test_every_metric_uses_the_structures_that_have_its_label():
 def test_stress_is_judged_where_it_is_predicted_and_labelled():
     frames = structures(stresses=(0, 4))
     references = References.of(frames)
-    assert stress_too(frames, references)
     full = np.zeros((6, 3, 3))
     found = assess(prediction(stress=full), references, n_bootstrap=0)
     assert found.labelled["stress"] == 2
@@ -82,8 +81,9 @@ def test_stress_is_judged_where_it_is_predicted_and_labelled():
     assert ("stress", "mae", "eV/A^3") in found.rows()
     assert assess(prediction(), references, n_bootstrap=0).stress == {}
     frames[1].pbc = False
-    assert not stress_too(frames, references)
-    assert not stress_too(frames, References.of(structures()))
+    frames[1].calc = None  # its labels were of the crystal
+    assert References.of(frames).stress is None  # it cannot be predicted for all
+    assert References.of(structures()).stress is None
 
 
 def test_structures_without_labels_are_refused_unless_none_are_needed():

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from blips.errors import InputError
-from blips.uq import ConformalCalibrator
-from blips.uq.calibrate import ONE_STD
+from blips.uq.calibrate import ONE_STD, ConformalCalibrator
 
 
 def test_conformal_quantile_is_the_right_order_statistic():

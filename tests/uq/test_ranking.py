@@ -165,7 +165,7 @@ def test_bad_rankings_are_refused(metric):
 
 
 def test_one_item_has_no_rank_correlation():
-    with pytest.raises(InputError, match="at least two"):
+    with pytest.raises(InputError, match="items is 1; expected 2 or more"):
         metrics.spearman([1.0], [1.0])
 
 

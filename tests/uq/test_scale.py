@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import norm
 
 from blips.errors import InputError
-from blips.uq import ScaleCalibrator
+from blips.uq.calibrate import ScaleCalibrator
 
 
 @pytest.mark.parametrize("factor", [0.2, 1.0, 3.0])

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import PositiveFloat, model_validator
 
 from blips.config import (
+    AtomEnergies,
     ModelConfig,
     Section,
     Source,
@@ -147,9 +148,7 @@ class CampaignConfig(Section):
     retrain: Literal["scratch", "continue"] = setting(
         "scratch", "continue: from the weights of the round before"
     )
-    reference_energies: Literal["fit", "none"] | dict[str, float] = setting(
-        "fit", "as data.reference_energies of training"
-    )
+    reference_energies: AtomEnergies = setting("fit", "as data.reference_energies of training")
     initial: InitialConfig = InitialConfig()
     explore: ExploreConfig = ExploreConfig()
     limits: LimitsConfig = LimitsConfig()

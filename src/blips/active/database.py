@@ -15,7 +15,7 @@ from typing import Any, Self
 from ase.db.sqlite import SQLite3Database, index_statements, init_statements
 
 from blips.errors import BlipsError
-from blips.files import lock
+from blips.files import locked
 
 DATABASE, LOCK = "campaign.db", "campaign.lock"
 ENTRIES = "blips_campaign_4"  # our table; its name is the version of the format
@@ -45,8 +45,7 @@ class CampaignDatabase:
         self.path = self.folder / DATABASE
         with self._in_words(), ExitStack() as opened:
             if writable:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                opened.enter_context(lock(self.folder / LOCK))
+                opened.enter_context(locked(self.folder / LOCK))
             elif not self.path.is_file():
                 raise CampaignError(f"{self.folder} holds no campaign ({DATABASE} is missing)")
             elif Path(f"{self.path}-journal").exists():

@@ -9,8 +9,6 @@ from blips.cli import configuration, prediction, properties, simulation, trainin
 from blips.cli.shared import app
 from blips.errors import BlipsError
 
-__all__ = ["app", "main"]
-
 
 def main() -> None:
     """Run the command; problems of the user's are one line, not a traceback.

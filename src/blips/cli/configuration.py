@@ -7,7 +7,7 @@ import typer
 from typer import Argument, Option
 
 from blips.cli import shared
-from blips.errors import ConfigError
+from blips.errors import refuse_unknown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -19,18 +19,11 @@ TEMPLATES = {
         "model.backbone=chgnet",
         "model.bayes={prior_dropout: 0.01, bounds: [1e-5, 0.11], encoder: {depth: 4}}",
         "data.train=train.extxyz",
-        "training.epochs=50",
-        "training.batch_size=8",
-        "training.loss=huber",
-        "training.huber_delta=0.01",
-        "training.energy_per_atom=true",
+        "training={epochs: 50, batch_size: 8, kl_weight: 0.001, clip_norm: 0.5}",
+        "training={loss: huber, huber_delta: 0.01, energy_per_atom: true}",
         "training.weights={energy: 1.0, forces: 1.0}",
-        "training.kl_weight=0.001",
-        "training.optimizer=adamw",
-        "training.lr=1e-5",
-        "training.encoder_lr=1e-4",
+        "training={optimizer: adamw, lr: 1e-5, encoder_lr: 1e-4}",
         "training.schedule={kind: cosine, warmup: 0.05}",
-        "training.clip_norm=0.5",
         "folder=runs/finetune",
     ],
     "active": ["initial.structures=start.extxyz"],
@@ -49,7 +42,8 @@ def info(
 
     Example: blips info model.safetensors
     """
-    from blips.train.checkpoint import backbone_of, describe, error_bars
+    from blips.train.checkpoint import describe, error_bars
+    from blips.train.objective import backbone_of
     from blips.train.released import is_released_name, load, provenance
 
     found = load(model)
@@ -109,7 +103,11 @@ def template(
 
     Example: blips template > config.yaml
     """
-    config = template_config(name)
+    from blips.active.config import load_campaign
+    from blips.config import load_config
+
+    refuse_unknown("template", name, TEMPLATES)
+    config = (load_campaign if name == "active" else load_config)(*TEMPLATES[name])
     if schema:
         shared.print_json(type(config).model_json_schema())
     else:
@@ -132,13 +130,3 @@ def _commented(section: "BaseModel", indent: str = "") -> Iterator[str]:
             line = yaml.safe_dump({name: values[name]}, default_flow_style=True, width=1000)
             about = field.description or f"one of {', '.join(map(str, get_args(field.annotation)))}"
             yield f"{indent}{line.strip()[1:-1]:<{32 - len(indent)}}  # {about}"
-
-
-def template_config(name: str) -> "BaseModel":
-    """Return a configuration by its name, with every default."""
-    from blips.active.config import load_campaign
-    from blips.config import load_config
-
-    if name not in TEMPLATES:
-        raise ConfigError(f"unknown template {name!r}; use one of {', '.join(TEMPLATES)}")
-    return (load_campaign if name == "active" else load_config)(*TEMPLATES[name])

@@ -10,10 +10,8 @@ from typer import Argument, Option
 from blips.cli import shared
 from blips.defaults import SAMPLES
 from blips.errors import ConfigError
-from blips.files import writing
+from blips.files import write_json, writing
 from blips.progress import progress_shown
-
-ANOTHER_REFERENCE = 5.0  # RMS energy error in std beyond which labels are of another reference
 
 
 @shared.app.command()
@@ -88,8 +86,8 @@ def condition(
     draws: Annotated[
         int | None, Option(help="keep so many draws only: a small file, final")
     ] = None,
-    weights: shared.Weights = None,
-    trust: shared.Trust = False,
+    weights: Annotated[Path | None, Option(help="file of a released model's weights")] = None,
+    trust: Annotated[bool, Option("--trust", help="let that file run code as it is read")] = False,
     seed: shared.Seed = 0,
     device: shared.Device = "cpu",
     energy_key: shared.EnergyKey = None,
@@ -104,7 +102,8 @@ def condition(
 
     Example: blips condition model.safetensors train.extxyz --valid valid.extxyz -o out.safetensors
     """
-    from blips.train.checkpoint import backbone_of, save
+    from blips.train.checkpoint import save
+    from blips.train.objective import backbone_of
     from blips.train.references import conditioned
     from blips.train.released import load
 
@@ -152,7 +151,7 @@ def evaluate(
     from rich.console import Console
 
     from blips.baselines import predict_with
-    from blips.train.checkpoint import backbone_of
+    from blips.train.objective import backbone_of
     from blips.train.released import load
     from blips.uq import assess
 
@@ -161,20 +160,19 @@ def evaluate(
     labels = shared.labels_of(backbone.labels, energy_key, forces_key)
     atoms = shared.read_known(structures, backbone, labels)
     references = assess.References.of(atoms, labels)
-    stress = assess.stress_too(atoms, references)
-    options = {"samples": samples, "seed": seed, "stress": stress}
+    options = {"samples": samples, "seed": seed, "stress": references.stress is not None}
     with progress_shown():
         prediction = predict_with(potential, atoms, **options)
         result = assess.assess(prediction, references, n_bootstrap=bootstrap)
         name = Path(model).stem
-        path = assess.write_evaluation(folder / "metrics.json", {name: result})
+        path = write_json(folder / "metrics.json", {name: result.to_dict()})
         assess.write_figures(folder / "figures", {name: prediction}, references)
     if json:
         shared.print_json({"file": str(path), **result.to_dict()})
         return
     typer.echo(assess.verdict(result))
     zms = result.energy.get("zms")
-    far_off = zms is not None and zms.value > ANOTHER_REFERENCE**2
+    far_off = zms is not None and zms.value > 5.0**2  # RMS energy error, std
     if far_off and getattr(potential, "alignment", None) is None:
         typer.echo(
             "Labels and model may have different energies of single atoms: blips condition "

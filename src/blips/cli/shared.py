@@ -71,8 +71,6 @@ EnergyKey = Annotated[
 ForcesKey = Annotated[str | None, Option(help="of the forces", rich_help_panel="Labels")]
 Resume = Annotated[bool, Option("--resume", help="continue what was interrupted")]
 Bootstrap = Annotated[int, Option(help="resamples for the intervals")]
-Weights = Annotated[Path | None, Option(help="file of a released model's weights")]
-Trust = Annotated[bool, Option("--trust", help="let that file run code as it is read")]
 
 
 def print_json(content: Any) -> None:

@@ -1,7 +1,7 @@
 """Commands that simulate: md and lammps."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typer import Argument, Option
 from blips.cli import shared
 from blips.defaults import SAMPLES
 from blips.errors import ConfigError
+from blips.progress import progress_shown, retitle
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -88,7 +89,7 @@ def md(
     Example: blips md model.safetensors start.extxyz --temperature 300 --to 2000 --low 0.3 --high 1
     """
     from blips.config import load_as
-    from blips.sim.dynamics import MDSettings, outcome_dict, run_md
+    from blips.sim.dynamics import MDSettings, run_md
     from blips.sim.reference import make_calculator
 
     settings = load_as(MDSettings, {name: given.params[name] for name in MDSettings.model_fields})
@@ -100,9 +101,9 @@ def md(
     if not guard.needs_std:
         text = "no limit on the std, only the geometry is guarded; give --low and --high"
         typer.echo(text, err=True)
-    with _shown(settings.steps) as hooks:
-        options = {"reference": asked, "overwrite": overwrite, **hooks}
-        outcome = run_md(potential, atoms, settings, guard, folder, **options)
+    with progress_shown(), _ctrl_c() as pressed:
+        options = {"reference": asked, "overwrite": overwrite, "should_end": pressed}
+        outcome = run_md(potential, atoms, settings, guard, folder, progress=_show, **options)
     said = f"{outcome.steps} steps done, {len(outcome.frames)} frames saved for labelling"
     if outcome.stopped:
         said = f"stopped after {outcome.steps} steps: {outcome.reason}"
@@ -110,7 +111,7 @@ def md(
         go_on = f"go on from {folder / 'trajectory.extxyz'} in another folder"
         said = f"interrupted after {outcome.steps} steps; {go_on}"
     if json:
-        shared.print_json(outcome_dict(outcome, settings, guard, folder))
+        typer.echo((folder / "outcome.json").read_text(), nl=False)
     else:
         typer.echo(f"{said}\ntrajectory, uncertain frames and outcome.json in {folder}")
     if outcome.interrupted:
@@ -118,14 +119,8 @@ def md(
 
 
 @contextmanager
-def _shown(steps: int) -> Iterator[dict[str, Any]]:
-    """Show a bar on the terminal; the first Ctrl-C ends the run after its step, a second at once.
-
-    Yields what `run_md` asks and tells after each step.
-    """
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
+def _ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Yield whether Ctrl-C was pressed, which ends a run after its step; a second one at once."""
     pressed = False
 
     def handle(*_: object) -> None:
@@ -133,23 +128,20 @@ def _shown(steps: int) -> Iterator[dict[str, Any]]:
         pressed = True
         signal.signal(signal.SIGINT, before)
 
-    def show(step: int, atoms: "Atoms") -> None:
-        text = f"{atoms.get_temperature():.0f} K"
-        if "forces_uncertainty" in atoms.arrays:
-            std = (atoms.arrays["forces_uncertainty"] ** 2).sum(axis=1).max() ** 0.5
-            text += f"  std {std:.3g} eV/A"
-        bar.update(task, completed=step, description=text)
-
-    console = Console(stderr=True)
-    columns, hidden = Progress.get_default_columns(), not console.is_terminal
-    bar = Progress(MofNCompleteColumn(), *columns, console=console, disable=hidden)
-    task = bar.add_task("", total=steps)
     before = signal.signal(signal.SIGINT, handle)
     try:
-        with bar:
-            yield {"should_end": lambda: pressed, "progress": show}
+        yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _show(atoms: "Atoms") -> None:
+    """Show temperature and std beside the progress of the run."""
+    text = f"{atoms.get_temperature():.0f} K"
+    if "forces_uncertainty" in atoms.arrays:
+        std = (atoms.arrays["forces_uncertainty"] ** 2).sum(axis=1).max() ** 0.5
+        text += f"  std {std:.3g} eV/A"
+    retitle(text)
 
 
 def make_guard(

@@ -61,7 +61,7 @@ def export(
     """
     from blips.backbones.foreign import ForeignBackbone
     from blips.potential import BayesianPotential
-    from blips.train.checkpoint import backbone_of
+    from blips.train.objective import backbone_of
     from blips.train.released import load
 
     found = load(model)

@@ -11,7 +11,7 @@ import numpy as np
 from ase import Atoms
 from vesin import NeighborList
 
-from blips.errors import InputError
+from blips.errors import InputError, refuse_below
 
 SKIN = 1.0  # A; graphs cost a quarter of fresh ones, see benchmarks/neighbours.py
 LARGEST_EXTENT = 2e4  # A, of atoms without periodicity and of cells
@@ -71,8 +71,7 @@ class NeighbourCache:
     """
 
     def __init__(self, skin: float = SKIN) -> None:
-        if not (np.isfinite(skin) and skin >= 0):
-            raise InputError(f"the skin is {skin} A; expected 0 (no list is kept) or more")
+        refuse_below(0, skin=skin)
         self.skin = skin
         self.searches = 0
         self._built_for: tuple[Atoms, float] | None = None

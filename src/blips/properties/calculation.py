@@ -24,7 +24,7 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import graph_batches
-from blips.errors import InputError, refuse_unknown
+from blips.errors import InputError, refuse_below, refuse_unknown
 from blips.inference.linearise import Linearised
 from blips.potential import BayesianPotential
 from blips.prediction import Prediction
@@ -53,8 +53,7 @@ class Calculation:
 
     def __post_init__(self) -> None:
         refuse_unknown("method", self.method, ("linear", "members"))
-        if self.members < 2:
-            raise InputError(f"members={self.members}; an error bar needs at least 2")
+        refuse_below(2, members=self.members)
 
     @property
     def energy_factor(self) -> float:

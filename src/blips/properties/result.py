@@ -7,7 +7,6 @@ The std is taken about the value of the plain model, the posterior's mean, as ev
 over the members that succeeded; `failures` says which did not, and why.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blips.errors import BlipsError
-from blips.files import jsonable, write_atomically
+from blips.files import jsonable, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +104,7 @@ class Properties(Mapping[str, Property]):
 
     def save(self, path: str | Path) -> None:
         """Write everything as JSON."""
-        write_atomically(Path(path), json.dumps(self.to_dict(), indent=1).encode())
+        write_json(path, self.to_dict())
 
     def plot(self) -> "Figure":
         """Plot values, members and error bars with matplotlib."""

@@ -15,7 +15,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from blips.uq.bootstrap import Interval
 from blips.uq.plots import Plot
 
-LICENCE = "vendor/3Dmol-LICENSE.txt"
 SCRIPTS = ("vendor/3Dmol-min.js", "page/plot.js", "page/report.js")
 
 
@@ -36,23 +35,21 @@ def document(
     in_3d = any(one["structures"] for one in sets)
     scripts = [resource(name) for name in (SCRIPTS if in_3d else SCRIPTS[1:])]
     style = resource("page/report.css")
-    licence = resource(LICENCE).replace("--", "- -").replace(">", "&gt;")  # it ends no comment
+    text = resource("vendor/3Dmol-LICENSE.txt")
+    licence = text.replace("--", "- -").replace(">", "&gt;")  # it ends no comment
     drawn = {name: vars(plot) for name, plot in figures.items() if plot is not None}
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            title=title,
-            lead=lead,
-            policy=policy(scripts, style),
-            style=style,
-            scripts=scripts,
-            licence=licence if in_3d else "",
-            data={"sets": sets, "figures": drawn},
-            sets=sets,
-            figures=figures,
-            **content,
-        )
+    page = _environment().get_template(template)
+    return page.render(
+        title=title,
+        lead=lead,
+        policy=policy(scripts, style),
+        style=style,
+        scripts=scripts,
+        licence=licence if in_3d else "",
+        data={"sets": sets, "figures": drawn},
+        sets=sets,
+        figures=figures,
+        **content,
     )
 
 

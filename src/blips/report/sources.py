@@ -54,9 +54,7 @@ def find_sources(target: str | Path, structures: Sequence[str | Path] = ()) -> S
         )
     if target.is_file() and target.suffix != ".safetensors":
         return _of_predictions(target, given)
-    folder, model = target.parent, target
-    if target.is_dir():
-        folder, model = target, _model_in(target)
+    folder, model = (target, _model_in(target)) if target.is_dir() else (target.parent, target)
     file = folder / "config.yaml"
     config = load_config(file) if file.is_file() else None
     valid, note = (given, "") if given else _validation(folder, config)

@@ -8,9 +8,8 @@ import numpy as np
 from ase import Atoms
 
 from blips.errors import BlipsError
-from blips.potential import BayesianPotential
 from blips.prediction import Prediction
-from blips.train.checkpoint import load
+from blips.train.released import load_once
 from blips.uq.assess import References
 from blips.uq.plots import Plot, numbers
 
@@ -25,8 +24,8 @@ def viewed_set(
     prediction: Prediction,
     references: References,
     *,
-    plots: Mapping[str, Plot] | None = None,
-    names: Sequence[str] | None = None,
+    plots: Mapping[str, Plot],
+    names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return one set of structures for the page: name, plots, structures on one colour scale.
 
@@ -35,19 +34,17 @@ def viewed_set(
     """
     entries: list[dict[str, Any]] = []
     if prediction.largest_force_std is not None:
-        order = np.argsort(-prediction.largest_force_std, kind="stable").tolist()
-        ends = np.cumsum(references.n_atoms)[:-1]
-        labels: list[Any] = [None] * len(structures)
+        order: list[int] = np.argsort(-prediction.largest_force_std, kind="stable").tolist()
+        labels: Sequence[Any] = [None] * len(structures)
         if references.forces is not None:
-            labels = np.split(references.forces, ends)
-        called: Sequence[Any] = range(len(structures)) if names is None else names
+            labels = np.split(references.forces, np.cumsum(references.n_atoms)[:-1])
         entries = [
-            _entry(called[k], structures[k], prediction[k], labels[k])
+            _entry(names[k] if names else k, structures[k], prediction[k], labels[k])
             for k in [k for k in order if len(structures[k]) <= MAX_ATOMS][:SHOWN]
         ]
     return {
         "name": name,
-        "plots": {key: vars(plot) for key, plot in (plots or {}).items()},
+        "plots": {key: vars(plot) for key, plot in plots.items()},
         "structures": entries,
         "std_max": max((entry["std_max"] for entry in entries), default=0.0),
     }
@@ -82,16 +79,14 @@ def picked_sets(folder: str | Path, summary: Mapping[str, Any]) -> list[dict[str
     config, found = summary["config"], []
     for round in sorted({pick["round"] for pick in picks}, reverse=True)[:MAX_ROUNDS]:
         try:
-            model = load(files[round])
+            model = load_once(files[round])
         except BlipsError:
             continue
-        if isinstance(model, BayesianPotential):
-            structures = [pick["atoms"] for pick in picks if pick["round"] == round]
-            names = [pick["name"] for pick in picks if pick["round"] == round]
-            options = {key: config["select"][key] for key in ("samples", "method")}
-            prediction = model.predict(structures, seed=config["seed"], **options)
-            references = References.of(structures)
-            found.append(
-                viewed_set(f"round {round}", structures, prediction, references, names=names)
-            )
+        own = [pick for pick in picks if pick["round"] == round]
+        structures, names = [pick["atoms"] for pick in own], [pick["name"] for pick in own]
+        select = config["select"]
+        options = {"samples": select["samples"], "method": select["method"]}
+        prediction = model.predict(structures, seed=config["seed"], **options)
+        title, references = f"round {round}", References.of(structures)
+        found.append(viewed_set(title, structures, prediction, references, plots={}, names=names))
     return found

@@ -17,7 +17,8 @@ from blips.report.campaign import render_campaign
 from blips.report.document import document
 from blips.report.sources import Sources, find_sources
 from blips.report.structures import picked_sets, viewed_set
-from blips.train.checkpoint import Saveable, backbone_of, describe, error_bars
+from blips.train.checkpoint import describe, error_bars
+from blips.train.objective import Model, backbone_of
 from blips.train.released import load
 from blips.train.run import environment
 from blips.uq.assess import References, assess, by_metric, verdict
@@ -90,7 +91,7 @@ def write_report(
     return write_atomically(output, page.encode())
 
 
-def _settings(model: Saveable, sources: Sources) -> dict[str, str]:
+def _settings(model: Model, sources: Sources) -> dict[str, str]:
     texts = {"Model": json.dumps(describe(model), indent=1)}
     if sources.config:
         texts["Configuration of the run (config.yaml)"] = sources.config

@@ -26,15 +26,11 @@ from blips.backbones.base import graph_batches
 from blips.data.graph import Graph
 from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
-from blips.errors import InputError
+from blips.errors import InputError, refuse_below, refuse_unknown
 from blips.inference.monte_carlo import Samples
-from blips.inference.sampling import Member
+from blips.inference.sampling import METHODS, Member
 from blips.potential import BayesianPotential
-from blips.prediction import UNCERTAINTIES, Model, Prediction, annotate
-
-METHODS = ("auto", "conditioned", "mc", "onepass", "map", "frozen")
-BASELINE_METHODS = ("auto", "map")
-ALWAYS_UNCERTAIN = ("auto", "conditioned", "mc", "onepass")  # a std comes with every energy
+from blips.prediction import UNCERTAIN, UNCERTAINTIES, Model, Prediction, annotate
 
 
 class Calculator(ASECalculator):
@@ -52,14 +48,7 @@ class Calculator(ASECalculator):
         options: of `BayesianPotential.predict`, such as `memory_gb` and `calibrated`.
     """
 
-    implemented_properties = [  # noqa: RUF012 (ASE declares it so)
-        keys.ENERGY,
-        "free_energy",
-        keys.FORCES,
-        keys.STRESS,
-        keys.ENERGIES,
-        *UNCERTAINTIES,
-    ]
+    implemented_properties = ["free_energy", *UNCERTAIN, *UNCERTAINTIES]  # noqa: RUF012 (as in ASE)
 
     def __init__(
         self,
@@ -76,23 +65,16 @@ class Calculator(ASECalculator):
         if not isinstance(potential, Model):
             raise InputError(
                 f"simulations need a model with error bars, got {type(potential).__name__}; make "
-                "one with blips.bayesianize(model) or blips.load(file), or take one of "
-                "blips.baselines"
+                "one with blips.bayesianize(model), or take one of blips.baselines"
             )
         bayesian = isinstance(potential, BayesianPotential)
-        methods = METHODS if bayesian else BASELINE_METHODS
-        if method not in methods:
-            raise InputError(
-                f"unknown method {method!r} of {type(potential).__name__}; use one of "
-                f"{', '.join(methods)}"
-            )
-        if every < 0:
-            raise InputError(f"every is {every}; expected 0 (only when asked for) or more")
+        refuse_unknown("method", method, METHODS if bayesian else ("auto", "map"))
+        refuse_below(0, every=every)
         super().__init__()
         self.potential, self.every = potential, every
         self.structures_seen = 0
         self.neighbours = NeighbourCache(skin)
-        self.always_uncertain = method in ALWAYS_UNCERTAIN
+        self.always_uncertain = method not in ("map", "frozen")  # a std comes with every energy
         self._options = {"samples": samples, "seed": seed, **options}
         self._options["method"] = "auto" if method == "map" else method
         self._member: Member | None = None
@@ -126,21 +108,16 @@ class Calculator(ASECalculator):
         structure = self.atoms
         if not isinstance(structure, Atoms):
             raise InputError("the calculator has no structure; pass atoms, or set atoms.calc")
-        wanted = set(properties or [keys.ENERGY])
+        wanted = set(properties or ())
         is_new = not self.results
         due = is_new and self.every > 0 and self.structures_seen % self.every == 0
         self.structures_seen += int(is_new)
-        stress = keys.STRESS in self.results or bool(
-            wanted & {keys.STRESS, keys.STRESS_UNCERTAINTY}
-        )
+        stress = bool({*wanted, *self.results} & {keys.STRESS, keys.STRESS_UNCERTAINTY})
         (graph,) = graph_batches(self.potential.backbone, structure, 1, [self.neighbours])
-        always = self.always_uncertain
-        if not always:
+        if not self.always_uncertain:
             self.results |= self.plain(graph, stress).ase_results()
-        if always or due or wanted & set(UNCERTAINTIES):
-            found = self.sampled(graph, stress).ase_results()
-            own = found if always else (*UNCERTAINTIES, keys.IN_DOMAIN)
-            self.results |= {name: found[name] for name in own if name in found}
+        if self.always_uncertain or due or wanted & set(UNCERTAINTIES):
+            self.results = self.sampled(graph, stress).ase_results() | self.results
         self.results["free_energy"] = self.results[keys.ENERGY]
         if atoms is not None:
             annotate(atoms, self.results)

@@ -4,9 +4,6 @@
     dynamics = Langevin(atoms, 0.5 * fs, temperature_K=300, friction=0.01 / fs, fixcm=False)
     outcome = run_guarded(dynamics, steps=10_000, guard=Guard(low=0.1, high=0.3), every=10)
 
-Frames above `low` are saved; above `high` the run stops, or, where there is a reference calculator,
-it is asked: the run goes on while the potential's true force error stays below a limit.
-
 `run_md` is what `blips md` does. The temperature of its thermostat is T, or goes linearly from T to
 `to` over the steps. It leaves
 
@@ -15,10 +12,9 @@ uncertain.extxyz     frames for labelling that the guard found, with std and the
 outcome.json         how the run ended
 """
 
-import json
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -34,15 +30,15 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from blips.config import Section
 from blips.defaults import SAMPLES
-from blips.errors import InputError
-from blips.files import jsonable, write_atomically
+from blips.errors import InputError, refuse_below
+from blips.files import write_json
 from blips.prediction import Model
+from blips.progress import track
 from blips.sim.calculator import Calculator, snapshot
 from blips.sim.frames import FrameSaver, append_frame
 from blips.sim.guard import Finding, Guard, stop_reason
 
 FILES = ("trajectory.extxyz", "uncertain.extxyz", "outcome.json")
-STD_LIMITS = ("force_std", "energy_std_per_atom")  # beyond which a reference calculator decides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +87,15 @@ def run_guarded(
     unasked. `progress` is called with the number of steps done after every look; `should_end` is
     asked before each step.
     """
-    check_run(every, steps)
+    refuse_below(1, every=every)
+    refuse_below(0, steps=steps)
     saver = saver or FrameSaver()
     atoms, outcome = dynamics.atoms, Outcome(frames=saver.frames)
 
     def look() -> None:
         findings, error = guard.check(atoms), None
         stops = bool(stop_reason(findings))
-        of_std = all(finding.limit in STD_LIMITS for finding in findings)
+        of_std = {finding.limit for finding in findings} <= {"force_std", "energy_std_per_atom"}
         if stops and of_std and reference is not None:
             forces = atoms.get_forces(apply_constraint=False)
             errors = np.linalg.norm(forces - reference.get_forces(atoms.copy()), axis=1)
@@ -112,23 +109,17 @@ def run_guarded(
         progress(outcome.steps)
 
     look()
-    while outcome.steps < steps and not (outcome.stopped or outcome.interrupted):
-        before = outcome.steps
-        for _ in range(min(every, steps - before)):
-            outcome.interrupted = should_end()
-            if outcome.interrupted:
-                break
-            dynamics.run(1)
-            outcome.steps += 1
-        if outcome.steps > before:
+    for step in track(range(1, steps + 1), "dynamics", steps):
+        outcome.interrupted = not outcome.stopped and should_end()
+        if outcome.stopped or outcome.interrupted:
+            break
+        dynamics.run(1)
+        outcome.steps = step
+        if step % every == 0 or step == steps:
             look()
+    if outcome.interrupted and outcome.steps % every:
+        look()
     return outcome
-
-
-def check_run(every: int, steps: int) -> None:
-    """Refuse arguments of `run_guarded` that no run can be made of."""
-    if every < 1 or steps < 0:
-        raise InputError(f"steps is {steps} and every is {every}; expected >= 0 and >= 1")
 
 
 class MDSettings(Section):
@@ -160,12 +151,6 @@ class MDSettings(Section):
             )
         return self
 
-    def temperature_at(self, step: int) -> float:
-        """Return the temperature of the thermostat, K."""
-        if self.to is None:
-            return self.temperature
-        return self.temperature + (self.to - self.temperature) * step / max(1, self.steps)
-
 
 def run_md(
     potential: Model,
@@ -177,20 +162,17 @@ def run_md(
     reference: Any = None,
     overwrite: bool = False,
     should_end: Callable[[], bool] = lambda: False,
-    progress: Callable[[int, Atoms], object] = lambda step, atoms: None,
+    progress: Callable[[Atoms], object] = lambda atoms: None,
 ) -> Outcome:
     """Run from a structure, with its velocities or, where it has none, with drawn ones.
 
-    The reference is an ASE calculator that is asked above the guard's `high`. `should_end` is asked
-    before every step, and ends the run with everything saved; `progress` is called at every look
-    with the steps done and the structure. An earlier run in the folder is refused unless
-    `overwrite`.
+    An earlier run in the folder is refused unless `overwrite`. The reference and `should_end` are
+    those of `run_guarded`; `progress` is called with the structure at every look.
     """
-    folder = Path(folder)
-    atoms = atoms.copy()
-    samples, seed, member = settings.samples, settings.seed, settings.member
-    atoms.calc = Calculator(potential, settings.method, samples=samples, seed=seed, member=member)
-    rng = np.random.default_rng(seed)
+    folder, atoms = Path(folder), atoms.copy()
+    options = settings.model_dump(include={"method", "samples", "seed", "member"})
+    atoms.calc = Calculator(potential, **options)
+    rng = np.random.default_rng(settings.seed)
     if not atoms.get_momenta().any():
         thermalize_momenta(atoms, settings.temperature, exact_temperature=False, rng=rng)
     dynamics = _dynamics(atoms, settings, rng)
@@ -207,17 +189,18 @@ def run_md(
     for path in paths.values():
         path.unlink(missing_ok=True)
 
-    def heat() -> None:
-        dynamics.set_temperature(temperature_K=settings.temperature_at(dynamics.nsteps))
-
     def after(step: int) -> None:
         frame = snapshot(atoms)
         frame.info["step"] = step
         append_frame(paths["trajectory.extxyz"], frame)
-        progress(step, atoms)
+        progress(atoms)
+
+    def heat(change: float) -> None:
+        now = settings.temperature + change * dynamics.nsteps / max(1, settings.steps)
+        dynamics.set_temperature(temperature_K=now)
 
     if settings.to is not None:
-        dynamics.attach(heat)
+        dynamics.attach(heat, change=settings.to - settings.temperature)
     outcome = run_guarded(
         dynamics,
         settings.steps,
@@ -229,26 +212,19 @@ def run_md(
         progress=after,
         should_end=should_end,
     )
-    content = jsonable(outcome_dict(outcome, settings, guard, folder))
-    write_atomically(paths["outcome.json"], json.dumps(content, indent=1).encode())
-    return outcome
-
-
-def outcome_dict(
-    outcome: Outcome, settings: MDSettings, guard: Guard, folder: str | Path
-) -> dict[str, Any]:
-    """Describe an outcome with its settings, for JSON."""
-    return {
+    content = {
         "steps": outcome.steps,
         "time_fs": outcome.steps * settings.timestep,
         "stopped": outcome.stopped,
         "interrupted": outcome.interrupted,
         "reason": outcome.reason,
-        "events": [asdict(event) for event in outcome.events],
+        "events": [vars(event) for event in outcome.events],
         "settings": settings.model_dump(),
-        "guard": asdict(guard),
-        "files": {name.split(".")[0]: str(Path(folder) / name) for name in FILES},
+        "guard": vars(guard),
+        "files": {path.stem: str(path) for path in paths.values()},
     }
+    write_json(paths["outcome.json"], content)
+    return outcome
 
 
 def _dynamics(atoms: Atoms, settings: MDSettings, rng: np.random.Generator) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from ase import Atoms
 
 from blips.data.neighbours import search
-from blips.errors import InputError
+from blips.errors import refuse_below
 from blips.sim.calculator import snapshot
 from blips.sim.guard import SEARCH_RADIUS, Finding
 
@@ -29,11 +29,8 @@ class FrameSaver:
     def __init__(
         self, file: str | Path | None = None, *, every: int = 1, distinct: float = 0.1
     ) -> None:
-        if every < 1 or not distinct >= 0:
-            raise InputError(
-                f"frames are saved every {every} steps if they differ by {distinct} A; expected "
-                "at least 1 and 0"
-            )
+        refuse_below(1, every=every)
+        refuse_below(0, distinct=distinct)
         self.file, self.every, self.distinct = file, every, distinct
         self.frames: list[Atoms] = []
         self._last: dict[int, int] = {}  # walker -> step of its last saved frame

@@ -91,11 +91,9 @@ class Guard:
     @property
     def needs_std(self) -> list[str]:
         """Result keys of the std that limits are set on."""
-        limits = {
-            keys.FORCES_UNCERTAINTY: (self.low, self.high),
-            keys.ENERGY_UNCERTAINTY: (self.energy_std_per_atom,),
-        }
-        return [name for name, given in limits.items() if any(one is not None for one in given)]
+        of_forces = self.low is not None or self.high is not None
+        of_energy = self.energy_std_per_atom is not None
+        return [keys.FORCES_UNCERTAINTY] * of_forces + [keys.ENERGY_UNCERTAINTY] * of_energy
 
     def check(self, atoms: Atoms) -> list[Finding]:
         """List what is wrong with a structure that has a `blips.Calculator`."""

@@ -14,7 +14,7 @@ i-PI counts in Hartree and Bohr.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ase.io
 import numpy as np
@@ -22,15 +22,11 @@ from ase.units import Bohr, Hartree
 
 from blips.backbones.base import graph_batches
 from blips.data.neighbours import NeighbourCache
-from blips.errors import InputError, require
-from blips.potential import BayesianPotential
+from blips.errors import refuse_below, require
 from blips.prediction import Prediction
+from blips.train.released import load_once
 
-if TYPE_CHECKING:
-    from ipi.pes.dummy import Dummy_driver
-else:
-    Dummy_driver = require("ipi.pes.dummy", "pip install ipi").Dummy_driver
-
+Dummy_driver: Any = require("ipi.pes.dummy", "pip install ipi").Dummy_driver
 __DRIVER_NAME__ = "blips"
 __DRIVER_CLASS__ = "Committee"
 
@@ -45,15 +41,9 @@ class Committee(Dummy_driver):
     def __init__(
         self, template: str, model: str, members: int = 8, seed: int = 0, **options: Any
     ) -> None:
-        from blips.train.released import load
-
-        potential = load(model)
-        if not isinstance(potential, BayesianPotential):
-            raise InputError(f"{model} has no members; give a model that blips.bayesianize made")
-        if members < 2:
-            raise InputError(f"a committee of {members} has no spread; expected 2 or more members")
-        self.potential = potential
-        self.members = potential.draw(int(members), seed=int(seed))
+        refuse_below(2, members=members)
+        self.potential = load_once(model)
+        self.members = self.potential.draw(int(members), seed=int(seed))
         self.atoms: Any = ase.io.read(template, -1)
         self.neighbours = NeighbourCache()
         super().__init__(**options)
@@ -67,23 +57,22 @@ class Committee(Dummy_driver):
         (graph,) = graph_batches(self.potential.backbone, self.atoms, 1, [self.neighbours])
         plain = self.potential.predict(graph, method="map", stress=True)
         means = self._atomic_units(plain)
-        energy, forces, virial = means
         committee = [self._atomic_units(m.predict(graph, stress=True)) for m in self.members]
         shifted: dict[str, Any] = {}
-        for name, mean, several in zip(
-            ("pot", "force", "virial"), means, zip(*committee, strict=True), strict=True
-        ):
-            stacked = np.stack(several).reshape(len(several), -1)  # [K, 1, 3 N or 9]
-            centred = mean.reshape(-1) + stacked - stacked.mean(axis=0)
-            shifted[f"committee_{name}"] = (centred[:, 0] if name == "pot" else centred).tolist()
-        return float(energy[0]), forces, virial, json.dumps(shifted)
+        for name, mean in means.items():
+            members = np.array([member[name] for member in committee])  # [K, ...]
+            centred = mean + members - members.mean(axis=0)
+            flat = centred.reshape(len(members), -1)
+            shifted[f"committee_{name}"] = (flat[:, 0] if name == "pot" else flat).tolist()
+        return float(means["pot"]), means["force"], means["virial"], json.dumps(shifted)
 
-    def _atomic_units(self, prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return energy [1], forces [N, 3] and virial [3, 3] in Hartree and Bohr."""
+    def _atomic_units(self, prediction: Prediction) -> dict[str, np.ndarray]:
+        """Return energy, forces [N, 3] and virial [3, 3] by i-PI's names, in Hartree and Bohr."""
         names = ("energy", "forces", "stress")
         energy, forces, stress = (prediction.array(name).astype(float) for name in names)
         virial = -stress[0] * self.atoms.get_volume()
-        return energy / Hartree, forces * Bohr / Hartree, virial / Hartree
+        values = {"pot": energy[0], "force": forces * Bohr, "virial": virial}
+        return {name: value / Hartree for name, value in values.items()}
 
 
 if __name__ == "__main__":

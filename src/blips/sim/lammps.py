@@ -33,7 +33,7 @@ from ase.data import atomic_numbers
 from ase.units import kcal, mol
 
 from blips import keys
-from blips.errors import InputError, require
+from blips.errors import InputError, refuse_below, require
 from blips.sim.calculator import Calculator
 from blips.sim.frames import FrameSaver
 from blips.sim.guard import Finding, Guard, results_with, stop_reason
@@ -58,12 +58,10 @@ def start(arguments: Sequence[str] = ("-log", "none", "-screen", "none")) -> Any
 def run_script(
     lmp: Any, script: str | Path, calculator: Calculator, elements: Sequence[str], **options: Any
 ) -> "Coupling":
-    """Run an input script whose forces are the calculator's.
+    """Run an input script whose forces are the calculator's; other arguments as for `Coupling`.
 
     The script holds the line `fix blips all external pf/callback 1 1` (any name) after its atoms
     and before its first run, where the calculator is coupled to it.
-
-    The other arguments are those of `Coupling`.
     """
     try:
         lines = Path(script).read_text().splitlines(keepends=True)
@@ -109,8 +107,7 @@ class Coupling:
         every: int = 10,
         saver: FrameSaver | None = None,
     ) -> None:
-        if every < 1:
-            raise InputError(f"the std is asked for every {every} steps; expected 1 or more")
+        refuse_below(1, every=every)
         self.lmp, self.calculator, self.fix = lmp, calculator, fix
         self.guard, self.every, self.saver = guard, every, saver or FrameSaver()
         self.findings: list[Finding] = []  # of the guard at its last look
@@ -177,11 +174,10 @@ class Coupling:
         low, high, xy, yz, xz, periodic, _ = self.lmp.extract_box()
         (lx, ly, lz), pbc = np.subtract(high, low), np.array(periodic, dtype=bool)
         types = self.lmp.numpy.extract_atom("type")[: len(tag)][order]
-        cell = np.array([[lx, 0, 0], [xy, ly, 0], [xz, yz, lz]])
         numbers = self._numbers[types - 1]
         if not np.array_equal(numbers, self._atoms.numbers):
             self._atoms = Atoms(numbers, calculator=self.calculator)
-        self._atoms.set_cell(cell)
+        self._atoms.set_cell([[lx, 0, 0], [xy, ly, 0], [xz, yz, lz]])
         self._atoms.pbc = pbc
         self._atoms.positions = x[order] - low
         return order
@@ -190,16 +186,14 @@ class Coupling:
         """Renew the std and what the guard says of it."""
         atoms, self._unseen = self._atoms, False
         results = results_with(atoms, (keys.FORCES_UNCERTAINTY, keys.ENERGY_UNCERTAINTY))
-        forces_std = np.linalg.norm(results[keys.FORCES_UNCERTAINTY], axis=1)  # [N]
-        energy_std = float(results[keys.ENERGY_UNCERTAINTY])
-        per_atom = self.lmp.numpy.extract_atom("d_force_std")
-        per_atom[order] = forces_std / self._energy_unit
+        std = np.linalg.norm(results[keys.FORCES_UNCERTAINTY], axis=1) / self._energy_unit  # [N]
+        energy_std = float(results[keys.ENERGY_UNCERTAINTY]) / self._energy_unit
+        self.lmp.numpy.extract_atom("d_force_std")[order] = std
         self.findings = [] if self.guard is None else self.guard.check(atoms)
         verdict = 2.0 if self.stopped else 1.0 if self.findings else 0.0
         if self.findings:
             self.saver.offer(atoms, int(step), self.findings, last=bool(self.stopped))
-        values = (forces_std.max() / self._energy_unit, energy_std / self._energy_unit, verdict)
-        for place, value in enumerate(values, 1):
+        for place, value in enumerate((std.max(), energy_std, verdict), 1):
             self.lmp.fix_external_set_vector(self.fix, place, float(value))
 
 

@@ -69,7 +69,14 @@ class MLIAPModel(MLIAPUnified):
         """Give LAMMPS the energies of its own atoms and dE/dr_ij [pairs, 3], eV and eV/A."""
         indices = (data.elems, data.iatoms, data.pair_i, data.pair_j)
         elements, own_atoms, *pair = (torch.as_tensor(index).long() for index in indices)
-        self._check(elements, pair[0], data.nlistatoms)
+        if bool((elements < 0).any()):
+            raise InputError("an atom type is NULL in pair_coeff; name the element of each type")
+        has_ghosts = len(elements) > data.nlistatoms and len(pair[0]) > 0
+        if self.exchanges > 1 and has_ghosts and int(pair[0].max()) < data.nlistatoms:
+            raise InputError(
+                f"atoms exchange messages {self.exchanges} times, and LAMMPS gave no neighbours of "
+                "ghosts; write 'pair_style mliap unified FILE 1'"
+            )
         vectors = torch.as_tensor(data.rij).requires_grad_()  # [pairs, 3], float64
         near = vectors.detach().norm(dim=1) < self.backbone.cutoff
         numbers = torch.tensor(self.numbers, device=elements.device)[elements]
@@ -87,16 +94,6 @@ class MLIAPModel(MLIAPUnified):
             data.update_pair_forces_gpu(gradient)
         elif len(gradient):
             data.update_pair_forces(gradient.numpy())
-
-    def _check(self, elements: Tensor, pair_i: Tensor, count: int) -> None:
-        if bool((elements < 0).any()):
-            raise InputError("an atom type is NULL in pair_coeff; name the element of each type")
-        has_ghosts = len(elements) > count and len(pair_i) > 0
-        if self.exchanges > 1 and has_ghosts and int(pair_i.max()) < count:
-            raise InputError(
-                f"atoms exchange messages {self.exchanges} times, and LAMMPS gave no neighbours of "
-                "ghosts; write 'pair_style mliap unified FILE 1'"
-            )
 
 
 def exchanges(backbone: AtomisticBackbone, symbol: str) -> int:

@@ -14,7 +14,7 @@ positions in double precision here; the potential computes in its own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,25 +27,17 @@ from blips import keys
 from blips.backbones.base import first_parameter, graph_batches
 from blips.data.graph import Graph
 from blips.data.neighbours import NeighbourCache
-from blips.errors import InputError, require
+from blips.errors import InputError, refuse_below, require
 from blips.prediction import UNCERTAINTIES, Model, Prediction, annotate
 from blips.sim.calculator import Calculator
-from blips.sim.dynamics import check_run
 from blips.sim.frames import FrameSaver
 from blips.sim.guard import Finding, Guard, stop_reason
 
 PIP_LINE = "pip install torch-sim-atomistic==0.3.0"
 
-if TYPE_CHECKING:
-    import torch_sim as ts
-    from torch_sim.models.interface import ModelInterface
-else:
-    ts = require("torch_sim", PIP_LINE)
-    ModelInterface = require("torch_sim.models.interface", PIP_LINE).ModelInterface
-
+ts: Any = require("torch_sim", PIP_LINE)
+ModelInterface: Any = require("torch_sim.models.interface", PIP_LINE).ModelInterface
 STATE_DTYPE = torch.float64
-PER_ATOM = (keys.FORCES, keys.FORCES_UNCERTAINTY)
-PER_STRUCTURE = (keys.ENERGY, keys.ENERGY_UNCERTAINTY, keys.STRESS, keys.STRESS_UNCERTAINTY)
 
 
 class TorchSimModel(ModelInterface):
@@ -106,8 +98,7 @@ class TorchSimModel(ModelInterface):
         while len(self._caches) < len(structures):
             self._caches.append(NeighbourCache(self.calculator.neighbours.skin))
         caches = self._caches[: len(structures)]
-        (graph,) = graph_batches(self.potential.backbone, structures, caches=caches)
-        return graph
+        return next(graph_batches(self.potential.backbone, structures, caches=caches))
 
     def _tensors(
         self, state: Any, predict: Callable[[Graph, bool], Prediction]
@@ -119,12 +110,12 @@ class TorchSimModel(ModelInterface):
             raise InputError("no structure of the batch has finite positions: all have exploded")
         graph = self.graph([structures[k] for k in np.flatnonzero(whole)])
         rows = np.repeat(whole, [len(atoms) for atoms in structures])  # [N]
-        keep = dict.fromkeys(PER_STRUCTURE, whole) | dict.fromkeys(PER_ATOM, rows)
         found: dict[str, Tensor] = {}
         for name, array in predict(graph, self._compute_stress).results().items():
-            if name in keep:
-                full = np.full((len(keep[name]), *array.shape[1:]), np.nan)
-                full[keep[name]] = array
+            if not name.startswith((keys.ENERGIES, keys.IN_DOMAIN)):
+                keep = rows if name.startswith(keys.FORCES) else whole
+                full = np.full((len(keep), *array.shape[1:]), np.nan)
+                full[keep] = array
                 found[name] = torch.as_tensor(full, dtype=self._dtype, device=self._device)
         return found
 
@@ -208,11 +199,10 @@ def integrate(
     here = {"dtype": STATE_DTYPE, "device": model.device}
     kT = torch.tensor(temperatures * units.temperature, **here)  # [S] eV
     dt = torch.tensor(timestep * 1e-3 * units.time, **here)
-    make: Any = integrator or ts.nvt_langevin
-    init, update = make(model, dt=dt, kT=kT, **options)
+    init, update = (integrator or ts.nvt_langevin)(model, dt=dt, kT=kT, **options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        state: Any = ts.initialize_state(structures, model.device, model.dtype)
+        state = ts.initialize_state(structures, model.device, model.dtype)
         if all(atoms.get_momenta().any() for atoms in structures):
             momenta = np.concatenate([atoms.get_momenta() for atoms in structures])
             state.momenta = torch.tensor(momenta, **here)  # [N, 3], TorchSim's unit is ASE's
@@ -263,7 +253,8 @@ def _advance(
     converged: Callable[..., Tensor] | None = None,
 ) -> list[Finished]:
     """Run the batch; structures leave it as they converge or are halted."""
-    check_run(every, steps)
+    refuse_below(1, every=every)
+    refuse_below(0, steps=steps)
     alive = list(range(state.n_systems))  # number of each structure that is still in the batch
     finished: dict[int, Finished] = {}
     done = 0
@@ -272,9 +263,9 @@ def _advance(
         relaxed = converged(state).tolist() if converged else [False] * len(alive)
         at_end = "" if done < steps else "unfinished" if converged else "done"
         leaving: list[int] = []
-        for place, (found, is_relaxed) in enumerate(zip(findings, relaxed, strict=True)):
-            number, halted = alive[place], bool(stop_reason(found))
-            status = "halted" if halted else "converged" if is_relaxed else at_end
+        for place, (number, found) in enumerate(zip(alive, findings, strict=True)):
+            halted = bool(stop_reason(found))
+            status = "halted" if halted else "converged" if relaxed[place] else at_end
             if not status and (saver is None or not found):
                 continue
             frame = _frame(state[[place]], model)
@@ -287,7 +278,7 @@ def _advance(
             return [finished[number] for number in sorted(finished)]
         if leaving:
             state.pop(leaving)
-            alive = [number for place, number in enumerate(alive) if place not in leaving]
+            alive = [number for number in alive if number not in finished]
         for _ in range(min(every, steps - done)):
             state = update(state, alive)
             done += 1

@@ -4,7 +4,8 @@ No pickle, so reading an untrusted file runs no code; a checksum over header and
 damage; files are written beside their target and moved into place, so a crash leaves the old one
 whole.
 
-`save` and `load` are for models; training states use `write_tensors` and `read_tensors`.
+`save` is for models, which `blips.train.released.load` reads; training states use `write_tensors`
+and `read_tensors`.
 """
 
 import hashlib
@@ -22,7 +23,6 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from blips import keys
 from blips.backbones import build, family_of
 from blips.backbones.base import Backbone
 from blips.conversion import from_settings
@@ -33,22 +33,21 @@ from blips.inference.alignment import Alignment
 from blips.inference.maps import ChosenMaps
 from blips.inference.posterior import ConditionedPosterior
 from blips.potential import BayesianPotential
-from blips.train.objective import Wrapper
+from blips.prediction import UNCERTAIN
+from blips.train.objective import Model, Wrapper, backbone_of
 from blips.uq.calibrate import calibrator_from_dict
 
 FORMAT = "blips-2"
 POSTERIOR, ALIGNMENT = "posterior.", "alignment."  # prefixes of their tensors
 LARGEST_SIZE = 10_000  # of a hyperparameter: features, blocks, ...
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-CALIBRATED = {keys.ENERGY, keys.FORCES, keys.STRESS, keys.ENERGIES}
 
-Saveable = BayesianPotential | Backbone | Wrapper
 Tensors = Mapping[str, Tensor]
 Header = Mapping[str, Any]
 
 
-def save(potential: Saveable, path: str | Path) -> Path:
-    """Write a model to `path` (.safetensors); `load` gives it back."""
+def save(potential: Model, path: str | Path) -> Path:
+    """Write a model to `path` (.safetensors); `blips.load` gives it back."""
     backbone = backbone_of(potential)
     if family_of(backbone) is None:
         raise CheckpointError(
@@ -59,25 +58,7 @@ def save(potential: Saveable, path: str | Path) -> Path:
     return write_model(path, potential)
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> Saveable:
-    """Read a model written by `save`: a Bayesian potential, a plain backbone or a baseline."""
-    tensors, header = read_tensors(path)
-    if "optimizer" in header:
-        raise CheckpointError(
-            f"{path} is the state of a training, which blips train --resume continues; its model "
-            f"is {Path(path).with_name('best.safetensors')}, written after the first epoch"
-        )
-    model = rebuild(header.get("model"), path)
-    restore(model, tensors, path, header)
-    return model.to(device)
-
-
-def backbone_of(model: Saveable) -> Backbone:
-    """Return the model itself where it is a backbone, else the one within it."""
-    return model if isinstance(model, Backbone) else model.backbone
-
-
-def write_model(path: str | Path, model: Saveable, **more: Any) -> Path:
+def write_model(path: str | Path, model: Model, **more: Any) -> Path:
     """Write weights, posterior and alignment, also of a model that only its maker builds again."""
     tensors = dict(model.state_dict())
     if isinstance(model, BayesianPotential):
@@ -87,7 +68,7 @@ def write_model(path: str | Path, model: Saveable, **more: Any) -> Path:
     return write_tensors(path, tensors, {"model": describe(model), **more})
 
 
-def describe(model: Saveable) -> dict[str, Any]:
+def describe(model: Model) -> dict[str, Any]:
     """Describe all but the weights that `rebuild` needs, JSON-able; no backbone if it cannot."""
     backbone = backbone_of(model)
     description: dict[str, Any] = {
@@ -111,7 +92,7 @@ def describe(model: Saveable) -> dict[str, Any]:
     return description
 
 
-def error_bars(model: Saveable) -> str:
+def error_bars(model: Model) -> str:
     """Say in words where the error bars of a model come from."""
     if isinstance(model, Backbone):
         return "none; blips condition gives it some"
@@ -122,7 +103,7 @@ def error_bars(model: Saveable) -> str:
     return f"{words}; calibrated for {known}" if known else words
 
 
-def rebuild(description: Any, path: str | Path) -> Saveable:
+def rebuild(description: Any, path: str | Path) -> Model:
     """Make a model with the described architecture and arbitrary weights."""
     if isinstance(description, dict) and description.get("backbone", "") is None:
         raise CheckpointError(
@@ -149,7 +130,7 @@ def rebuild(description: Any, path: str | Path) -> Saveable:
         else:
             return backbone
         for quantity, saved in description["calibration"].items():
-            if quantity not in CALIBRATED:
+            if quantity not in UNCERTAIN:
                 raise CheckpointError(f"a calibration of {quantity!r}, which no model predicts")
             model.calibration[quantity] = calibrator_from_dict(saved)
         return model

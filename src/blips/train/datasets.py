@@ -17,6 +17,7 @@ from blips.data.sanity import warn_of_labels
 from blips.data.splits import Split, group_split, random_split
 from blips.data.structures import XyzFrames, check_structures, read_structures
 from blips.errors import ConfigError, InputError
+from blips.files import write_json
 from blips.train.checkpoint import DTYPES
 from blips.train.references import moved, set_reference_energies, unexplained_energies
 from blips.train.run import RunFolder
@@ -83,7 +84,7 @@ class DataSets:
         else:
             fitted = unexplained_energies(self.backbone, structures, self.labels).by_number()
             shift = {chemical_symbols[number]: energy for number, energy in fitted.items()}
-            self.run.write_json(path.name, shift)
+            write_json(path, shift)
         structures = moved(structures, shift, self.quantities, self.labels)
         return self._data(structures, name, labels=Labels())
 
@@ -124,9 +125,7 @@ class DataSets:
         else:
             for frame, atoms in enumerate(structures):
                 if key not in atoms.info:
-                    raise InputError(
-                        f"frame {frame} has no {key!r} in its info, which data.group_key is"
-                    )
+                    raise InputError(f"frame {frame} has no {key!r} in its info (data.group_key)")
             split = group_split([str(atoms.info[key]) for atoms in structures], fraction, seed)
         if not split.valid:
             raise ConfigError(

@@ -15,11 +15,11 @@ from blips.data.dataset import StructureData, TrainingData
 from blips.errors import BlipsError, ConfigError
 from blips.potential import BayesianPotential
 from blips.progress import progress_shown
-from blips.train.checkpoint import backbone_of, read_tensors, restore, write_model
+from blips.train.checkpoint import read_tensors, restore, write_model
 from blips.train.datasets import Data, DataSets
 from blips.train.loop import Trainer
 from blips.train.loss import DISTRIBUTION_LOSSES
-from blips.train.objective import Model, Objective, Wrapper
+from blips.train.objective import Model, Objective, Wrapper, backbone_of
 from blips.train.references import settle_reference_energies
 from blips.train.run import Progress, RunFolder
 

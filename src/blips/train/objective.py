@@ -59,6 +59,11 @@ NoiseKey = tuple[int | str, ...]
 Penalties = dict[str, tuple[float, Tensor]]  # (weight, value) by name
 
 
+def backbone_of(model: Model) -> Backbone:
+    """Return the model itself where it is a backbone, else the one within it."""
+    return model if isinstance(model, Backbone) else model.backbone
+
+
 class LossTerms(NamedTuple):
     """Total and its parts; parts are detached, for the log."""
 
@@ -141,8 +146,7 @@ class Objective(nn.Module):
     ) -> Sample:
         """Compute outputs of `count` samples, or those without noise for 0 and plain backbones."""
         if not isinstance(self.model, BayesianPotential):
-            backbone = self.model if isinstance(self.model, Backbone) else self.model.backbone
-            return Sample(plain_outputs(backbone, graph, **derivatives), {})
+            return Sample(plain_outputs(backbone_of(self.model), graph, **derivatives), {})
         if count == 0:
             return Sample(self.model(graph, **derivatives), {})
         device = graph.positions.device

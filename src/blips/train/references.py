@@ -28,8 +28,7 @@ from blips.errors import ConfigError
 from blips.inference.alignment import Alignment, element_counts, fit_alignment
 from blips.inference.scale import keys_of
 from blips.potential import BayesianPotential
-from blips.train.checkpoint import Saveable
-from blips.train.objective import Wrapper, plain_outputs
+from blips.train.objective import Model, Wrapper, plain_outputs
 
 
 def set_reference_energies(
@@ -151,7 +150,7 @@ def align(
 
 
 def conditioned(
-    model: Saveable,
+    model: Model,
     structures: Sequence[Atoms],
     valid: Sequence[Atoms] | None,
     *,

@@ -20,15 +20,15 @@ from blips.config import ModelConfig
 from blips.conversion import bayesianize
 from blips.errors import CheckpointError, ConfigError, InputError
 from blips.potential import BayesianPotential
-from blips.train import checkpoint
-from blips.train.checkpoint import Saveable, posterior_from, read_tensors
+from blips.train.checkpoint import posterior_from, read_tensors, rebuild, restore
+from blips.train.objective import Model
 
 SHIPPED = Path(__file__).parents[1] / "data" / "posteriors"
 
 
 def load(
     path: str | Path, device: str | torch.device = "cpu", *, plain: bool = False, **options: Any
-) -> Saveable:
+) -> Model:
     """Load a model: a file that `save` wrote, or a released model with its error bars.
 
     Released ones have names such as "chgnet", see `blips.backbones.RELEASED`, and options such as
@@ -50,7 +50,15 @@ def load(
         )
     if options:
         raise ConfigError(f"{path} is no released model and takes no {', '.join(options)}")
-    return checkpoint.load(path, place)
+    tensors, header = read_tensors(path)
+    if "optimizer" in header:
+        raise CheckpointError(
+            f"{path} is the state of a training, which blips train --resume continues; its model "
+            f"is {Path(path).with_name('best.safetensors')}, written after the first epoch"
+        )
+    model = rebuild(header.get("model"), path)
+    restore(model, tensors, path, header)
+    return model.to(place)
 
 
 def load_once(model: str | Path) -> BayesianPotential:
@@ -70,15 +78,11 @@ def _loaded(model: str, stamp: tuple[int, int] | None) -> BayesianPotential:
 
 def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backbone:
     """Build a released or untrained backbone; Bayesian unless the configuration says no."""
-    name = config.backbone
+    name, options = config.backbone, config.hyperparameters
+    if config.weights is not None:
+        options = {**options, "weights": config.weights, "trust": config.trust}
     if is_released(config):
-        given = {} if config.weights is None else {"weights": config.weights, "trust": config.trust}
-        backbone = load_backbone(name, **config.hyperparameters | given)
-    elif config.weights is not None:
-        raise ConfigError(
-            f"model.weights is for released models, and {name} starts untrained; released are "
-            f"{', '.join(sorted(RELEASED))}"
-        )
+        backbone = load_backbone(name, **options)
     elif config.pretrained and name in ADAPTERS:
         names = [released for released, (family, _) in RELEASED.items() if family == name]
         raise ConfigError(
@@ -88,7 +92,7 @@ def build_model(config: ModelConfig, seed: int = 0) -> BayesianPotential | Backb
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            backbone = build(name, **config.hyperparameters)
+            backbone = build(name, **options)
     if not config.bayes.enabled:
         return backbone
     return bayesianize(backbone, seed=seed, **config.bayes.model_dump(exclude={"enabled"}))

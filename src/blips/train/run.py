@@ -12,7 +12,6 @@ best.safetensors     the model with the least validation loss
 
 import csv
 import io
-import json
 import math
 import os
 import platform
@@ -26,7 +25,7 @@ from typing import Any
 from blips import __version__
 from blips.config import RunConfig, different_settings, dump_config, load_config
 from blips.errors import ConfigError
-from blips.files import RUN_LOCK, locked, write_atomically
+from blips.files import RUN_LOCK, locked, write_atomically, write_json
 
 REQUIRED = ("torch", "numpy", "ase", "vesin", "lightning-fabric")
 
@@ -63,11 +62,7 @@ class RunFolder:
                 "or choose another folder"
             )
         write_atomically(self.config_file, dump_config(config).encode())
-        self.write_json("environment.json", environment())
-
-    def write_json(self, name: str, content: Any) -> Path:
-        """Write a JSON file into the folder, atomically."""
-        return write_atomically(self.path / name, f"{json.dumps(content, indent=1)}\n".encode())
+        write_json(self.path / "environment.json", environment())
 
     def write_history(self, history: list[dict[str, float]]) -> None:
         """Write metrics.csv anew: one row per epoch, whatever was there before."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from ase import Atoms
 from ase.stress import full_3x3_to_voigt_6_stress
+from rich.table import Table
+from rich.text import Text
 
 from blips.data.labels import QUANTITIES, Labels, available, extract
 from blips.data.sanity import warn_of_labels
 from blips.data.structures import Structures, iter_given
 from blips.errors import InputError, refuse_unknown
-from blips.files import write_atomically
 from blips.prediction import Model, Prediction
 from blips.progress import progress_shown
 from blips.uq.bootstrap import Interval
@@ -26,11 +26,7 @@ from blips.uq.evaluate import Evaluation, Matched, Tables
 from blips.uq.metrics import coverage
 from blips.uq.plots import prediction_plots
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 STD_FLOOR = 1e-6  # eV, eV/A: symmetry can make a std zero, by which no metric can divide
-ONE_SIDED = 0.15  # ECE that a wrong size alone does not give where coverage is right
 WORDS = {"energy": "energies", "forces": "forces", "stress": "stresses"}
 
 
@@ -42,7 +38,7 @@ class References:
     numbers: np.ndarray  # [N]
     energy: np.ndarray | None  # [S] eV
     forces: np.ndarray | None  # [N, 3] eV/A
-    stress: np.ndarray | None = None  # [S, 6] eV/A^3, ASE's order
+    stress: np.ndarray | None = None  # [S, 6] eV/A^3, ASE's order; where all are periodic
 
     @classmethod
     def of(
@@ -65,6 +61,8 @@ class References:
             "forces": np.concatenate([values["forces"] for values in found]),
             "stress": full_3x3_to_voigt_6_stress(np.array([values["stress"] for values in found])),
         }
+        if not all(atoms.pbc.all() for atoms in structures):
+            del arrays["stress"]  # there is none to predict
         known = {name: None if np.isnan(a).all() else a for name, a in arrays.items()}
         if required and known["energy"] is None and known["forces"] is None:
             raise InputError(
@@ -92,11 +90,6 @@ class References:
             std = checked_array(f"{quantity}_std", np.maximum(std[rows], STD_FLOOR))
         mean, target = checked_array(quantity, mean[rows]), checked_array("labels", target[rows])
         return Matched(mean, std, target, chosen, self.n_atoms[chosen])
-
-
-def stress_too(structures: Sequence[Atoms], references: References) -> bool:
-    """Say whether labels and periodic cells allow to judge the stress."""
-    return references.stress is not None and all(atoms.pbc.all() for atoms in structures)
 
 
 def assess(
@@ -143,7 +136,7 @@ def evaluate(
     """
     found = list(iter_given(structures))
     references = References.of(found, labels or potential.backbone.labels)
-    options = {"stress": stress_too(found, references), **options}
+    options = {"stress": references.stress is not None, **options}
     with progress_shown():
         return assess(potential.predict(found, **options), references, n_bootstrap=n_bootstrap)
 
@@ -159,13 +152,9 @@ def calibrate(
 ) -> dict[str, ScaleCalibrator]:
     """Fit a calibration of the error bars to labelled structures and store it with the potential.
 
-    Args:
-        potential: its `calibration` is replaced.
-        structures: neither trained on nor tested on.
-        kind: "scale" (one factor, NLL-optimal) or "conformal".
-        labels: as for `evaluate`.
-        say: is told, in a sentence for each quantity, what was done and gained.
-        options: as for `evaluate`.
+    The structures are neither trained on nor tested on; the kind is "scale" (one factor,
+    NLL-optimal) or "conformal". `say` is told, in a sentence for each quantity, what was done and
+    gained. Labels and options are as for `evaluate`.
     """
     refuse_unknown("calibration", kind, CALIBRATORS)
     found = list(iter_given(structures))
@@ -233,7 +222,7 @@ def _right(table: Mapping[str, Interval]) -> str:
     inside = found.value
     low, high = (inside if end is None else end for end in (found.low, found.high))
     if low - 0.03 <= 0.9 <= high + 0.03:
-        one_sided = table["ece"].value > ONE_SIDED
+        one_sided = table["ece"].value > 0.15  # more than a wrong size alone gives
         judged = "about right" + one_sided * ", but most errors have one sign"
     else:
         size = "small" if inside < 0.9 else "large"
@@ -251,12 +240,6 @@ def _ranks(table: Mapping[str, Interval]) -> str:
     return text
 
 
-def write_evaluation(path: str | Path, evaluations: Mapping[str, Evaluation]) -> Path:
-    """Write metrics as JSON, by label."""
-    content = {label: evaluation.to_dict() for label, evaluation in evaluations.items()}
-    return write_atomically(path, f"{json.dumps(content, indent=1)}\n".encode())
-
-
 def by_metric(evaluations: Mapping[str, Evaluation]) -> list[list[Any]]:
     """Return rows of a table: level, metric, unit, and each evaluation's interval or None."""
     tables = [evaluation.rows() for evaluation in evaluations.values()]
@@ -266,9 +249,6 @@ def by_metric(evaluations: Mapping[str, Evaluation]) -> list[list[Any]]:
 
 def evaluation_table(evaluations: Mapping[str, Evaluation]) -> Table:
     """Lay out one row per metric and one column per model for the terminal, with intervals."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(title="metrics, 95 % bootstrap intervals over structures")
     for header in ("level", "metric", "unit", *evaluations):
         table.add_column(header, overflow="fold")

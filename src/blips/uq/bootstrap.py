@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blips.errors import InputError
+from blips.errors import refuse_below
 from blips.uq.checks import FloatArray, IntArray
 
 Transform = Callable[[FloatArray], FloatArray]
@@ -54,8 +54,7 @@ class Bootstrap:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.n_resamples < 0:
-            raise InputError(f"n_resamples={self.n_resamples}; expected 0 (no intervals) or more.")
+        refuse_below(0, n_resamples=self.n_resamples)
 
     @property
     def active(self) -> bool:

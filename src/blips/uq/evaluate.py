@@ -36,7 +36,6 @@ from blips.uq.checks import FloatArray, IntArray
 MetricTable = dict[str, Interval]
 
 ENCE_BINS = 10
-AUROC_QUANTILE = 0.9
 RANKING = ("spearman", "auroc", "rejection_auc", "rejection_auc_normalised")
 BEYOND_FORCE = ("spearman_force", "spearman_given_force")
 UNITS = {
@@ -45,9 +44,8 @@ UNITS = {
     **dict.fromkeys(("forces", "forces_per_atom", "forces_per_structure"), "eV/A"),
     "stress": "eV/A^3",
 }
-DIMENSIONAL = ("mae", "rmse", "crps", "crps_sum", "rms_std", "rejection_auc")
 METRIC_UNITS = {  # of data whose unit is {}; others are pure numbers
-    **dict.fromkeys(DIMENSIONAL, "{}"),
+    **dict.fromkeys(("mae", "rmse", "crps", "crps_sum", "rms_std", "rejection_auc"), "{}"),
     **{"mse": "({})^2", "nll": "nats", "nll_component": "nats"},
 }
 ROOTS = {"rmse", "rms_std"}  # of the mean of what is averaged
@@ -194,18 +192,13 @@ class Tables(Bootstrap):
         return {"ence": interval}
 
     def _ranking(
-        self,
-        std: FloatArray,
-        error: FloatArray,
-        groups: IntArray,
-        force: FloatArray | None = None,
+        self, std: FloatArray, error: FloatArray, groups: IntArray, *force: FloatArray
     ) -> MetricTable:
         """Rank errors [n] by standard deviations [n], and by predicted force norms [n] if given."""
         if len(error) < 3:
             return {}
-        threshold = float(np.quantile(error, AUROC_QUANTILE))
-        names = RANKING if force is None else RANKING + BEYOND_FORCE
-        columns = [std, error] if force is None else [std, error, force]
+        threshold = float(np.quantile(error, 0.9))
+        names = RANKING + BEYOND_FORCE if force else RANKING
 
         def function(std: FloatArray, error: FloatArray, *ranks: IntArray) -> FloatArray:
             if len(error) < 2:
@@ -214,13 +207,13 @@ class Tables(Bootstrap):
             rho = metrics.rank_correlation(ranks[0], ranks[1])
             auroc = metrics.auroc(std, error, threshold)
             values = [rho, auroc, curve.auc, curve.auc_normalised]
-            if force is not None:
-                std_force = metrics.rank_correlation(ranks[0], ranks[2])
-                error_force = metrics.rank_correlation(ranks[1], ranks[2])
-                values += [error_force, metrics.partial_correlation(rho, std_force, error_force)]
+            if force:
+                by_force = [metrics.rank_correlation(rank, ranks[2]) for rank in ranks[:2]]
+                values += [by_force[1], metrics.partial_correlation(rho, *by_force)]
             return np.array(values)
 
         order = np.argsort(std, kind="stable")
-        arrays = [array[order] for array in (std, error, *map(metrics.dense_ranks, columns))]
+        ranks = map(metrics.dense_ranks, (std, error, *force))
+        arrays = [array[order] for array in (std, error, *ranks)]
         intervals = self.of(function, *arrays, groups=groups[order])
         return dict(zip(names, intervals, strict=True))

@@ -50,10 +50,9 @@ def draw(plot: Plot) -> Figure:
         low, high = axes.get_xlim()
         axes.plot([low, high], [low, high], label=plot.diagonal, zorder=3, **IDEAL)
         axes.set_xlim(low, high)
-    note = textwrap.fill(plot.note, 62)
-    axes.set_title(note, fontsize=TEXT_SIZE - 0.5, color=INK, loc="left")
+    axes.set_title(textwrap.fill(plot.note, 62), fontsize=TEXT_SIZE - 0.5, color=INK, loc="left")
     dress(axes, plot.x["label"], plot.y["label"])
-    add_legend(axes, "best")
+    add_legend(axes)
     return figure
 
 
@@ -73,12 +72,9 @@ def dress(axes: Axes, x_label: str, y_label: str) -> None:
     axes.grid(True, which="major", color=FAINT, linewidth=0.7)
 
 
-def add_legend(
-    axes: Axes, location: Literal["best", "upper left", "lower left", "lower right"]
-) -> None:
+def add_legend(axes: Axes, location: Literal["best", "upper left"] = "best") -> None:
     """Add a legend whose markers are opaque, however faint the points are."""
-    size = TEXT_SIZE - 0.5
-    legend = axes.legend(loc=location, fontsize=size, handlelength=2.2, borderpad=0.5)
+    legend = axes.legend(loc=location, fontsize=TEXT_SIZE - 0.5, handlelength=2.2, borderpad=0.5)
     for handle in legend.legend_handles:
         if handle is not None:
             handle.set_alpha(1.0)

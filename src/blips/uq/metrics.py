@@ -25,7 +25,7 @@ from scipy.integrate import trapezoid
 from scipy.special import ndtr, ndtri
 from scipy.stats import rankdata
 
-from blips.errors import InputError
+from blips.errors import InputError, refuse_below
 from blips.uq.checks import (
     FloatArray,
     IntArray,
@@ -178,8 +178,6 @@ def force_items(
 def tie_averaged(sorted_key: FloatArray, values: FloatArray) -> FloatArray:
     """Replace values by their mean over equal keys: the expectation over random tie-breaking."""
     starts = np.flatnonzero(np.diff(sorted_key, prepend=-np.inf) > 0.0)
-    if len(starts) == len(sorted_key):
-        return values
     counts = np.diff(starts, append=len(sorted_key))
     return np.repeat(np.add.reduceat(values, starts) / counts, counts)
 
@@ -227,8 +225,7 @@ def spearman(std: ArrayLike, error: ArrayLike) -> float:
     where it is undefined because an array is constant.
     """
     std, error = checked_ranking(std, error)
-    if len(std) < 2:
-        raise InputError("a rank correlation got one item; expected at least two. Add data.")
+    refuse_below(2, items=len(std))
     return rank_correlation(dense_ranks(std), dense_ranks(error))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -51,12 +50,6 @@ class Plot:
         from blips.uq.figures import draw
 
         return draw(self)
-
-    def _repr_png_(self) -> bytes:
-        """Show the figure in a notebook."""
-        picture = BytesIO()
-        self.figure().savefig(picture, format="png")
-        return picture.getvalue()
 
 
 def numbers(values: Any, digits: int = 5) -> list[float | None]:
@@ -107,15 +100,13 @@ def parity(
 
 def reliability(models: Mapping[str, Arrays]) -> Plot:
     """Plot observed against predicted cumulative probability, by the label of each model."""
-    series, errors = [], []
+    series: list[Series] = []
     for label, arrays in models.items():
         p, p_obs = reliability_curve(*arrays)
-        error = f"ECE {ece_of_curve(p_obs):.3f}"
-        series.append(line(f"{label} ({error})", p, p_obs))
-        errors.append(f"{label}: {error}")
+        series.append(line(f"{label} (ECE {ece_of_curve(p_obs):.3f})", p, p_obs))
     return Plot(
         "Observed against predicted cumulative probability",
-        f"{_sentence('; '.join(errors))}.",
+        f"{_sentence('; '.join(one['name'] for one in series))}.",
         x={"label": "predicted probability p", "range": [0, 1]},
         y={"label": "fraction below the p-quantile", "range": [0, 1]},
         series=series,
