@@ -53,7 +53,7 @@ def ways(atoms: int, samples: Sequence[int]) -> dict[str, Call]:
     conditioned.posterior = some_posterior(conditioned)
     graph = plain.graph(structure(atoms))
     conditioned.predict(graph, forces=False)  # its draws are made once
-    ensemble = DeepEnsemble.of([copy.deepcopy(plain) for _ in range(MEMBERS)])
+    ensemble = DeepEnsemble([copy.deepcopy(plain) for _ in range(MEMBERS)])
     shallow = ShallowEnsemble(copy.deepcopy(plain), heads=16)
     rigidity = _rigidity(plain)
 

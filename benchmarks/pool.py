@@ -57,8 +57,7 @@ def screen(folder: Path, pool: Path, count: int) -> dict[str, float]:
     )
     before, begun = peak_megabytes(), time.perf_counter()
     with CampaignStore(folder / "campaign") as store:
-        executor, limits = InlineExecutor(), config.limits
-        found = screen_candidates(Pool(pool), path, config, store, executor, 1, limits)
+        found = screen_candidates(Pool(pool), path, config, store, InlineExecutor(), 1, None)
     if found.seen != count:
         raise SystemExit(f"{found.seen} of {count} structures were seen")
     return {

@@ -62,7 +62,7 @@ def select(folder: Path, pool: Path, model: Path, rule: str) -> None:
     candidates = Pool(pool)
     with CampaignStore(folder / rule) as store:
         with make_executor(config.executor) as executor:
-            found = screen_candidates(candidates, model, config, store, executor, 1, config.limits)
+            found = screen_candidates(candidates, model, config, store, executor, 1, None)
         picks = choose(candidates, found, model, config.select.batch)
     if len(picks) != config.select.batch or found.seen != len(candidates):
         raise SystemExit(f"{len(picks)} of {found.seen} structures were chosen")

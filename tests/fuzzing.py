@@ -26,7 +26,8 @@ from hypothesis import strategies as st
 
 import blips
 from blips.active.config import load_campaign
-from blips.active.store import DATABASE, CampaignStore, Pick
+from blips.active.database import DATABASE
+from blips.active.store import CampaignStore, Pick
 from blips.backbones import PaiNN
 from blips.config import dump_config, load_config
 from blips.data.structures import check_structures, iter_structures

@@ -5,7 +5,7 @@ from blips.demo import BLIP, CONDITIONED, FAR, NEAR, PLAIN, run_demo
 
 
 def test_the_demo_leaves_a_conditioned_model_metrics_figures_and_a_report(tmp_path, capsys):
-    assert set(run_demo(tmp_path, epochs=2)) == {NEAR, FAR}
+    run_demo(tmp_path, epochs=2)
     assert blips.load(tmp_path / "ammonia.safetensors").posterior is not None
     for name in ("near", "far"):
         metrics = json.loads((tmp_path / f"metrics_{name}.json").read_text())

@@ -1,8 +1,8 @@
 """Another way to error bars with the verbs of a Bayesian potential: a deep ensemble.
 
 Lakshminarayanan, Pritzel, Blundell, "Simple and Scalable Predictive Uncertainty Estimation using
-Deep Ensembles" (2017), with point losses. Members differ in their initial weights and in the order
-of their batches, both functions of seed + k:
+Deep Ensembles" (2017), with point losses. Members differ in the initial weights that they come
+with, and in the order of their batches, a function of seed + k:
 
     mean = 1/M sum_m y_m,    epistemic std = sqrt( 1/(M-1) sum_m (y_m - mean)^2 )
 
@@ -11,7 +11,7 @@ mixtures of embeddings, dropout, mean-variance and evidential models.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ import torch
 from ase import Atoms
 from torch import nn
 
-from blips.backbones import build
 from blips.backbones.base import Backbone, graph_batches
 from blips.backbones.derivatives import plain_outputs
 from blips.config import Sources, load_config
@@ -34,7 +33,6 @@ from blips.train.fit import Data, FitResult, fit
 from blips.train.objective import Wrapper
 
 Structures = Atoms | Sequence[Atoms] | Graph
-MakeBackbone = Callable[[int], Backbone]  # seed -> untrained backbone
 
 
 class Baseline(Wrapper):
@@ -92,64 +90,39 @@ class Baseline(Wrapper):
 
 
 class DeepEnsemble(Baseline):
-    """M independently trained backbones.
-
-    Args:
-        make_backbone: function of a seed, or the name of a backbone as for `build`. It is called
-            with torch's generator seeded by that number, so that it may ignore it. None for members
-            that are trained already (`of`).
-        members: M, at least 2.
-        hyperparameters: of the named backbone.
-    """
+    """M backbones of one shape (to be saved), at least 2, to train or trained already."""
 
     kind: ClassVar = "ensemble"
 
-    def __init__(
-        self,
-        make_backbone: MakeBackbone | str | None,
-        members: int = 5,
-        hyperparameters: Mapping[str, Any] | None = None,
-    ) -> None:
-        refuse_below(2, members=members)
+    def __init__(self, models: Sequence[Backbone]) -> None:
+        refuse_below(2, members=len(models))
         nn.Module.__init__(self)
-        self.make_backbone = make_backbone
-        self._hyperparameters = dict(hyperparameters or {})
-        self.num_members = members
-        self.models = nn.ModuleList()
+        self.models = nn.ModuleList(models)
         self.calibration: dict[str, Calibrator] = {}
-
-    @classmethod
-    def of(cls, models: Sequence[Backbone]) -> Self:
-        """Make an ensemble of models that are trained already."""
-        models = list(models)
-        ensemble = cls(None, len(models))
-        ensemble.models = nn.ModuleList(models)
-        return ensemble
 
     @classmethod
     def rebuilt(cls, backbone: Backbone, settings: dict[str, Any]) -> Self:
         """Make an ensemble of copies of a backbone, for the weights of a file."""
-        return cls.of([backbone, *(copy.deepcopy(backbone) for _ in range(1, settings["members"]))])
+        return cls([backbone, *(copy.deepcopy(backbone) for _ in range(1, settings["members"]))])
+
+    @property
+    def members(self) -> list[Backbone]:
+        """All models."""
+        return [model for model in self.models if isinstance(model, Backbone)]
 
     @property
     def backbone(self) -> Backbone:  # type: ignore[override]
         """The first member."""
-        return self._members()[0]
+        return self.members[0]
 
     @property
     def settings(self) -> dict[str, Any]:  # type: ignore[override]
         """What a file needs beside the weights; members of different shapes cannot be saved."""
-        members = self._members()
-        if any(m.hyperparameters != members[0].hyperparameters for m in members):
+        if any(member.hyperparameters != self.backbone.hyperparameters for member in self.members):
             raise InputError(
                 "the members differ in their hyperparameters; save each of them by itself"
             )
-        return {"members": len(members)}
-
-    def _members(self) -> list[Backbone]:
-        if not self.models:
-            raise InputError("the ensemble has no members yet; call fit first")
-        return [model for model in self.models if isinstance(model, Backbone)]
+        return {"members": len(self.members)}
 
     def fit(
         self,
@@ -166,9 +139,8 @@ class DeepEnsemble(Baseline):
         """
         settings = load_config(config)
         root = Path(folder or settings.folder)
-        models = [self._new(settings.seed + member) for member in range(self.num_members)]
         results: list[FitResult] = []
-        for member, model in enumerate(models):
+        for member, model in enumerate(self.members):
             result = fit(
                 model,
                 train,
@@ -182,14 +154,13 @@ class DeepEnsemble(Baseline):
             given = first is train or settings.data.stream
             if isinstance(first, StructureData) and isinstance(second, StructureData) and not given:
                 train, valid = list(first), list(second)  # the same split for all
-        self.models = nn.ModuleList(models)
         return replace(results[0], folder=root)
 
     def predict_graph(
         self, graph: Graph, *, seed: int = 0, forces: bool = True, stress: bool = False
     ) -> Prediction:
         """Predict mean and (M-1)-normalised std over the members."""
-        members = self._members()
+        members = self.members
 
         def member(graph: Graph, numbers: range) -> Outputs:
             with torch.no_grad():
@@ -202,15 +173,6 @@ class DeepEnsemble(Baseline):
         whole = self.predict_graph(graph, forces=forces, stress=stress)
         without = {name: None for name in vars(whole) if name.endswith("_std")}
         return replace(whole, method="map", **without)
-
-    def _new(self, seed: int) -> Backbone:
-        if self.make_backbone is None:
-            raise InputError("an ensemble of trained models is not trained again; make a new one")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            if isinstance(self.make_backbone, str):
-                return build(self.make_backbone, **self._hyperparameters)
-            return self.make_backbone(seed)
 
 
 def predict_plain(

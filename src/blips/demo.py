@@ -8,7 +8,7 @@ the other 14 (near) and on 129 distorted geometries up to 70 kcal/mol above the 
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,7 @@ from typing import Any
 import ase.io
 import torch
 from ase.build import bulk
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from blips.backbones import PaiNN
 from blips.conversion import bayesianize
@@ -32,12 +30,12 @@ from blips.train.checkpoint import save
 from blips.train.fit import fit
 from blips.train.released import load_released
 from blips.uq.assess import References, assess, calibrate, verdict, write_figures
-from blips.uq.evaluate import Evaluation
 
 NUM_TRAIN = 64
 BLIP_SAMPLES = 64
 TRAINING: dict[str, Any] = {"epochs": 200, "threads": 1, "tensorboard": False}
 BLIP_TRAINING: dict[str, Any] = {
+    **TRAINING,
     "epochs": 250,
     "batch_size": 32,
     "loss_unit": "kcal/mol",
@@ -46,17 +44,13 @@ BLIP_TRAINING: dict[str, Any] = {
     "lr": 2e-3,
     "schedule": {"kind": "cosine", "warmup": 0.02},
     "condition": False,
-    "threads": 1,
-    "tensorboard": False,
 }
 CONDITIONED, BLIP, PLAIN = "conditioned", "paper's BLIP", "plain"
 NEAR, FAR = "near the data", "far from the data"
 
 
-def run_demo(
-    folder: str | Path, *, epochs: int | None = None, seed: int = 0
-) -> dict[str, dict[str, Evaluation]]:
-    """Train, condition, evaluate, report, in `folder`; return metrics by set and model."""
+def run_demo(folder: str | Path, *, epochs: int | None = None, seed: int = 0) -> None:
+    """Train, condition, evaluate, report, in `folder`."""
     folder, console = Path(folder), Console()
     start = time.perf_counter()
     structures = load_ammonia("train")
@@ -67,9 +61,11 @@ def run_demo(
     trained: list[BayesianPotential] = []
     for name, training in ((CONDITIONED, TRAINING), ("blip", BLIP_TRAINING)):
         console.print(f"training PaiNN, {'plain, then ' if name == CONDITIONED else ''}{name}")
+        for state in ("last", "best"):  # of an earlier demo
+            (folder / name / f"{state}.safetensors").unlink(missing_ok=True)
         trained.append(bayesianize(copy.deepcopy(plain), prior_dropout=0.5, seed=seed))
         config = {"training": training if epochs is None else {**training, "epochs": epochs}}
-        options = {"config": {**config, "seed": seed}, "folder": _fresh(folder / name)}
+        options = {"config": {**config, "seed": seed}, "folder": folder / name}
         fit(trained[-1], train, valid=valid, **options)
     potential, blip = trained
     calibrate(blip, valid, samples=BLIP_SAMPLES, seed=seed)
@@ -79,33 +75,22 @@ def run_demo(
         BLIP: partial(blip.predict, method="mc", samples=BLIP_SAMPLES),
         PLAIN: partial(potential.predict, method="map"),
     }
-    evaluations: dict[str, dict[str, Evaluation]] = {}
     files: list[Path] = []
     for label, frames in ((NEAR, near), (FAR, far)):
         short, references = label.split()[0], References.of(frames)
         predictions = {name: predict(frames, seed=seed) for name, predict in models.items()}
-        evaluations[label] = {name: assess(p, references) for name, p in predictions.items()}
+        evaluations = {name: assess(p, references) for name, p in predictions.items()}
         write_figures(folder / "figures" / short, predictions, references)
-        metrics = {name: evaluation.to_dict() for name, evaluation in evaluations[label].items()}
+        metrics = {name: evaluation.to_dict() for name, evaluation in evaluations.items()}
         write_json(folder / f"metrics_{short}.json", metrics)
         files.append(folder / f"test_{short}.extxyz")
         ase.io.write(files[-1], frames, format="extxyz")
-    console.print(_table(evaluations))
-    for label, by_model in evaluations.items():
-        console.print(f"{label}, {CONDITIONED}: {verdict(by_model[CONDITIONED])}")
+        for name, evaluation in evaluations.items():
+            console.print(f"{label}, {name}: {verdict(evaluation)}", highlight=False)
     _released_model(console)
     report = write_report(folder / CONDITIONED, folder / "report.html", structures=files, seed=seed)
-    seconds = time.perf_counter() - start
-    console.print(f"{seconds:.0f} s; model {path}; figures {folder / 'figures'}")
-    console.print(f"report   {report}")
-    return evaluations
-
-
-def _fresh(folder: Path) -> Path:
-    """Remove what an earlier demo left of its run, and nothing else."""
-    for name in ("last.safetensors", "best.safetensors", "config.yaml", "metrics.csv"):
-        (folder / name).unlink(missing_ok=True)
-    return folder
+    console.print(f"{time.perf_counter() - start:.0f} s; model {path}")
+    console.print(f"figures  {folder / 'figures'}\nreport   {report}")
 
 
 def _released_model(console: Console) -> None:
@@ -125,26 +110,3 @@ def _released_model(console: Console) -> None:
         energy, std = (one.array(n)[0] / len(known) for n in ("energy", "energy_total_std"))
         force = one.array("forces_total_std").max()
         console.print(f"  {name}: {energy:.3f} ± {std:.3f} eV/atom, {force:.3f} eV/Å")
-
-
-COLUMNS = (
-    ("energy MAE (eV)", "energy", "mae"),
-    ("force MAE (eV/Å)", "forces", "mae"),
-    ("within 90 %", "forces", "coverage_90"),
-    ("force ECE", "forces", "ece"),
-    ("force NLL", "forces", "nll"),
-    ("rank corr.", "forces_per_structure", "spearman"),
-)
-
-
-def _table(evaluations: Mapping[str, Mapping[str, Evaluation]]) -> Table:
-    table = Table(title="NH3 (intervals in the report)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for header, _, _ in COLUMNS:
-        table.add_column(header, justify="right")
-    for label, by_model in evaluations.items():
-        table.add_row(f"[bold]{label}")
-        for model, evaluation in by_model.items():
-            found = [getattr(evaluation, level).get(metric) for _, level, metric in COLUMNS]
-            table.add_row(f" {model}", *("-" if x is None else f"{x.value:.3g}" for x in found))
-    return table

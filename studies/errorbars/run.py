@@ -106,7 +106,7 @@ def _assembled(run: Run, data: NearFar) -> Uncertain:
     if len(plain) != len(parents):
         raise ConfigError(f"method {kind!r} cannot be made of {', '.join(run.needs)}")
     if kind == "deep_ensemble":
-        return DeepEnsemble.of(plain)
+        return DeepEnsemble(plain)
     model = ON_FEATURES[kind](plain[0], **options)
     cutoff = run.spec.settings["hyperparameters"]["cutoff"]
     model.condition(StructureData(data.train, cutoff), StructureData(data.valid, cutoff))

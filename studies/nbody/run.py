@@ -110,7 +110,7 @@ def _trained(run: Run, data: Mapping[str, ParticleData]) -> tuple[Trained, dict[
     if settings["method"]["kind"] == "deep_ensemble":
         members = [load(folder / "best.safetensors") for folder in run.needs.values()]
         plain = [member for member in members if isinstance(member, Backbone)]
-        return DeepEnsemble.of(plain), {"members": list(run.needs)}
+        return DeepEnsemble(plain), {"members": list(run.needs)}
     config = {"training": {**BLIP_TRAINING, **settings["training"]}, "seed": seed}
     curve = _measured_on_the_way(run, config, data)
     model = build_method(settings, seed)

@@ -77,7 +77,7 @@ def finetuned(run: Run, data: Data) -> tuple[Backbone | Uncertain, dict[str, Any
     settings, seed = run.spec.settings, run.spec.seed
     kind = settings["method"]["kind"]
     if kind == "deep_ensemble":
-        return DeepEnsemble.of([_plain(folder) for folder in run.needs.values()]), {
+        return DeepEnsemble([_plain(folder) for folder in run.needs.values()]), {
             "built_on": list(run.needs)
         }
     if kind == "frozen":

@@ -26,10 +26,10 @@ from campaigns import importable, tiny_campaign
 
 from blips.active.campaign import run_campaign
 from blips.active.config import load_campaign
-from blips.active.database import CampaignError
+from blips.active.database import DATABASE, CampaignError
 from blips.active.frames import digest
 from blips.active.labeller import read_label
-from blips.active.store import DATABASE, CampaignStore
+from blips.active.store import CampaignStore
 
 STAGES = ("select", "train", "evaluate")
 LIGHT = ({"kind": "inline"}, {"kind": "local", "processes": False, "workers": 2})

@@ -79,7 +79,7 @@ def test_the_summary_tells_the_story(finished):
     assert last["reason"]["rule"] == "expected_reduction"
     assert {"walker", "temperature", "step"} <= last["reason"]["origin"].keys()
     assert last["score"] == last["reason"]["scores"]["expected_reduction"]
-    assert campaign_summary(f"{config['folder']}/campaign.db")["labels"] == 12
+    assert campaign_summary(config["folder"])["labels"] == 12
     json.dumps({k: v for k, v in summary.items() if k != "picks"})
 
 
@@ -333,9 +333,7 @@ def test_two_workers_screen_as_one(finished, tmp_path):
             make_executor(executor) as running,
         ):
             pool = Pool(tmp_path / "pool.extxyz")
-            found.append(
-                screen_candidates(pool, model, settings, store, running, 1, settings.limits)
-            )
+            found.append(screen_candidates(pool, model, settings, store, running, 1, None))
     assert found[0].seen == 40
     for other in found[1:]:
         for name in ("rows", "seen", "excluded", "largest", "mean_std"):

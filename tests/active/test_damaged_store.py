@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blips.active.config import CampaignConfig, load_campaign
+from blips.active.database import DATABASE
 from blips.active.frames import to_json
-from blips.active.store import DATABASE, CampaignStore, Pick
+from blips.active.store import CampaignStore, Pick
 from blips.active.summary import campaign_summary
 from blips.errors import BlipsError
 

@@ -11,7 +11,6 @@ from campaigns import tiny_campaign
 
 import blips
 from blips.active import load_campaign, run_campaign
-from blips.active.config import LimitsConfig
 from blips.active.frames import from_json, to_json
 from blips.active.worker import walk
 from blips.backbones import PaiNN
@@ -53,7 +52,7 @@ def walker_with(model, folder):
         walker=0,
         seed=0,
         typical_force=1.0,
-        limits=None,
+        largest_std=None,
         soft=False,
         **explore,
     ):
@@ -61,14 +60,14 @@ def walker_with(model, folder):
         config = load_campaign(
             {"initial": {"structures": "start.xyz"}, "seed": seed},
             {"explore": {"steps": 20, "every": 10, **explore}},
-            {"limits": {"force_std": "auto" if soft else None}},
+            {"limits": {"force_std": "auto" if soft else largest_std}},
         )
         frames = walk(
             (walker, to_json(start)),
             model=path,
             config=config,
             round=1,
-            limits=LimitsConfig(**{"force_std": None, **(limits or {})}),
+            largest_std=largest_std,
             typical_force=typical_force,
         )
         return [(from_json(text), origin) for text, origin in frames]
@@ -113,7 +112,7 @@ def test_a_trajectory_that_a_guard_ends_begins_anew(conditioned_walk_of):
     """With an automatic limit every trajectory leaves its start; a given one is kept to."""
     start = molecule("NH3")
     frames = conditioned_walk_of(
-        start, temperature=3000.0, limits={"force_std": 1e-9}, soft=True, steps=60, every=5
+        start, temperature=3000.0, largest_std=1e-9, soft=True, steps=60, every=5
     )
     ended = [origin["step"] for _, origin in frames if "guard" in origin]
     assert ended
@@ -123,7 +122,7 @@ def test_a_trajectory_that_a_guard_ends_begins_anew(conditioned_walk_of):
     after = [np.abs(atoms.positions - start.positions).max() for atoms, _ in frames]
     restarted = steps.index(ended[0]) + 1
     assert after[restarted] < after[restarted - 1]  # near the start again
-    strict = conditioned_walk_of(start, limits={"force_std": 1e-9}, steps=60, every=5)
+    strict = conditioned_walk_of(start, largest_std=1e-9, steps=60, every=5)
     assert [origin["step"] for _, origin in strict] == [0]
 
 

@@ -16,9 +16,9 @@ from ase.build import bulk, molecule
 from campaigns import tiny_campaign
 
 from blips.active.config import load_campaign
-from blips.active.database import ENTRIES, CampaignError
+from blips.active.database import DATABASE, ENTRIES, CampaignError
 from blips.active.frames import digest, from_json, to_json
-from blips.active.store import DATABASE, CampaignStore, Pick
+from blips.active.store import CampaignStore, Pick
 from blips.errors import BlipsError
 
 

@@ -39,7 +39,7 @@ def painn(seed: int = 0) -> PaiNN:
 
 
 MAKE = {
-    "ensemble": lambda: DeepEnsemble("painn", 2, TINY),
+    "ensemble": lambda: DeepEnsemble([painn(seed) for seed in range(2)]),
     "dropout": lambda: MCDropout(painn(), rate=0.1),
     "shallow": lambda: ShallowEnsemble(painn(), heads=4, loss="nll"),
     "llpr": lambda: LastLayerRigidity(painn()),
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_an_unknown_kind_says_so(fitted, tmp_path, monkeypatch):
 
 
 def test_an_ensemble_of_different_models_is_not_saved(tmp_path):
-    ensemble = DeepEnsemble.of([painn(), PaiNN(**TINY | {"features": 4})])
+    ensemble = DeepEnsemble([painn(), PaiNN(**TINY | {"features": 4})])
     with pytest.raises(InputError, match="save each"):
         blips.save(ensemble, tmp_path / "model.safetensors")
 

@@ -14,12 +14,17 @@ from studies.nbody import EGNN, GNN, ParticleData
 from studies.nbody.checks import random_particles
 
 
-def test_mean_and_deviation_are_those_of_the_members(structures):
+def untrained(count):
     models = []
-    for seed in range(3):
+    for seed in range(count):
         torch.manual_seed(seed)
         models.append(PaiNN(**TINY))
-    prediction = DeepEnsemble.of(models).predict(structures[0], batch_size=5)
+    return models
+
+
+def test_mean_and_deviation_are_those_of_the_members(structures):
+    models = untrained(3)
+    prediction = DeepEnsemble(models).predict(structures[0], batch_size=5)
     members = [predict_plain(model, structures[0]) for model in models]
     for name in ("energy", "energies", "forces"):
         values = np.stack([getattr(member, name) for member in members])
@@ -31,7 +36,7 @@ def test_mean_and_deviation_are_those_of_the_members(structures):
 
 def test_members_differ_in_seed_only_and_are_resumed_one_by_one(structures, tmp_path, monkeypatch):
     config = {"training": QUICK | {"epochs": 2}, "seed": 5}
-    ensemble, results, fit = DeepEnsemble("painn", 3, TINY), [], ensembles.fit
+    ensemble, results, fit = DeepEnsemble(untrained(3)), [], ensembles.fit
 
     def noted(*arguments, **options):
         results.append(fit(*arguments, **options))
@@ -51,7 +56,7 @@ def test_members_differ_in_seed_only_and_are_resumed_one_by_one(structures, tmp_
 
     stamps = [(tmp_path / name / "best.safetensors").stat().st_mtime_ns for name in names]
     shutil.rmtree(tmp_path / "member_1")
-    again = DeepEnsemble("painn", 3, TINY)
+    again = DeepEnsemble(untrained(3))
     again.fit(structures[0], valid=0.25, config=config, folder=tmp_path)
     now = [(tmp_path / name / "best.safetensors").stat().st_mtime_ns for name in names]
     assert [a == b for a, b in zip(stamps, now, strict=True)] == [True, False, True]
@@ -63,7 +68,7 @@ def test_members_differ_in_seed_only_and_are_resumed_one_by_one(structures, tmp_
 def test_particle_models(backbone, tmp_path):
     positions, velocities, charges = random_particles(0, simulations=12)
     data = ParticleData(positions, velocities, charges, positions + 0.5 * velocities)
-    ensemble = DeepEnsemble(lambda seed: backbone(hidden=8, layers=1), members=2)
+    ensemble = DeepEnsemble([backbone(hidden=8, layers=1) for _ in range(2)])
     config = {"training": QUICK | {"loss": "mse"}}
     result = ensemble.fit(data, valid=data, config=config, folder=tmp_path)
     history = result.progress.history
@@ -73,19 +78,13 @@ def test_particle_models(backbone, tmp_path):
     assert (prediction.array("positions_std") > 0).all()
 
 
-def test_ensembles_pickle_whether_trained_or_not(structures):
-    fresh = pickle.loads(pickle.dumps(DeepEnsemble("painn", 2, TINY)))
-    assert fresh.num_members == 2
-    trained = DeepEnsemble.of([PaiNN(**TINY), PaiNN(**TINY)])
-    expected = trained.predict(structures[0]).energy_std
-    found = pickle.loads(pickle.dumps(trained)).predict(structures[0]).energy_std
+def test_ensembles_pickle(structures):
+    ensemble = DeepEnsemble(untrained(2))
+    expected = ensemble.predict(structures[0]).energy_std
+    found = pickle.loads(pickle.dumps(ensemble)).predict(structures[0]).energy_std
     np.testing.assert_array_equal(found, expected)
 
 
 def test_errors():
-    with pytest.raises(InputError, match="not trained again"):
-        DeepEnsemble.of([PaiNN(**TINY), PaiNN(**TINY)]).fit([])
     with pytest.raises(InputError, match="members is 1; expected 2 or more"):
-        DeepEnsemble("painn", 1)
-    with pytest.raises(InputError, match="call fit first"):
-        DeepEnsemble("painn").predict([])
+        DeepEnsemble(untrained(1))

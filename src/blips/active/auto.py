@@ -48,7 +48,7 @@ def trial(rows: np.ndarray, residuals: np.ndarray, seed: int) -> dict[str, list[
         std = np.sqrt(np.square(forces).sum(axis=(1, 2)))
         for rule in RULES[:-1]:
             chosen = greedy(rule, rows[pool], count, target=target, std=std)
-            picks = pool[[choice.index for choice in chosen]]
+            picks = pool[[index for index, _ in chosen]]
             error = _log_error(rows, residuals, picks, targets)
             found.setdefault(rule, []).append(float(error - random))
         found.setdefault(RULES[-1], []).append(0.0)

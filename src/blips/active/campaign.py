@@ -19,7 +19,7 @@ from rich.console import Console
 
 from blips.active.auto import chosen_rule, trial
 from blips.active.candidates import Candidates, Pool
-from blips.active.config import CampaignConfig, LimitsConfig
+from blips.active.config import CampaignConfig
 from blips.active.database import CampaignError
 from blips.active.display import CampaignDisplay
 from blips.active.evidence import labelled_rows
@@ -133,12 +133,12 @@ class Campaign:
         """Explore and select; returns a reason to stop, or nothing."""
         result = self.store.read("select", round)
         if result is None:
-            limits, typical_force = self._limits(round)
-            candidates = self._explore(round, model, limits, typical_force)
+            largest_std, typical_force = self._limits(round)
+            candidates = self._explore(round, model, largest_std, typical_force)
             config = self._with_rule(round)
             self.display.stage(round, "screening candidates")
             screening = screen_candidates(
-                candidates, model, config, self.store, self.executor, round, limits
+                candidates, model, config, self.store, self.executor, round, largest_std
             )
             ratios = self._foreseen(round - 1).get("ratios", [])
             bound = force_mae_bound(ratios, screening.mean_std, config.stop.confidence)
@@ -191,21 +191,20 @@ class Campaign:
         select = self.config.select.model_copy(update={"rule": rule})
         return self.config.model_copy(update={"select": select})
 
-    def _limits(self, round: int) -> tuple[LimitsConfig, float]:
-        """Return the limits as numbers, and the root-mean-square force of the labels, eV/A.
+    def _limits(self, round: int) -> tuple[float | None, float]:
+        """Return the limit of the force std, and the root-mean-square force of the labels, eV/A.
 
         An error bar larger than any force that was ever labelled is that of a structure which the
         model knows nothing about: that is the automatic limit.
         """
-        limits = self.config.limits
+        limit = self.config.limits.force_std
         forces = np.concatenate([a.get_forces() for a in self.store.labelled(before=round)])
-        if limits.force_std == "auto":
-            largest = float(np.linalg.norm(forces, axis=1).max())
-            limits = limits.model_copy(update={"force_std": largest or None})
-        return limits, float(np.sqrt((forces**2).mean()))
+        if limit == "auto":
+            limit = float(np.linalg.norm(forces, axis=1).max()) or None
+        return limit, float(np.sqrt((forces**2).mean()))
 
     def _explore(
-        self, round: int, model: Path, limits: LimitsConfig, typical_force: float
+        self, round: int, model: Path, largest_std: float | None, typical_force: float
     ) -> Candidates:
         explore = self.config.explore
         if explore.kind == "pool":
@@ -220,7 +219,7 @@ class Campaign:
             rng = np.random.default_rng([self.config.seed, 1, round, walker])
             return walker, to_json(starts[int(rng.integers(len(starts)))])
 
-        common = {"limits": limits, "typical_force": typical_force}
+        common = {"largest_std": largest_std, "typical_force": typical_force}
         work = partial(walk, model=model, config=self.config, round=round, **common)
         for place, frames in self.executor.run(work, map(start, left)):
             if isinstance(frames, JobLost):
@@ -238,10 +237,16 @@ class Campaign:
         for pick in self.store.picks(round, "open"):
             if finished := read_label(self._file(pick)):  # when an earlier process ended
                 self._keep(pick, finished)
+        common = self.config.label.model_dump(exclude={"retries"})
+        common["threads"] = self.config.executor.threads
         while picks := self.store.picks(round, "open"):
             self.display.stage(round, "labelling")
             self._tell()
-            for place, answer in self.executor.run(label, (self._job(pick) for pick in picks)):
+            jobs = (
+                {**common, "structure": to_json(pick.atoms), "file": str(self._file(pick))}
+                for pick in picks
+            )
+            for place, answer in self.executor.run(label, jobs):
                 self._settle(picks[place], answer)
                 self._tell()
         if not self.store.count("labelled"):
@@ -272,19 +277,9 @@ class Campaign:
         folder = self.store.folder.absolute() / "journal"
         return folder / f"{pick.name}-{digest(pick.atoms)}.json"
 
-    def _job(self, pick: Pick) -> dict[str, Any]:
-        return {
-            **self.config.label.model_dump(exclude={"retries"}),
-            "structure": to_json(pick.atoms),
-            "file": str(self._file(pick)),
-            "threads": self.config.executor.threads,
-        }
-
     def _tell(self) -> None:
-        kinds = ("pick", "labelled", "quarantined")
-        chosen, labelled, quarantined = (self.store.count(kind) for kind in kinds)
-        queued = chosen - labelled - quarantined
-        self.display.labels(labelled, queued, quarantined, self.config.stop.labels)
+        chosen, labelled, aside = map(self.store.count, ("pick", "labelled", "quarantined"))
+        self.display.labels(labelled, chosen - labelled - aside, aside, self.config.stop.labels)
 
 
 def initial_picks(config: CampaignConfig) -> list[Pick]:

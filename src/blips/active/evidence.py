@@ -1,6 +1,7 @@
 """Rows of candidates: what their labels would say about the weights; see `blips.active.rules`."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,7 +9,6 @@ from ase import Atoms
 from torch import Tensor
 
 from blips import keys
-from blips.active.database import CampaignError
 from blips.active.frames import digest
 from blips.backbones.base import atomistic
 from blips.bayes.condition import GaussianPosterior
@@ -46,10 +46,9 @@ def labelled_rows(
     """
     parts, lacking = [], []
     for batch, found, along, linearised in _passes(potential, structures, rows, seed):
-        labels = {
-            keys.ENERGY: np.array([atoms.get_potential_energy() for atoms in batch]),
-            keys.FORCES: np.concatenate([atoms.get_forces() for atoms in batch]),
-        }
+        energies = np.array([atoms.get_potential_energy() for atoms in batch])
+        forces = np.concatenate([atoms.get_forces() for atoms in batch])
+        labels = {keys.ENERGY: energies, keys.FORCES: forces}
         means = {key: linearised.outputs[key].detach().double() for key in labels}
         energy, force = (torch.as_tensor(labels[key]).to(means[key]) - means[key] for key in labels)
         missing = energy.new_zeros(found.shape[:2])
@@ -65,9 +64,7 @@ def _passes(
     potential: BayesianPotential, structures: Sequence[Atoms], rows: int, seed: int
 ) -> Iterator[tuple[Sequence[Atoms], np.ndarray, list[Tensor], Linearised]]:
     """Yield batches, their white rows, the directions u of their forces [N, 3], and the pass."""
-    gaussian = potential.conditioned().gaussian
-    if gaussian is None:
-        raise CampaignError("the model has draws of its posterior alone; condition it again")
+    gaussian: Any = potential.conditioned().gaussian  # a campaign keeps the evidence
     for batch in batches_of(structures, BATCH_ATOMS):
         graph = atomistic(potential.backbone).graph(batch)
         linearised = potential.linear_model()(graph, depth="rows")

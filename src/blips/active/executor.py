@@ -116,7 +116,6 @@ def make_cluster(config: ExecutorConfig) -> Any:
                 processes=config.processes,
                 dashboard_address=DASHBOARD,
                 security=Security.temporary() if config.processes else None,
-                protocol=None if config.processes else "inproc://",
             )
         except (OSError, RuntimeError) as error:
             raise CampaignError(f"no local Dask cluster could be started: {error}") from error

@@ -87,10 +87,9 @@ class Labeller:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)  # and all that it started
         code, seconds = self.process.wait(), time.monotonic() - begun
+        reason = f"the process died (exit code {code})"
         if seconds >= job["timeout"]:
             reason = f"no label within {job['timeout']:g} s; the process was killed"
-        else:
-            reason = f"the process died (exit code {code})"
         self._log.seek(0)
         log = self._log.read().decode(errors="replace")[-LOG_CHARACTERS:]
         self.close()
@@ -133,10 +132,6 @@ def main() -> None:
         os.chdir("/")
 
 
-class Refused(Exception):
-    """A label that is not wanted, and that another attempt would not change."""
-
-
 def answer_job(job: dict[str, Any], calculators: dict[str, Any]) -> dict[str, Any]:
     """Label one structure, or say why not; see `label`."""
     own_group = (os.getpgid(0), signal.SIGKILL)  # with all that the calculator started
@@ -150,8 +145,6 @@ def answer_job(job: dict[str, Any], calculators: dict[str, Any]) -> dict[str, An
             return read_label(job["file"]) or _label(job, calculators)
     except (ConfigError, MissingPackageError) as error:
         return {"setup": str(error)}
-    except Refused as error:
-        return {"error": str(error), "final": True}
     except Exception:
         text = traceback.format_exc()[-LOG_CHARACTERS:]
         return {"error": text + _newest_logs(begun), "final": False}
@@ -175,10 +168,12 @@ def _label(job: dict[str, Any], calculators: dict[str, Any]) -> dict[str, Any]:
     seconds = round(time.monotonic() - begun, 6)
     for name, value in results.items():
         if not np.isfinite(value).all():
-            raise Refused(f"the calculator gave {name} that are not finite numbers")
+            text = f"the calculator gave {name} that are not finite numbers"
+            return {"error": text, "final": True}
     largest, limit = float(np.linalg.norm(results["forces"], axis=1).max()), job["max_force"]
     if limit is not None and largest > limit:
-        raise Refused(f"a force of {largest:.3g} eV/A exceeds label.max_force = {limit:g}")
+        text = f"a force of {largest:.3g} eV/A exceeds label.max_force = {limit:g}"
+        return {"error": text, "final": True}
     finished = {"results": results, "seconds": seconds}
     write_atomically(Path(job["file"]), json.dumps(finished).encode())
     return finished

@@ -19,26 +19,18 @@ is chosen one by one, each pick knowing those before it. Candidates that are ali
 """  # noqa: E501 (tables)
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 Array = np.ndarray
+Choice = tuple[int, float]  # which candidate, and the gain that it was chosen by
 NEGLIGIBLE = 1e-12  # eigenvalues of B B^T below this share of the largest are rounding
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A member of a batch: which candidate, and the gain that it was chosen by."""
-
-    index: int
-    gain: float
 
 
 def best(scores: Array, count: int) -> list[Choice]:
     """Return the largest scores; of equal ones the first."""
     order = np.argsort(-scores, kind="stable")[:count]
-    return [Choice(int(i), float(scores[i])) for i in order]
+    return [(int(i), float(scores[i])) for i in order]
 
 
 def random_score(seed: int, round: int, index: int) -> float:
@@ -81,15 +73,11 @@ def greedy(
     std: Array | None = None,
     cost: Array | None = None,
 ) -> list[Choice]:
-    """Choose a batch one by one by a rule of the table above; of equals the first, none twice.
+    """Choose a batch one by one by information, expected_reduction or force_std; none twice.
 
-    Args:
-        rule: information, expected_reduction or force_std.
-        rows: of the candidates, B [c, 1 + q, d], the energy first.
-        count: of the batch.
-        target: expected_reduction: rows T of the target structures, [t, d].
-        std: force_std: of the candidates before any pick, [c].
-        cost: of the candidates' labels, which gains are divided by, [c].
+    Rows B [c, 1 + q, d] have the energy first; of equals the first is chosen. For
+    expected_reduction `target` is T [t, d], for force_std `std` [c] is before any pick. Gains are
+    weighed against the `cost` of labels, [c].
     """
     target = np.zeros((0, rows.shape[2])) if target is None else target
     std, cost = (np.ones(len(rows)) if one is None else one for one in (std, cost))
@@ -105,7 +93,7 @@ def greedy(
             gains = std * np.sqrt(np.divide(var, whole, out=np.ones_like(var), where=whole > 0))
         gains = np.where(left, gains / cost, -np.inf)
         pick = int(np.argmax(gains))  # the first of equals
-        chosen.append(Choice(pick, float(gains[pick] * cost[pick])))
+        chosen.append((pick, float(gains[pick] * cost[pick])))
         left[pick] = False
         after_pick = _conditioned_on(rows[pick])
         rows, target = after_pick(rows), after_pick(target)

@@ -18,20 +18,13 @@ from ase import Atoms
 
 from blips import keys
 from blips.active.candidates import Candidate, Candidates, Pool
-from blips.active.config import CampaignConfig, LimitsConfig
+from blips.active.config import CampaignConfig
 from blips.active.evidence import candidate_rows
 from blips.active.executor import Executor, JobLost
 from blips.active.frames import digest, to_json
-from blips.active.rules import (
-    Choice,
-    best,
-    expected_reduction,
-    greedy,
-    random_score,
-    target_rows,
-)
+from blips.active.rules import best, expected_reduction, greedy, random_score, target_rows
 from blips.active.store import CampaignStore, Pick
-from blips.active.worker import Scores, read_target, screen, target_file
+from blips.active.worker import TARGET, Scores, read_target, screen
 from blips.errors import InputError
 from blips.sim.guard import Guard
 from blips.train.released import load_once
@@ -96,11 +89,11 @@ def screen_candidates(
     store: CampaignStore,
     executor: Executor,
     round: int,
-    limits: LimitsConfig,
+    largest_std: float | None,
 ) -> Screening:
     """Score all candidates; finished chunks are in the store and not screened again.
 
-    `limits` are those of the configuration, with numbers for what is "auto" there.
+    `largest_std` is the limit of the force std, a number also where it is "auto".
     """
     found, done = Screening(config, round), store.read_all("chunk", round)
     for chunk in done.values():
@@ -116,7 +109,7 @@ def screen_candidates(
             part = {k: candidates[k][0] for k in range(first, min(first + size, total))}
             yield {k: to_json(atoms) for k, atoms in part.items() if digest(atoms) not in known}
 
-    work = partial(screen, model=model, config=config, limits=limits)
+    work = partial(screen, model=model, config=config, largest_std=largest_std)
     for place, chunk in executor.run(work, jobs()):
         if isinstance(chunk, JobLost):
             raise chunk
@@ -142,15 +135,15 @@ def choose(candidates: Candidates, screening: Screening, model: Path, count: int
     else:
         rows, target = _rows(model, structures, config), target_rows(*read_target(model))
         chosen = greedy(select.rule, rows, count, target=target, std=by_score, cost=cost)
-    picked = [(within[choice.index], choice) for choice in chosen]
-    picked += [(number, Choice(-1, 0.0)) for number in beyond]
+    picked = [(within[index], index, gain) for index, gain in chosen]
+    picked += [(number, -1, 0.0) for number in beyond]
     picks: list[Pick] = []
-    for place, (number, choice) in enumerate(picked[:count]):
+    for place, (number, rank, gain) in enumerate(picked[:count]):
         atoms, origin = kept[number]
         reason = {
             "rule": select.rule,
-            "gain": choice.gain,
-            "rank": choice.index,  # among the candidates by score alone; -1: beyond the limits
+            "gain": gain,
+            "rank": rank,  # among the candidates by score alone; -1: beyond the limits
             "candidate": number,
             "origin": origin,
             "scores": scores[number],
@@ -197,7 +190,7 @@ def write_target(candidates: Candidates, model: Path, config: CampaignConfig) ->
                 forces.append(rows[1:])
                 components += 3 * len(atoms)
     np.savez(
-        target_file(model),
+        model.with_name(TARGET),
         energies=np.concatenate(energies) / np.sqrt(max(len(energies) - 1, 1)),
         forces=np.concatenate(forces) / np.sqrt(max(components, 1)),
     )

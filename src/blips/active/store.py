@@ -26,11 +26,10 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from blips.active.config import CampaignConfig
-from blips.active.database import DATABASE, ENTRIES, CampaignDatabase, CampaignError
+from blips.active.database import ENTRIES, CampaignDatabase, CampaignError
 from blips.active.frames import from_json, to_json
 from blips.config import different_settings
 
-__all__ = ["DATABASE", "CampaignStore", "Pick"]
 # Settings that may change when a campaign goes on: they leave what was decided as it is.
 CHANGEABLE = ("executor.", "stop.", "folder.", "label.timeout.", "label.retries.")
 
@@ -121,10 +120,7 @@ class CampaignStore(CampaignDatabase):
         labels = self.read_all("labelled").items()
         try:
             rows = self.ase_rows()
-            return [
-                rows.get_atoms(id=label["row"])
-                for (round, _), label in labels
-                if before is None or round < before
-            ]
+            kept = [label for (round, _), label in labels if before is None or round < before]
+            return [rows.get_atoms(id=label["row"]) for label in kept]
         except Exception as error:  # whatever ASE makes of content that it did not write
             raise self.damaged(f"a label cannot be read: {error}") from None

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blips.active.store import DATABASE, CampaignStore
+from blips.active.store import CampaignStore
 
 
-def campaign_summary(path: str | Path) -> dict[str, Any]:
-    """Collect everything that the report of a campaign shows, from its folder or its database.
+def campaign_summary(folder: str | Path) -> dict[str, Any]:
+    """Collect everything that the report of a campaign shows, from its folder.
 
     Returns:
         config: the configuration, as nested dictionaries.
@@ -27,21 +27,19 @@ def campaign_summary(path: str | Path) -> dict[str, Any]:
         labels, quarantined, open: how many picks are in each state.
         ended: why the campaign ended, or None.
     """
-    path = Path(path)
-    folder = path.parent if path.name == DATABASE else path
     with CampaignStore(folder, writable=False) as store:
         stages = ("train", "select", "evaluate", "surprise", "end")
         train, select, evaluate, surprise, end = (store.read_all(stage) for stage in stages)
         curve, picks = [], []
         for key, errors in evaluate.items():
             trained = {name: train[key][name] for name in ("labels", "model")}
-            told = {"surprise": surprise.get(key, {})}
-            curve.append({"round": key[0], **trained, **errors, **told})
+            asked_for = surprise.get(key, {})
+            curve.append({"round": key[0], **trained, **errors, "surprise": asked_for})
         labelled = iter(store.labelled())
         for pick in store.picks():
             atoms = next(labelled) if pick.status == "labelled" else pick.atoms
-            log = store.attempts(pick)
-            picks.append({**vars(pick), "name": pick.name, "atoms": atoms, "log": log})
+            about = {"name": pick.name, "atoms": atoms, "log": store.attempts(pick)}
+            picks.append(vars(pick) | about)
         counts = Counter(pick["status"] for pick in picks)
         return {
             "config": store.read("config"),

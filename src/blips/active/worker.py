@@ -15,13 +15,7 @@ from ase.md.md import MolecularDynamics
 from ase.md.nptberendsen import NPTBerendsen
 
 from blips import keys
-from blips.active.config import (
-    CLOSED_FORM,
-    CampaignConfig,
-    ExploreConfig,
-    LimitsConfig,
-    SelectConfig,
-)
+from blips.active.config import CLOSED_FORM, CampaignConfig, ExploreConfig, LimitsConfig
 from blips.active.evidence import candidate_rows
 from blips.active.frames import from_json, to_json
 from blips.active.rules import expected_reduction, information, target_rows
@@ -37,6 +31,7 @@ from blips.train.released import load_once
 WATER_COMPRESSIBILITY = 4.6e-5  # 1/bar; how quickly a barostat answers, not where it ends
 GUARD_SAMPLES = 8
 AT_FIRST = 2.0  # times the force std where it begins may a trajectory go, in any case
+TARGET = "target.npz"  # rows of target structures, beside the model, for all workers
 Scores = dict[str, float]  # of a candidate, by name
 
 
@@ -47,13 +42,13 @@ def walk(
     model: Path,
     config: CampaignConfig,
     round: int,
-    limits: LimitsConfig,
+    largest_std: float | None,
     typical_force: float,
 ) -> list[tuple[str, dict[str, Any]]]:
     """Run a guarded trajectory, restart where the guard stops it; return frames and origins.
 
-    `start` is its number and its structure, `limits` are numbers, `typical_force` (eV/A) is that of
-    the labels.
+    `start` is its number and its structure, `largest_std` the limit of the force std, a number also
+    where it is "auto", and `typical_force` that of the labels, eV/A.
     """
     walker, structure = start
     explore, potential = config.explore, load_once(model)
@@ -67,7 +62,7 @@ def walk(
     if explore.potential == "member":
         member = _member(potential, walker, atoms.copy(), typical_force)
         atoms.calc = Calculator(potential, "frozen", member=member, samples=GUARD_SAMPLES)
-    guard = _guard(limits, atoms, soft=config.limits.force_std == "auto")
+    guard = _guard(config.limits, atoms, largest_std)
     begin, begun = atoms.copy(), 0
     frames: list[tuple[str, dict[str, Any]]] = []
 
@@ -87,10 +82,9 @@ def walk(
     return frames
 
 
-def _guard(limits: LimitsConfig, start: Atoms, *, soft: bool) -> Guard:
-    """Make a trajectory's guard; a soft limit of the force std lets every trajectory begin."""
-    high = limits.force_std if isinstance(limits.force_std, float) else None
-    if soft and high is not None:
+def _guard(limits: LimitsConfig, start: Atoms, high: float | None) -> Guard:
+    """Make a trajectory's guard; an automatic limit of the force std lets each of them begin."""
+    if limits.force_std == "auto" and high is not None:
         name = keys.FORCES_UNCERTAINTY
         std = np.linalg.norm(results_with(start, [name])[name], axis=1)
         high = max(high, AT_FIRST * float(std.max()))
@@ -142,31 +136,31 @@ def _dynamics(
 
 @kept_num_threads(1)
 def screen(
-    structures: Mapping[int, str], *, model: Path, config: CampaignConfig, limits: LimitsConfig
+    structures: Mapping[int, str], *, model: Path, config: CampaignConfig, largest_std: float | None
 ) -> list[tuple[int, Scores | None, str | None]]:
     """Score candidates: number, scores if there are any, and what excludes it, if anything.
 
-    Of the limits all are numbers, and the rule of the configuration is not "auto".
+    The limit of the force std is `largest_std`; the rule of the configuration is not "auto".
     """
+    limits = config.limits
+    highest = {"force": limits.force, "energy_std_per_atom": limits.energy_std_per_atom}
+    highest["force_std"] = largest_std
     guard = Guard(closest=limits.closest, farthest=limits.farthest)
     atoms = {number: from_json(text) for number, text in structures.items()}
     broken = {k: found[0].limit for k, one in atoms.items() if (found := guard.check(one))}
     sound = [k for k in atoms if k not in broken]
     rows = _scores([atoms[k] for k in sound], model, config)
     scores = dict(zip(sound, rows, strict=True))
-    return [(k, scores.get(k), broken.get(k) or _beyond(scores[k], limits)) for k in atoms]
+    return [(k, scores.get(k), broken.get(k) or _beyond(scores[k], highest)) for k in atoms]
 
 
-def _beyond(scores: Scores | None, limits: LimitsConfig) -> str | None:
+def _beyond(scores: Scores | None, highest: Mapping[str, float | None]) -> str | None:
     """Return the name of a limit that a candidate exceeds, if any."""
     if scores is None:
         return "not finite"
-    names = {"force": "force", "energy_std_per_atom": "energy_std", "force_std": "force_std"}
-    for name, score in names.items():
-        limit = getattr(limits, name)
-        if isinstance(limit, float) and scores[score] > limit:
-            return name
-    return None
+    found = {**scores, "energy_std_per_atom": scores["energy_std"]}
+    beyond = (name for name, limit in highest.items() if limit is not None and found[name] > limit)
+    return next(beyond, None)
 
 
 def _scores(
@@ -176,7 +170,7 @@ def _scores(
     if not structures:
         return []
     try:
-        columns = _scores_of_batch(structures, model, config.select, config.seed)
+        columns = _scores_of_batch(structures, model, config)
     except InputError:
         if len(structures) == 1:
             return [None]
@@ -187,13 +181,13 @@ def _scores(
 
 
 def _scores_of_batch(
-    structures: Sequence[Atoms], model: Path, select: SelectConfig, seed: int
+    structures: Sequence[Atoms], model: Path, config: CampaignConfig
 ) -> dict[str, np.ndarray]:
-    potential = load_once(model)
+    select, seed, potential = config.select, config.seed, load_once(model)
     prediction = potential.predict(
         structures, samples=select.samples, method=select.method, seed=seed
     )
-    first = np.concatenate([[0], np.cumsum(prediction.n_atoms)[:-1]]).astype(int)
+    first = np.cumsum(prediction.n_atoms) - prediction.n_atoms
     force = np.linalg.norm(prediction.array("forces"), axis=1)  # [N]
     mean_std = prediction.array("forces_total_std").mean(axis=1)  # [N]
     scores = {
@@ -207,18 +201,12 @@ def _scores_of_batch(
         rows = candidate_rows(potential, structures, rows=select.rows, seed=seed)
         scores["information"] = information(rows)
         if select.rule == "expected_reduction":
-            scores["expected_reduction"] = expected_reduction(
-                rows, target_rows(*read_target(model))
-            )
+            target = target_rows(*read_target(model))
+            scores["expected_reduction"] = expected_reduction(rows, target)
     return scores
-
-
-def target_file(model: Path) -> Path:
-    """Name the file of the rows of target structures, beside the model, for all workers."""
-    return model.with_name("target.npz")
 
 
 def read_target(model: Path) -> tuple[np.ndarray, np.ndarray]:
     """Read the rows of target structures, of forces [t, d] and of energies per atom [s, d]."""
-    with np.load(target_file(model)) as found:
+    with np.load(model.with_name(TARGET)) as found:
         return found["forces"], found["energies"]

@@ -13,7 +13,7 @@ so neither relaxed energies nor their derivatives by strain need a member to be 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from ase import Atoms
@@ -33,7 +33,6 @@ from blips.properties.result import Properties, Property, PropertyError, Values
 
 Array = np.ndarray
 Surface = Callable[..., Prediction]  # (structures, stress=...) -> energy, forces, stress
-Result = TypeVar("Result")
 BATCH = 32
 
 
@@ -130,9 +129,9 @@ class Calculation:
         passes = self._linearised(structures, forces=True)
         return [one.members(v)[keys.FORCES].double().numpy(force=True) for one, v in passes]
 
-    def of_each(self, of_member: Callable[[int], Result]) -> tuple[list[Result], dict[int, str]]:
+    def of_each(self, of_member: Callable[[int], Any]) -> tuple[list[Any], dict[int, str]]:
         """Compute something of each member, by its number; a `PropertyError` is told as text."""
-        found: list[Result] = []
+        found: list[Any] = []
         failures: dict[int, str] = {}
         for number in track(range(self.members), "members", self.members):
             try:

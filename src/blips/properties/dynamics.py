@@ -219,9 +219,8 @@ def mean_squared_displacement(path: Array, count: int) -> Array:
 
 def slope(displacement: Array) -> float:
     """Compute the slope of the later half of a displacement, per frame."""
-    lags = np.arange(1, len(displacement) + 1)
-    later = slice(len(lags) // 2, None)
-    return float(np.polyfit(lags[later], displacement[later], 1)[0])
+    lags = np.arange(len(displacement) // 2, len(displacement))
+    return float(np.polyfit(lags + 1, displacement[lags], 1)[0])
 
 
 def time_std(values: Array, blocks: int = BLOCKS) -> Array:

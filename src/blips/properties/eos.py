@@ -29,11 +29,7 @@ SCALES = tuple(np.linspace(0.94, 1.06, 7))
 
 
 def equation_of_state(
-    potential: BayesianPotential,
-    atoms: Atoms,
-    *,
-    scales: Sequence[float] = SCALES,
-    **options: Any,
+    potential: BayesianPotential, atoms: Atoms, *, scales: Sequence[float] = SCALES, **options: Any
 ) -> Properties:
     """Compute volume, bulk modulus and its pressure derivative of a crystal at zero temperature.
 
@@ -54,6 +50,7 @@ def equation_of_state(
     if potential.posterior is not None or run.method == "linear":
         details["member_energies"] = energies + run.energy_changes(path)
     fitted = partial(birch_murnaghan, volumes)
+    value = fitted(energies)
 
     def of_member(surface: Surface) -> Values:
         return fitted(surface(run.relaxed(surface, path)).array("energy"))
@@ -61,9 +58,7 @@ def equation_of_state(
     def first_order() -> list[Values]:
         return propagated(fitted, energies, details["member_energies"] - energies)
 
-    return run.finished(
-        "equation_of_state", UNITS, fitted(energies), first_order, of_member, details
-    )
+    return run.finished("equation_of_state", UNITS, value, first_order, of_member, details)
 
 
 def isotropic(atoms: Atoms, scale: float) -> Atoms:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, GREY = "#1f4e79", "#9aa5b1"
-WIDTH, HEIGHT = 3.2, 2.8  # inches of one panel
 
 
 def plot(found: Properties) -> "Figure":
@@ -20,7 +19,7 @@ def plot(found: Properties) -> "Figure":
 
     panels = [(name, draw) for name, draw in CURVES.items() if name == found.kind or name in found]
     panels += [(name, _number) for name, one in found.items() if np.ndim(one.value) == 0]
-    figure = Figure(figsize=(WIDTH * len(panels), HEIGHT), layout="constrained")
+    figure = Figure(figsize=(3.2 * len(panels), 2.8), layout="constrained")  # inches
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for place, (name, draw) in zip(axes, panels, strict=True):
         draw(place, found, name)

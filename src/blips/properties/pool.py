@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,9 @@ class Job:
 
     def digest(self) -> str:
         """Digest everything that the result depends on."""
-        content = [self.kind, self.structure, dict(self.options), model_digest(self.model)]
+        file = Path(self.model)
+        model = hashlib.sha256(file.read_bytes() if file.is_file() else self.model.encode())
+        content = [self.kind, self.structure, dict(self.options), model.hexdigest()]
         text = json.dumps(content, sort_keys=True, default=_plain)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -109,8 +112,9 @@ def run_pool(
             left[number] = job
     numbers, jobs = list(left), list(left.values())
     refused: list[tuple[Job, Outcome]] = []
-    here = enumerate(map(compute, jobs))
-    for place, found in here if executor is None else executor.run(_on_one_thread, jobs):
+    work = partial(compute, threads=1)
+    finished = enumerate(map(compute, jobs)) if executor is None else executor.run(work, jobs)
+    for place, found in finished:
         outcome = found if isinstance(found, Outcome) else PropertyError(str(found))
         if isinstance(found, InputError):
             refused.append((jobs[place], outcome))
@@ -122,11 +126,12 @@ def run_pool(
         job.keep(why)
 
 
-def compute(job: Job) -> Outcome | InputError:
+def compute(job: Job, threads: int | None = None) -> Outcome | InputError:
     """Compute and keep one structure's property, or why it has none; a refusal is not kept."""
     potential = load_once(job.model)
     try:
-        found: Outcome = KINDS[job.kind](potential, job.structure, **job.options)
+        with kept_num_threads(threads):
+            found: Outcome = KINDS[job.kind](potential, job.structure, **job.options)
     except TooLargeError as error:
         return PropertyError(str(error))
     except InputError as error:
@@ -135,17 +140,6 @@ def compute(job: Job) -> Outcome | InputError:
         found = error
     job.keep(found)
     return found
-
-
-@kept_num_threads(1)
-def _on_one_thread(job: Job) -> Outcome | InputError:
-    return compute(job)
-
-
-def model_digest(model: str) -> str:
-    """Digest the file of a model, or the name of a released one."""
-    content = Path(model).read_bytes() if Path(model).is_file() else model.encode()
-    return hashlib.sha256(content).hexdigest()
 
 
 def _plain(one: Any) -> Any:
