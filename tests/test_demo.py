@@ -1,7 +1,7 @@
 import json
 
 import blips
-from blips.demo import BLIP, CONDITIONED, FAR, NEAR, PLAIN, run_demo
+from blips.demo import BLIP, CONDITIONED, PLAIN, run_demo
 
 
 def test_the_demo_leaves_a_conditioned_model_metrics_figures_and_a_report(tmp_path, capsys):
@@ -13,8 +13,11 @@ def test_the_demo_leaves_a_conditioned_model_metrics_figures_and_a_report(tmp_pa
         assert metrics[CONDITIONED]["forces"]["mae"] == metrics[PLAIN]["forces"]["mae"]
         assert len(list((tmp_path / "figures" / name).glob("*.png"))) == 5
     told = capsys.readouterr().out
-    for label, count in ((NEAR, 14), (FAR, 129)):
-        assert f"{label}, {CONDITIONED}: {count} structures" in " ".join(told.split())
+    for name in ("near", "far"):
+        metrics = json.loads((tmp_path / f"metrics_{name}.json").read_text())
+        (row,) = (line for line in told.splitlines() if f"{name}, {CONDITIONED}" in line)
+        assert f"{metrics[CONDITIONED]['forces']['coverage_90']['value']:.3g}" in row
+    assert f"Far, {CONDITIONED}: 129 structures" in " ".join(told.split())
     assert "CHGNet as released" in told
     assert "".join(told.split()).endswith("report.html")  # lines may be wrapped
     assert (tmp_path / "report.html").stat().st_size > 100_000

@@ -16,7 +16,9 @@ from typing import Any
 import ase.io
 import torch
 from ase.build import bulk
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from blips.backbones import PaiNN
 from blips.conversion import bayesianize
@@ -46,7 +48,13 @@ BLIP_TRAINING: dict[str, Any] = {
     "condition": False,
 }
 CONDITIONED, BLIP, PLAIN = "conditioned", "paper's BLIP", "plain"
-NEAR, FAR = "near the data", "far from the data"
+COLUMNS = {  # of the table -> level and metric
+    "energy MAE (eV)": ("energy", "mae"),
+    "force MAE (eV/Å)": ("forces", "mae"),
+    "within 90 %": ("forces", "coverage_90"),
+    "force ECE": ("forces", "ece"),
+    "rank corr.": ("forces_per_structure", "spearman"),
+}
 
 
 def run_demo(folder: str | Path, *, epochs: int | None = None, seed: int = 0) -> None:
@@ -76,8 +84,10 @@ def run_demo(folder: str | Path, *, epochs: int | None = None, seed: int = 0) ->
         PLAIN: partial(potential.predict, method="map"),
     }
     files: list[Path] = []
-    for label, frames in ((NEAR, near), (FAR, far)):
-        short, references = label.split()[0], References.of(frames)
+    table = Table("NH3", *COLUMNS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.columns[0].no_wrap = True
+    for short, frames in (("near", near), ("far", far)):
+        references = References.of(frames)
         predictions = {name: predict(frames, seed=seed) for name, predict in models.items()}
         evaluations = {name: assess(p, references) for name, p in predictions.items()}
         write_figures(folder / "figures" / short, predictions, references)
@@ -85,8 +95,13 @@ def run_demo(folder: str | Path, *, epochs: int | None = None, seed: int = 0) ->
         write_json(folder / f"metrics_{short}.json", metrics)
         files.append(folder / f"test_{short}.extxyz")
         ase.io.write(files[-1], frames, format="extxyz")
-        for name, evaluation in evaluations.items():
-            console.print(f"{label}, {name}: {verdict(evaluation)}", highlight=False)
+        for name, one in evaluations.items():
+            found = [getattr(one, level).get(metric) for level, metric in COLUMNS.values()]
+            cells = ("-" if value is None else f"{value.value:.3g}" for value in found)
+            table.add_row(f"{short}, {name}", *cells)
+    console.print(table)
+    far_away = evaluations[CONDITIONED]  # of the last set
+    console.print(f"Far, {CONDITIONED}: {verdict(far_away)}", highlight=False)
     _released_model(console)
     report = write_report(folder / CONDITIONED, folder / "report.html", structures=files, seed=seed)
     console.print(f"{time.perf_counter() - start:.0f} s; model {path}")
