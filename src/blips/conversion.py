@@ -7,14 +7,7 @@ import torch
 
 from blips.backbones import refuse_settings
 from blips.backbones.base import AtomisticBackbone, Backbone
-from blips.bayes.convert import (
-    ConversionReport,
-    Patterns,
-    convert,
-    first_match,
-    probe_roles,
-    revert,
-)
+from blips.bayes.convert import ConversionReport, Patterns, convert, probe_roles, revert
 from blips.bayes.encoder import NETWORKS
 from blips.bayes.kl import prior_coefficient
 from blips.errors import BlipsError, ConversionError, InputError, refuse_unknown
@@ -65,19 +58,16 @@ def bayesianize(
             "cutoff=... in A))"
         )
     roles, reasons = (backbone.roles, {}) if backbone.roles else _found_roles(backbone)
-    for name, _ in backbone.named_modules():
-        if reason := first_match(name, backbone.deterministic):
-            reasons[name] = reason
     if maps is None:
-        maps, exclude = "*", [exclude] if isinstance(exclude, str) else [*exclude]
-        exclude += backbone.deterministic
+        reasons |= backbone.deterministic
+    reasons |= dict.fromkeys([exclude] if isinstance(exclude, str) else exclude, "excluded")
     usual_dropout, usual_bounds, start = PRETRAINED if backbone.pretrained else FROM_SCRATCH
     dropout = usual_dropout if prior_dropout is None else prior_dropout
     least, largest = bounds or usual_bounds
     prior = prior_coefficient(dropout)
     if initial is None:
         initial = min(max(start or prior, least), largest)
-    conversion = convert(backbone, roles, maps=maps, exclude=exclude, reasons=reasons)
+    conversion = convert(backbone, roles, maps=maps or "*", exclude=reasons)
     settings = {
         "prior_dropout": dropout,
         "bounds": [least, largest],
@@ -96,7 +86,7 @@ def bayesianize(
 
 def from_settings(backbone: Backbone, settings: Mapping[str, Any]) -> BayesianPotential:
     """Convert a backbone as `potential.settings` say, for checkpoints, which have the weights."""
-    conversion = convert(backbone, settings["roles"], reasons=settings["reasons"])
+    conversion = convert(backbone, settings["roles"], exclude=settings["reasons"])
     return _assembled(backbone, conversion, dict(settings), seed=0)
 
 

@@ -1,11 +1,11 @@
 """Surgery: which maps of a model become Bayesian, the report of it, and the way back."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -63,34 +63,30 @@ def convert(
     roles: Mapping[str, str],
     *,
     maps: Patterns = "*",
-    exclude: Patterns = (),
-    reasons: Mapping[str, str] | None = None,
+    exclude: Mapping[str, str] | None = None,
 ) -> ConversionReport:
     """Give chosen linear maps of any module a posterior, in place, and report all its modules.
 
     `roles` are row types ("edge", "node", ...) by glob patterns of maps' names; the first match
-    counts, and maps without a match stay deterministic. So do those that `maps` does not choose or
-    `exclude` does. `reasons` say in the report why a map, by name, has no posterior.
+    counts, and maps without a match stay deterministic. So do those that `maps` does not choose,
+    and those of `exclude`, which says by pattern why.
     """
     if any(isinstance(module, StochasticMap) for module in model.modules()):
         raise ConversionError("the model is Bayesian already; start from the plain model")
     reports: list[MapReport] = []
-    for name, module in _named_modules(model):
+    for name, module in model.named_modules():
         count = sum(p.numel() for p in module.parameters(recurse=False))
         if count == 0:
             continue
-        layer = type(module).__name__
-        role, reason = first_match(name, roles), ""
-        if kind_of(module) is None:
+        layer, role = type(module).__name__, first_match(name, roles)
+        reason = first_match(name, exclude or {}) or ""
+        if not reason and kind_of(module) is None:
             reason = f"{layer} is not known as a linear map"
-        elif role is None:
+        elif not reason and role is None:
             reason = "the backbone declares no row type for it"
-        elif not matches(name, maps):
+        elif not reason and not matches(name, maps):
             reason = "not selected by maps"
-        elif matches(name, exclude):
-            reason = "excluded"
-        role, reason = (None, (reasons or {}).get(name, reason)) if reason else (role, "")
-        reports.append(MapReport(name, layer, count, role, reason))
+        reports.append(MapReport(name, layer, count, None if reason else role, reason))
     report = ConversionReport(tuple(reports))
     if not report.roles:
         raise ConversionError(f"no map was selected, nothing would be Bayesian:\n{report}")
@@ -129,7 +125,7 @@ def probe_roles(
             seen[name].add(args[0].shape[0])
 
     with ExitStack() as stack:
-        for name, module in _named_modules(model):
+        for name, module in model.named_modules():
             if kind_of(module) is not None:
                 seen[name] = set()
                 hook = module.register_forward_pre_hook(partial(note, name))
@@ -146,10 +142,6 @@ def probe_roles(
             found = ", ".join(map(str, sorted(counts)))
             reasons[name] = f"row counts {found} on the probe graph are no row type's"
     return roles, reasons
-
-
-def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return list(cast(Iterable[tuple[str, nn.Module]], model.named_modules()))
 
 
 def matches(name: str, patterns: Patterns) -> bool:
