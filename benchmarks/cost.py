@@ -17,6 +17,7 @@ import torch
 from benchmarks.measure import Call, measure
 from benchmarks.structures import SIZES, structure
 from blips.backbones import PaiNN
+from blips.backbones.derivatives import plain_outputs
 from blips.baselines import DeepEnsemble, predict_plain
 from blips.bayes.condition import Evidence, normals
 from blips.bayes.noise import generators
@@ -26,7 +27,6 @@ from blips.inference.domain import Domain
 from blips.inference.maps import READOUT, ChosenMaps, chosen_roles
 from blips.inference.posterior import ConditionedPosterior, Scale
 from blips.potential import DIMENSION, BayesianPotential
-from blips.train.objective import plain_outputs
 from studies.baselines import LastLayerRigidity, ShallowEnsemble
 from studies.baselines.last_layer import inputs_of, readout_of
 from studies.baselines.llpr import Rigidity

@@ -16,12 +16,13 @@ from benchmarks.cost import MEMBERS
 from benchmarks.structures import structure
 from blips.backbones import PaiNN, load
 from blips.backbones.base import AtomisticBackbone
+from blips.backbones.derivatives import plain_outputs
 from blips.bayes.noise import generators
 from blips.config import load_config
 from blips.conversion import bayesianize
 from blips.data.dataset import StructureData
 from blips.errors import BlipsError
-from blips.train.objective import Objective, plain_outputs
+from blips.train.objective import Objective
 
 MODELS: dict[str, Callable[[], AtomisticBackbone]] = {
     "painn": PaiNN,

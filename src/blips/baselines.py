@@ -23,6 +23,7 @@ from torch import nn
 
 from blips.backbones import build
 from blips.backbones.base import Backbone, graph_batches
+from blips.backbones.derivatives import plain_outputs
 from blips.config import Sources, load_config
 from blips.data.dataset import StructureData, TrainingData
 from blips.data.graph import Graph
@@ -30,7 +31,7 @@ from blips.errors import InputError
 from blips.inference.monte_carlo import monte_carlo
 from blips.prediction import Calibrator, Model, Outputs, Prediction, point_prediction
 from blips.train.fit import Data, FitResult, fit
-from blips.train.objective import Wrapper, plain_outputs
+from blips.train.objective import Wrapper
 
 Structures = Atoms | Sequence[Atoms] | Graph
 MakeBackbone = Callable[[int], Backbone]  # seed -> untrained backbone

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from blips.backbones.base import Backbone
-from blips.backbones.derivatives import Derivatives
+from blips.backbones.derivatives import Derivatives, plain_outputs
 from blips.baselines import Baseline
 from blips.bayes.linear import kind_of
 from blips.bayes.noise import generators as sample_generators
@@ -31,7 +31,7 @@ from blips.inference.memory import MemoryGauge
 from blips.inference.monte_carlo import monte_carlo
 from blips.inference.sampling import Sample
 from blips.prediction import Outputs, Prediction
-from blips.train.objective import NoiseKey, Objective, plain_outputs
+from blips.train.objective import NoiseKey, Objective
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone, first_parameter
+from blips.backbones.derivatives import plain_outputs
 from blips.baselines import Baseline
 from blips.data.dataset import Batch, TrainingData
 from blips.data.graph import Graph
 from blips.errors import InputError
 from blips.prediction import Prediction, point_prediction
-from blips.train.objective import plain_outputs
 from studies.baselines.last_layer import readout_of
 
 QUANTITIES: tuple[str, ...] = (keys.ENERGY, keys.FORCES)

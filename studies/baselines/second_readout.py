@@ -16,7 +16,7 @@ from torch import Tensor
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.backbones.derivatives import Derivatives
+from blips.backbones.derivatives import Derivatives, plain_outputs
 from blips.bayes.encoder import mlp
 from blips.config import TrainingConfig
 from blips.data.dataset import Batch
@@ -24,7 +24,6 @@ from blips.data.graph import Graph
 from blips.errors import ConfigError, InputError
 from blips.prediction import Outputs, Prediction, point_prediction
 from blips.train.loss import loss_factor
-from blips.train.objective import plain_outputs
 from studies.baselines.last_layer import energy_scale, inputs_of, readout_of
 from studies.baselines.likelihood import Likelihood
 

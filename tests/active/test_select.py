@@ -108,7 +108,7 @@ def test_the_predicted_std_is_that_of_the_posterior_which_has_seen_the_picks(
     posterior = potential.conditioned()
     linear, scale = potential.linear_model(), posterior.scale
     picked = [pick.atoms for pick in picks]
-    whole = collect(linear, picked, rows=12, seed=0, before=posterior).evidence
+    whole, *_ = collect(linear, picked, rows=12, seed=0, before=posterior)
     graph = potential.backbone.graph(structures)
     rows = [row for *_, row in force_rows(linear(graph, depth="rows"), components(graph, 12))]
     for evidence, std in ((posterior.evidence, before), (whole, after)):

@@ -13,10 +13,10 @@ import blips
 from blips import keys, testing
 from blips.backbones import build, load
 from blips.backbones.chgnet import CHGNet
+from blips.backbones.derivatives import plain_outputs
 from blips.bayes.noise import generators
 from blips.errors import CheckpointError, InputError, MissingPackageError
 from blips.testing import rotation_matrix
-from blips.train.objective import plain_outputs
 from helpers import QUICK, morse_ammonia, quartz
 
 chgnet_model = pytest.importorskip("chgnet.model", reason="chgnet is not installed")

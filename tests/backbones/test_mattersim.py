@@ -16,11 +16,11 @@ from ase.build import molecule
 import blips
 from blips import keys, testing
 from blips.backbones import build, load
+from blips.backbones.derivatives import plain_outputs
 from blips.backbones.mattersim import MatterSim
 from blips.bayes.noise import generators
 from blips.errors import CheckpointError, InputError, MissingPackageError
 from blips.testing import rotation_matrix
-from blips.train.objective import plain_outputs
 from helpers import QUICK, morse_ammonia, quartz
 from recipes.fetch_weights import fetch
 

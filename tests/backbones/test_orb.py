@@ -11,11 +11,11 @@ from ase.calculators.singlepoint import SinglePointCalculator
 import blips
 from blips import keys, testing
 from blips.backbones import load
+from blips.backbones.derivatives import plain_outputs
 from blips.backbones.orb import Orb
 from blips.bayes.noise import generators
 from blips.data.graph import AtomGraph
 from blips.errors import InputError
-from blips.train.objective import plain_outputs
 from helpers import orb_package, quartz, small_orb
 
 # The package hands torch tensors to functions of ASE that expect arrays.

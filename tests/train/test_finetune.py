@@ -11,6 +11,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 import blips
 from blips.backbones import PaiNN, load
 from blips.backbones.base import Backbone, graph_batches
+from blips.backbones.derivatives import plain_outputs
 from blips.cli.configuration import template_config
 from blips.config import ModelConfig, TrainingConfig, load_config
 from blips.conversion import FROM_SCRATCH, PRETRAINED
@@ -18,7 +19,7 @@ from blips.data.dataset import StructureData
 from blips.errors import CheckpointError, ConfigError
 from blips.train.checkpoint import read_tensors
 from blips.train.loss import Anchor
-from blips.train.objective import Objective, plain_outputs
+from blips.train.objective import Objective
 from blips.train.references import set_reference_energies, unexplained_energies
 from blips.train.released import build_model
 from helpers import QUICK, TINY, morse_ammonia, quartz

@@ -10,12 +10,13 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from blips import keys
+from blips.backbones.base import Backbone
 from blips.data.graph import AtomGraph, Graph
 from blips.errors import InputError
 
@@ -65,6 +66,21 @@ def energy_and_derivatives(
     if volumes is not None:
         out[keys.STRESS] = gradient_of["strain"] / volumes[:, None, None]
     return out if create_graph else {name: value.detach() for name, value in out.items()}
+
+
+def plain_outputs(
+    backbone: Backbone,
+    graph: Graph,
+    run: Callable[[Graph], dict[str, Tensor]] | None = None,
+    **derivatives: Unpack[Derivatives],
+) -> dict[str, Tensor]:
+    """Compute what is asked for of a backbone's outputs; `run` stands in for its `forward`."""
+    run = run or backbone
+    if not backbone.conservative:
+        return asked_for(run(graph), graph, derivatives)
+    if not isinstance(graph, AtomGraph):
+        raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
+    return energy_and_derivatives(lambda graph: run(graph)[keys.ENERGIES], graph, **derivatives)
 
 
 def asked_for(

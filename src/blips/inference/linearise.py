@@ -31,8 +31,8 @@ from blips.backbones.derivatives import (
     Derivatives,
     asked_for,
     differentiable,
-    energy_and_derivatives,
     first_derivatives_only,
+    plain_outputs,
 )
 from blips.bayes.linear import Product
 from blips.data.graph import AtomGraph, Graph
@@ -152,12 +152,9 @@ class Linearised:
         if self.maps.last:
             return self._known | self._derivatives(self._total)
         asked = [name for source in self._sources for name in source.leaves]
-        return energy_and_derivatives(  # as the plain model runs: with compiled first derivatives
-            lambda graph: self._backbone(graph)[keys.ENERGIES],
-            self.graph,
-            forces=keys.FORCES in asked,
-            stress=keys.STRESS in asked,
-        )
+        derivatives = Derivatives(forces=keys.FORCES in asked, stress=keys.STRESS in asked)
+        # as the plain model runs: with compiled first derivatives
+        return plain_outputs(self._backbone, self.graph, **derivatives)
 
     def _derivatives(self, energy: Tensor) -> Outputs:
         """Compute forces and stress of a total energy, as far as they are asked for."""

@@ -9,15 +9,14 @@ import torch
 from ase import Atoms
 from torch import Tensor, nn
 
-from blips import keys
 from blips.backbones.base import Backbone, first_parameter, graph_batches
-from blips.backbones.derivatives import Derivatives, asked_for, energy_and_derivatives
+from blips.backbones.derivatives import Derivatives, plain_outputs
 from blips.bayes import noise as noise_context
 from blips.bayes.convert import ConversionReport
 from blips.bayes.encoder import InferenceNetwork
 from blips.bayes.kl import prior_coefficient
 from blips.bayes.noise import ESTIMATORS, FrozenDraw, Noise, Source
-from blips.data.graph import AtomGraph, Graph
+from blips.data.graph import Graph
 from blips.defaults import SAMPLES
 from blips.errors import InputError, refuse_unknown
 from blips.inference.alignment import Alignment
@@ -108,7 +107,7 @@ class StochasticModel(nn.Module):
 
     def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
         """Compute outputs at the posterior means, at the cost of the plain model."""
-        return self._evaluate(graph, None, derivatives).outputs
+        return plain_outputs(self.backbone, graph, **derivatives)
 
     def sample(
         self, graph: Graph, sources: Sequence[Source], **derivatives: Unpack[Derivatives]
@@ -116,35 +115,18 @@ class StochasticModel(nn.Module):
         """Draw K = len(sources) posterior samples; the graph is replicated K times.
 
         With `blips.bayes.noise.generators` each row has weights of its own; with a `FrozenDraw` all
-        rows and all calls share them, which makes a member.
+        rows and all calls share them, which makes a member. The coefficients are functions of the
+        positions, so they are evaluated inside the energy that forces differentiate.
         """
-        return self._evaluate(graph.replicate(len(sources)), sources, derivatives)
-
-    def _evaluate(
-        self, graph: Graph, sources: Sequence[Source] | None, derivatives: Derivatives
-    ) -> Sample:
-        """Compute outputs under the noise of these sources, or at the posterior means for None.
-
-        The coefficients are functions of the positions, so they are evaluated inside the energy
-        that forces differentiate.
-        """
+        graph = graph.replicate(len(sources))
         coefficients: dict[str, Tensor] = {}
 
-        def outputs_of(graph: Graph) -> Outputs:
-            if sources is None:
-                return self.backbone(graph)
+        def run(graph: Graph) -> Outputs:
             coefficients.update(self.coefficients(graph))
             with noise_context.use(Noise(coefficients, sources, self.estimator)):
                 return self.backbone(graph)
 
-        if not self.backbone.conservative:
-            return Sample(asked_for(outputs_of(graph), graph, derivatives), coefficients)
-        if not isinstance(graph, AtomGraph):
-            raise InputError(f"a potential needs an AtomGraph, got {type(graph).__name__}")
-        outputs = energy_and_derivatives(
-            lambda graph: outputs_of(graph)[keys.ENERGIES], graph, **derivatives
-        )
-        return Sample(outputs, coefficients)
+        return Sample(plain_outputs(self.backbone, graph, run, **derivatives), coefficients)
 
     @property
     def posterior(self) -> ConditionedPosterior | None:

@@ -8,21 +8,21 @@ the data loss of a batch from a second set.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from blips import keys
 from blips.backbones.base import Backbone
-from blips.backbones.derivatives import Derivatives, energy_and_derivatives
+from blips.backbones.derivatives import Derivatives, plain_outputs
 from blips.bayes.noise import seeded_generator
 from blips.config import TrainingConfig
 from blips.data.dataset import Batch
-from blips.data.graph import AtomGraph, Graph
+from blips.data.graph import Graph
 from blips.inference.sampling import Sample
 from blips.potential import BayesianPotential
-from blips.prediction import Calibrator, Outputs
+from blips.prediction import Calibrator
 from blips.train.loss import DISTRIBUTION_LOSSES, Anchor, data_loss
 
 
@@ -173,12 +173,3 @@ def total(terms: Mapping[str, Tensor], penalties: Penalties | None = None) -> Lo
         parts[name] = float(value.detach())
         loss = loss + weight * value
     return LossTerms(loss, parts)
-
-
-def plain_outputs(backbone: Backbone, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
-    """Compute the outputs of a backbone without posterior."""
-    if backbone.conservative and isinstance(graph, AtomGraph):
-        return energy_and_derivatives(
-            lambda graph: backbone(graph)[keys.ENERGIES], graph, **derivatives
-        )
-    return backbone(graph)

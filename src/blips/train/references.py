@@ -18,6 +18,7 @@ from ase.data import atomic_numbers, chemical_symbols
 
 from blips import keys
 from blips.backbones.base import AtomisticBackbone, Backbone, ReferenceEnergies, atomistic
+from blips.backbones.derivatives import plain_outputs
 from blips.backbones.foreign import ForeignBackbone
 from blips.config import RunConfig
 from blips.conversion import bayesianize
@@ -29,7 +30,7 @@ from blips.inference.alignment import Alignment, element_counts, fit_alignment
 from blips.inference.scale import keys_of
 from blips.potential import BayesianPotential
 from blips.train.checkpoint import Saveable
-from blips.train.objective import Wrapper, plain_outputs
+from blips.train.objective import Wrapper
 
 
 def set_reference_energies(
