@@ -55,9 +55,9 @@ def predict_conditioned(model: StochasticModel, graph: Graph, request: Request) 
         wide = changes_of(posterior.prior_draws(count, seed))
         changes = {k: _where(unknown, linearised.graph, wide[k], v) for k, v in changes.items()}
     found = {f"{k}_std": v.double().square().mean(dim=0).sqrt() for k, v in changes.items()}
-    if samples and posterior.gaussian is not None:
+    if samples and posterior.spectrum is not None:
         rows = linearised.energy_rows().double()
-        var = posterior.gaussian.var(rows)
+        var = posterior.spectrum.var(rows, posterior.scale.ratio, posterior.scale.scale)
         if unknown is not None:  # the prior's
             var = torch.where(unknown, posterior.scale.scale**2 * rows.square().sum(dim=1), var)
         found["energy_std"] = var.sqrt()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from blips import keys
-from blips.bayes.condition import Evidence, GaussianPosterior, normals
+from blips.bayes.condition import Evidence, Spectrum, normals
 from blips.bayes.sketch import Sketch
 from blips.errors import CheckpointError, InputError
 from blips.inference.domain import Domain
@@ -69,19 +69,18 @@ class ConditionedPosterior:
     )
 
     @cached_property
-    def gaussian(self) -> GaussianPosterior | None:
-        """N(0, Lambda^-1); None where only draws were kept."""
-        if self.evidence is None:
-            return None
-        return GaussianPosterior(self.evidence.spectrum(), self.scale.ratio, self.scale.scale)
+    def spectrum(self) -> Spectrum | None:
+        """That of G; None where only draws were kept."""
+        return None if self.evidence is None else self.evidence.spectrum()
 
     def draws(self, count: int, seed: int = 0) -> Tensor:
         """Draw v number 0, 1, ..., functions of (seed, number), [K, d].
 
         Where only draws were kept, seeds other than 0 give orthonormal mixtures of them.
         """
-        if self.gaussian is not None:
-            return self.gaussian.draw(count, seed)
+        if self.spectrum is not None:
+            standard = normals(self.maps.sketch.size, count, seed)
+            return self.scale.scale * self.spectrum.draws(standard, self.scale.ratio)
         kept = self.kept_draws
         if kept is None or count > len(kept):
             have = 0 if kept is None else len(kept)
