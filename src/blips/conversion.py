@@ -39,12 +39,9 @@ def bayesianize(
         prior_dropout: p of the prior N(0, p/(1-p) theta^2); 0.5, for released weights 0.01.
         bounds: least and largest coefficient (posterior variance in units of theta^2); 1e-5 and
             4, for released weights 1e-5 and 0.11.
-        initial: coefficient to start from; by default the prior's, for released weights 3e-4,
-            within the bounds.
-        estimator: "local", "flipout", or "auto": flipout for conservative models, otherwise
-            local on scalar rows and flipout on irreps. Both sample the same energies, but only
-            flipout samples weights, and so the right std of derivatives: with noise on the
-            outputs, forces vary too little.
+        initial: coefficient to start from; the prior's, for released weights 3e-4.
+        estimator: "local", "flipout", or "auto": flipout for conservative models, as with noise
+            on outputs forces vary too little; else local on scalar rows, flipout on irreps.
         maps: name patterns of the maps to convert; None for all that have a row type, but for
             those that the backbone itself leaves deterministic.
         exclude: patterns of maps to leave deterministic.

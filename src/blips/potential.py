@@ -109,11 +109,8 @@ class BayesianPotential(StochasticModel):
     def draw(self, count: int, seed: int = 0, *, method: str = "auto") -> list[Member]:
         """Draw `count` smooth, conservative potentials from the posterior; a committee.
 
-        Args:
-            count: number of members.
-            seed: the same seed gives the same members.
-            method: "conditioned" (linear in the noise of a conditioned posterior), "frozen"
-                (weights of the paper's posterior), or "auto": the former where there is one.
+        `method` is "conditioned" (linear in the noise of a conditioned posterior), "frozen"
+        (weights of the paper's posterior), or "auto": the former where there is one.
         """
         refuse_unknown("method", method, ("auto", "conditioned", "frozen"))
         if count < 1:
@@ -146,9 +143,8 @@ class BayesianPotential(StochasticModel):
             atoms: one structure, many, or a graph.
             samples: K, the number of posterior samples, or "auto": as many as `tolerance` needs.
             method: "auto" (conditioned where it can), "conditioned" (the posterior that has seen
-                the data, see `condition`), "mc" (the paper's posterior, fresh weights for each
-                row), "frozen" (a committee of draws of it), "onepass" (std of energies alone, by
-                one pass) or "map" (no std); see `blips.inference.predict`.
+                the data), "mc" (the paper's, fresh weights for each row), "frozen" (a committee of
+                draws of it), "onepass" (std of energies, by one pass) or "map" (no std).
             seed: the same seed gives the same prediction.
             forces: also predict forces.
             stress: also predict the stress.

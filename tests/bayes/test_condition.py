@@ -106,7 +106,7 @@ def test_a_sketch_of_all_dimensions_is_exact():
 
 def test_a_sketch_is_the_regression_of_sketched_features():
     sketch = Sketch({"w": (30,)}, dimension=6, seed=2)
-    p = sketch.gather(torch.eye(6, dtype=torch.float64), "w").T  # [30, 6]
+    p = sketch.gather(torch.eye(6, dtype=torch.float64))["w"].T  # [30, 6]
     rows, wanted = normal(9, 30), normal(3, 30, seed=1)
     found = var_of(sketch.scatter({"w": rows}), sketch.scatter({"w": wanted}))
     np.testing.assert_allclose(found, regression_variances(rows @ p, wanted @ p), rtol=1e-10)

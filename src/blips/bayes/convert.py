@@ -1,11 +1,11 @@
 """Surgery: which maps of a model become Bayesian, the report of it, and the way back."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -74,7 +74,7 @@ def convert(
     if any(isinstance(module, StochasticMap) for module in model.modules()):
         raise ConversionError("the model is Bayesian already; start from the plain model")
     reports: list[MapReport] = []
-    for name, module in model.named_modules():
+    for name, module in _named_modules(model):
         count = sum(p.numel() for p in module.parameters(recurse=False))
         if count == 0:
             continue
@@ -125,7 +125,7 @@ def probe_roles(
             seen[name].add(args[0].shape[0])
 
     with ExitStack() as stack:
-        for name, module in model.named_modules():
+        for name, module in _named_modules(model):
             if kind_of(module) is not None:
                 seen[name] = set()
                 hook = module.register_forward_pre_hook(partial(note, name))
@@ -142,6 +142,10 @@ def probe_roles(
             found = ", ".join(map(str, sorted(counts)))
             reasons[name] = f"row counts {found} on the probe graph are no row type's"
     return roles, reasons
+
+
+def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return list(cast(Iterable[tuple[str, nn.Module]], model.named_modules()))
 
 
 def matches(name: str, patterns: Patterns) -> bool:

@@ -88,8 +88,7 @@ class Noise:
 
         [rows, *irrep, in] -> [rows, *irrep, out]; every matrix of a model has a name of its own.
         """
-        draws = [one for one in self.sources if not isinstance(one, torch.Generator)]
-        if draws:
+        if draws := [one for one in self.sources if not isinstance(one, torch.Generator)]:
             eps = torch.stack([draw.normal_like(name, weight) for draw in draws])
             return frozen_linear(h, weight, bias, coef, eps)
         has_irrep_axis = h.ndim > 2

@@ -46,15 +46,12 @@ class Sketch:
         """d, the number of coordinates."""
         return min(self.num_weights, self.dimension)
 
-    def gather(self, v: Tensor, name: str) -> Tensor:
-        """Compute (P v) of one matrix, [K, d] -> [K, *shape]."""
-        bucket, sign = self._buckets[name]
-        moved = v.index_select(1, bucket.to(v.device)) * sign.to(v)
-        return moved.view(len(v), *self.shapes[name])
-
-    def gather_all(self, v: Tensor) -> dict[str, Tensor]:
-        """Compute (P v) of all matrices, [K, *shape] by name."""
-        return {name: self.gather(v, name) for name in self.shapes}
+    def gather(self, v: Tensor) -> dict[str, Tensor]:
+        """Compute P v of all matrices, [K, d] -> [K, *shape] by name."""
+        return {
+            name: (v.index_select(1, bucket.to(v.device)) * sign.to(v)).view(-1, *self.shapes[name])
+            for name, (bucket, sign) in self._buckets.items()
+        }
 
     def scatter(self, values: Mapping[str, Tensor]) -> Tensor:
         """Compute P^T of all matrices' gradients [S, *shape], -> [S, d]; differentiable."""

@@ -28,7 +28,7 @@ from ase.data import chemical_symbols
 from torch import Tensor
 
 from blips.data.graph import AtomGraph, Graph
-from blips.errors import CheckpointError
+from blips.errors import CheckpointError, InputError
 from blips.prediction import Prediction
 
 NUM_ELEMENTS = len(chemical_symbols)  # 0 ("X") to 118
@@ -132,9 +132,9 @@ def fit_alignment(counts: Array, rest: Array, var: Array | None = None) -> Align
 
 def element_counts(structures: Iterable[Atoms] | Graph) -> np.ndarray:
     """Count the atoms of each element in each structure, [S, 119]."""
-    if isinstance(structures, AtomGraph):
-        parts = structures.numbers.cpu().split(structures.node_counts().tolist())
-        numbers = [part.numpy() for part in parts]
-    else:
-        numbers = [atoms.numbers for atoms in structures]
-    return np.array([np.bincount(one, minlength=NUM_ELEMENTS) for one in numbers])
+    if not isinstance(structures, Graph):
+        return np.array([np.bincount(a.numbers, minlength=NUM_ELEMENTS) for a in structures])
+    if not isinstance(structures, AtomGraph):
+        raise InputError(f"elements need atoms, not a {type(structures).__name__}")
+    each = torch.nn.functional.one_hot(structures.numbers, NUM_ELEMENTS)  # [N, 119]
+    return structures.sum_over_structures(each).numpy(force=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from typing import Any, Unpack
 
@@ -26,7 +27,6 @@ from blips.inference.monte_carlo import Samples
 from blips.inference.posterior import ConditionedPosterior, SeenWeights
 from blips.prediction import Calibrator, Outputs, Prediction, point_prediction
 
-Coefficients = Mapping[str, Tensor]
 METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "map")
 
 
@@ -64,7 +64,7 @@ class Sample:
     """Outputs of posterior samples, and the coefficients that they were drawn with."""
 
     outputs: Outputs  # energy [K * S], forces [K * N, 3], ..., replica-major
-    coefficients: Coefficients  # [K * rows] by map name; empty for MAP
+    coefficients: Mapping[str, Tensor]  # [K * rows] by map name; empty for MAP
 
 
 class StochasticModel(nn.Module):
@@ -97,9 +97,7 @@ class StochasticModel(nn.Module):
         }
         self.posterior = None  # the conditioned one
         self.calibration: dict[str, Calibrator] = {}  # by quantity: "energy", "forces", ...
-        # What is unsure about energies per element, where these were fitted to labels of another
-        # level of theory; the energies themselves are the backbone's `reference`.
-        self.alignment: Alignment | None = None
+        self.alignment: Alignment | None = None  # what is unsure about the backbone's `reference`
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
         """Compute alpha and beta of every Bayesian map on this input, [rows] by map name."""
@@ -190,9 +188,7 @@ class Member(nn.Module):
         batch_size: int | None = None,
     ) -> Prediction:
         """Predict this member's energies, forces and stress; a single draw has no error bars."""
-        parts: list[Prediction] = []
+        graphs = graph_batches(self.potential.backbone, atoms, batch_size)
+        run = partial(self, forces=forces, stress=stress)
         with torch.no_grad():  # forces switch gradients on where they need them
-            for graph in graph_batches(self.potential.backbone, atoms, batch_size):
-                outputs = self(graph, forces=forces, stress=stress)
-                parts.append(point_prediction(outputs, graph, method="member"))
-        return Prediction.join(parts)
+            return Prediction.join([point_prediction(run(g), g, "member") for g in graphs])

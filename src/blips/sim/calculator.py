@@ -18,7 +18,7 @@ from typing import Any
 
 from ase import Atoms
 from ase.calculators.calculator import Calculator as ASECalculator
-from ase.calculators.calculator import all_changes, all_properties
+from ase.calculators.calculator import all_changes
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from blips import keys
@@ -26,15 +26,11 @@ from blips.backbones.base import graph_batches
 from blips.data.graph import Graph
 from blips.data.neighbours import SKIN, NeighbourCache
 from blips.defaults import SAMPLES
-from blips.errors import InputError
+from blips.errors import InputError, refuse_unknown
 from blips.inference.monte_carlo import Samples
-from blips.inference.sampling import Member
+from blips.inference.sampling import METHODS, Member
 from blips.potential import BayesianPotential
-from blips.prediction import UNCERTAINTIES, Model, Prediction, annotate
-
-METHODS = ("auto", "conditioned", "mc", "onepass", "map", "frozen")
-BASELINE_METHODS = ("auto", "map")
-ALWAYS_UNCERTAIN = ("auto", "conditioned", "mc", "onepass")  # a std comes with every energy
+from blips.prediction import UNCERTAINTIES, Model, Prediction, annotate, with_results
 
 
 class Calculator(ASECalculator):
@@ -80,19 +76,14 @@ class Calculator(ASECalculator):
                 "blips.baselines"
             )
         bayesian = isinstance(potential, BayesianPotential)
-        methods = METHODS if bayesian else BASELINE_METHODS
-        if method not in methods:
-            raise InputError(
-                f"unknown method {method!r} of {type(potential).__name__}; use one of "
-                f"{', '.join(methods)}"
-            )
+        refuse_unknown("method", method, METHODS if bayesian else ("auto", "map"))
         if every < 0:
             raise InputError(f"every is {every}; expected 0 (only when asked for) or more")
         super().__init__()
         self.potential, self.every = potential, every
         self.structures_seen = 0
         self.neighbours = NeighbourCache(skin)
-        self.always_uncertain = method in ALWAYS_UNCERTAIN
+        self.always_uncertain = method not in ("map", "frozen")
         self._options = {"samples": samples, "seed": seed, **options}
         self._options["method"] = "auto" if method == "map" else method
         self._member: Member | None = None
@@ -152,8 +143,7 @@ def snapshot(atoms: Atoms) -> Atoms:
     results: dict[str, Any] = {}
     if calculator is not None and not calculator.check_state(atoms):
         results = calculator.results
-    known = {name: value for name, value in results.items() if name in all_properties}
-    frame.calc = SinglePointCalculator(frame, **known)
+    with_results(frame, results)
     if not isinstance(calculator, SinglePointCalculator):  # a snapshot itself, and annotated
         annotate(frame, results)
     return frame
