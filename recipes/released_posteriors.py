@@ -53,7 +53,7 @@ def condition(
 
 def _without_pairs(domain: Domain) -> Domain:
     """Leave least distances to covalent radii: 100 structures show few pairs of elements."""
-    return Domain(domain.numbers, farthest=domain.farthest)
+    return Domain(farthest=domain.farthest)
 
 
 def ship(name: str, potential: BayesianPotential, folder: Path, seconds: float) -> Path:

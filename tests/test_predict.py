@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -130,16 +128,6 @@ def test_calibration_scales_deviations_only(potential):
     np.testing.assert_array_equal(scaled.forces, plain.forces)
     np.testing.assert_array_equal(unscaled.forces_std, plain.forces_std)
     assert scaled.details["calibrated"] == ("forces",)
-
-
-def test_calibration_scales_the_covariance_with_the_deviations(potential):
-    plain = potential.predict(structures(), samples=4)
-    cov = plain.forces_std[:, :, None] * plain.forces_std[:, None]
-    plain = replace(plain, forces_cov=cov)
-    scaled = plain.recalibrated({"forces": ScaleCalibrator(2.0)})
-    np.testing.assert_allclose(scaled.forces_cov, 4.0 * plain.forces_cov)
-    only_energies = plain.recalibrated({"energy": ScaleCalibrator(2.0)})
-    np.testing.assert_array_equal(only_energies.forces_cov, plain.forces_cov)
 
 
 def test_total_deviation_adds_variances():

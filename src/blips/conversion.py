@@ -7,14 +7,7 @@ import torch
 
 from blips.backbones import refuse_settings
 from blips.backbones.base import AtomisticBackbone, Backbone
-from blips.bayes.convert import (
-    ConversionReport,
-    Patterns,
-    convert,
-    first_match,
-    probe_roles,
-    revert,
-)
+from blips.bayes.convert import ConversionReport, Patterns, convert, probe_roles, revert
 from blips.bayes.encoder import NETWORKS
 from blips.bayes.kl import prior_coefficient
 from blips.errors import BlipsError, ConversionError, InputError, refuse_unknown
@@ -46,12 +39,9 @@ def bayesianize(
         prior_dropout: p of the prior N(0, p/(1-p) theta^2); 0.5, for released weights 0.01.
         bounds: least and largest coefficient (posterior variance in units of theta^2); 1e-5 and
             4, for released weights 1e-5 and 0.11.
-        initial: coefficient to start from; by default the prior's, for released weights 3e-4,
-            within the bounds.
-        estimator: "local", "flipout", or "auto": flipout for conservative models, otherwise
-            local on scalar rows and flipout on irreps. Both sample the same energies, but only
-            flipout samples weights, and so the right std of derivatives: with noise on the
-            outputs, forces vary too little.
+        initial: coefficient to start from; the prior's, for released weights 3e-4.
+        estimator: "local", "flipout", or "auto": flipout for conservative models, as with noise
+            on outputs forces vary too little; else local on scalar rows, flipout on irreps.
         maps: name patterns of the maps to convert; None for all that have a row type, but for
             those that the backbone itself leaves deterministic.
         exclude: patterns of maps to leave deterministic.
@@ -65,19 +55,16 @@ def bayesianize(
             "cutoff=... in A))"
         )
     roles, reasons = (backbone.roles, {}) if backbone.roles else _found_roles(backbone)
-    for name, _ in backbone.named_modules():
-        if reason := first_match(name, backbone.deterministic):
-            reasons[name] = reason
     if maps is None:
-        maps, exclude = "*", [exclude] if isinstance(exclude, str) else [*exclude]
-        exclude += backbone.deterministic
+        reasons |= backbone.deterministic
+    reasons |= dict.fromkeys([exclude] if isinstance(exclude, str) else exclude, "excluded")
     usual_dropout, usual_bounds, start = PRETRAINED if backbone.pretrained else FROM_SCRATCH
     dropout = usual_dropout if prior_dropout is None else prior_dropout
     least, largest = bounds or usual_bounds
     prior = prior_coefficient(dropout)
     if initial is None:
         initial = min(max(start or prior, least), largest)
-    conversion = convert(backbone, roles, maps=maps, exclude=exclude, reasons=reasons)
+    conversion = convert(backbone, roles, maps=maps or "*", exclude=reasons)
     settings = {
         "prior_dropout": dropout,
         "bounds": [least, largest],
@@ -96,7 +83,7 @@ def bayesianize(
 
 def from_settings(backbone: Backbone, settings: Mapping[str, Any]) -> BayesianPotential:
     """Convert a backbone as `potential.settings` say, for checkpoints, which have the weights."""
-    conversion = convert(backbone, settings["roles"], reasons=settings["reasons"])
+    conversion = convert(backbone, settings["roles"], exclude=settings["reasons"])
     return _assembled(backbone, conversion, dict(settings), seed=0)
 
 

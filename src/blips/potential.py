@@ -79,35 +79,38 @@ class BayesianPotential(StochasticModel):
         backbone = atomistic(self.backbone)
         roles, last = chosen_roles(backbone, self.roles, maps)
         chosen = ChosenMaps.of(backbone, roles, dimension, seed, last=last)
-        if before is not None:
-            _refuse_other(before, chosen, coefficients)
-        elif valid is None:
+        if before is None and valid is None:
             raise InputError(
                 "condition needs valid=..., labelled structures for the scale of the error bars"
+            )
+        if before is not None and (
+            (before.maps, before.coefficients) != (chosen, coefficients) or before.evidence is None
+        ):
+            raise InputError(
+                "the potential is conditioned already, with other maps, dimension, coefficients "
+                "or seed, or its posterior was kept as draws alone, to which nothing can be added; "
+                "set potential.posterior = None to begin anew, with all structures"
             )
         if valid is not None:
             keys_of(valid, labels)
         network = self.coefficients if coefficients == "network" else None
         linear = LinearModel(backbone, chosen, network)
-        seen = collect(linear, iter_given(structures), rows=rows, seed=seed, before=before)
+        evidence, count, domain = collect(
+            linear, iter_given(structures), rows=rows, seed=seed, before=before
+        )
         if before is None or valid is not None:
-            scale = fit_scale(linear, seen.evidence, valid or [], seed=seed, labels=labels)
+            scale = fit_scale(linear, evidence, valid or [], seed=seed, labels=labels)
         else:
             scale = before.scale
-        self.posterior = ConditionedPosterior(
-            chosen, scale, coefficients, seen.structures, seen.domain, seen.evidence
-        )
+        self.posterior = ConditionedPosterior(chosen, scale, coefficients, count, domain, evidence)
         self.calibration = {}  # of other error bars
         return self.posterior
 
     def draw(self, count: int, seed: int = 0, *, method: str = "auto") -> list[Member]:
         """Draw `count` smooth, conservative potentials from the posterior; a committee.
 
-        Args:
-            count: number of members.
-            seed: the same seed gives the same members.
-            method: "conditioned" (linear in the noise of a conditioned posterior), "frozen"
-                (weights of the paper's posterior), or "auto": the former where there is one.
+        `method` is "conditioned" (linear in the noise of a conditioned posterior), "frozen"
+        (weights of the paper's posterior), or "auto": the former where there is one.
         """
         refuse_unknown("method", method, ("auto", "conditioned", "frozen"))
         refuse_below(1, count=count)
@@ -139,9 +142,8 @@ class BayesianPotential(StochasticModel):
             atoms: one structure, many, or a graph.
             samples: K, the number of posterior samples, or "auto": as many as `tolerance` needs.
             method: "auto" (conditioned where it can), "conditioned" (the posterior that has seen
-                the data, see `condition`), "mc" (the paper's posterior, fresh weights for each
-                row), "frozen" (a committee of draws of it), "onepass" (std of energies alone, by
-                one pass) or "map" (no std); see `blips.inference.predict`.
+                the data), "mc" (the paper's, fresh weights for each row), "frozen" (a committee of
+                draws of it), "onepass" (std of energies, by one pass) or "map" (no std).
             seed: the same seed gives the same prediction.
             forces: also predict forces.
             stress: also predict the stress.
@@ -195,19 +197,3 @@ class BayesianPotential(StochasticModel):
         base = copy.deepcopy(self.backbone)
         revert(base)
         return base
-
-
-def _refuse_other(
-    before: ConditionedPosterior, maps: ChosenMaps, coefficients: Coefficients
-) -> None:
-    """Refuse what cannot be added to the posterior so far, before any structure is read."""
-    if (before.maps, before.coefficients) != (maps, coefficients):
-        raise InputError(
-            "the potential is conditioned already, with other maps, dimension, coefficients "
-            "or seed; set potential.posterior = None to begin anew"
-        )
-    if before.evidence is None:
-        raise InputError(
-            "the posterior was kept as draws alone, to which nothing can be added; set "
-            "potential.posterior = None and condition on all structures"
-        )

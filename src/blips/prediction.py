@@ -81,7 +81,6 @@ class Prediction:
     energies_std: Array | None = None  # [N] eV
     forces: Array | None = None  # [N, 3] eV/A
     forces_std: Array | None = None  # [N, 3] eV/A
-    forces_cov: Array | None = None  # [N, 3, 3] (eV/A)^2, on request
     stress: Array | None = None  # [S, 3, 3] eV/A^3
     stress_std: Array | None = None  # [S, 3, 3] eV/A^3
     energy_aleatoric_std: Array | None = None  # [S] eV
@@ -223,7 +222,7 @@ class Prediction:
     def __repr__(self) -> str:
         """Say which quantities there are, for how many structures."""
         there = [name for name in self._arrays() if name != "n_atoms"]
-        names = [name for name in there if not name.endswith(("_std", "_cov"))]
+        names = [name for name in there if not name.endswith("_std")]
         words = [f"{name} ± std" if f"{name}_std" in there else name for name in names]
         return (
             f"Prediction({len(self)} structures, {int(self.n_atoms.sum())} atoms, "
@@ -262,8 +261,6 @@ class Prediction:
             names = (f"{quantity}_std", f"{quantity}_aleatoric_std")
             parts = {name: array for name, array in self._arrays().items() if name in names}
             changes |= {name: factor * part for name, part in parts.items()}
-            if quantity == keys.FORCES and self.forces_cov is not None:
-                changes["forces_cov"] = self.forces_cov * factor[:, :, None] * factor[:, None]
         if not changes:
             return self
         return replace(self, details={**self.details, "calibrated": calibrated}, **changes)
@@ -311,9 +308,14 @@ def _predicted(atoms: Atoms, one: Prediction, beside: Labels | None) -> Atoms:
     annotate(frame, results)
     if keys.IN_DOMAIN in results:
         frame.arrays[keys.IN_DOMAIN] = results[keys.IN_DOMAIN]
-    known = {name: one for name, one in {**before, **results}.items() if name in all_properties}
-    frame.calc = SinglePointCalculator(frame, **known)
-    return frame
+    return with_results(frame, {**before, **results})
+
+
+def with_results(atoms: Atoms, results: Mapping[str, Any]) -> Atoms:
+    """Give a structure a calculator with those results that ASE knows."""
+    known = {name: value for name, value in results.items() if name in all_properties}
+    atoms.calc = SinglePointCalculator(atoms, **known)
+    return atoms
 
 
 def annotate(atoms: Atoms, results: Mapping[str, Any]) -> None:

@@ -39,8 +39,8 @@ def step(potential: BayesianPotential, labelled: Sequence[Atoms]) -> torch.Tenso
     """Return the noise v of the weights that labels call for; None where no step is better."""
     most = 3 * max(len(atoms) for atoms in labelled)
     rows, residuals = labelled_rows(potential, labelled, rows=most if most <= 100 else 16)
-    gaussian = potential.conditioned().gaussian
-    if gaussian is None:
+    posterior = potential.conditioned()
+    if posterior.spectrum is None:
         raise SystemExit("this model has no posterior in closed form")
     size = rows.shape[1]
     white, left = rows.reshape(-1, rows.shape[2]), residuals.ravel()
@@ -56,8 +56,9 @@ def step(potential: BayesianPotential, labelled: Sequence[Atoms]) -> torch.Tenso
             best, weights = error, found
     if weights is None:
         return None
-    along = torch.as_tensor(white.T @ weights) / gaussian.ratio**0.5
-    return gaussian.spectrum.draws(along[None], gaussian.ratio)[0]
+    ratio = posterior.scale.ratio
+    along = torch.as_tensor(white.T @ weights) / ratio**0.5
+    return posterior.spectrum.draws(along[None], ratio)[0]
 
 
 def rounds(folder: Path) -> list[dict[str, Any]]:

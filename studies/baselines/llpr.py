@@ -114,7 +114,7 @@ class LastLayerRigidity(Learned):
         return self.rigidity.best_scale(features, error)
 
     def stds(self, graph: Graph, *, forces: bool) -> dict[str, Tensor]:
-        """Compute std, and the covariance of each atom's force; energies alone are cheap."""
+        """Compute std of energies and of force components; energies alone are cheap."""
         scales, found = self.scales, {}
         forces = forces and keys.FORCES in scales
         energy_rows, force_rows = summed_features(self.backbone, graph, gradients=forces)
@@ -125,6 +125,5 @@ class LastLayerRigidity(Learned):
         if forces:
             alpha_square, sigma0_square = scales[keys.FORCES]
             cov = alpha_square * self.rigidity.covariance(force_rows, sigma0_square)
-            found["forces_cov"] = cov  # [N, 3, 3]
-            found["forces_std"] = cov.diagonal(dim1=-2, dim2=-1).sqrt()
+            found["forces_std"] = cov.diagonal(dim1=-2, dim2=-1).sqrt()  # cov [N, 3, 3]
         return found

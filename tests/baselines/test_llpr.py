@@ -89,8 +89,6 @@ def test_predictions_are_the_explicit_formula(painn, structures, weight):
         var = alpha_square * (queries * torch.linalg.solve(matrix, queries.T).T).sum(1)
         std = getattr(prediction, f"{name}_std").ravel()
         np.testing.assert_allclose(std, var.sqrt(), rtol=1e-4)
-    diagonal = np.diagonal(prediction.forces_cov, axis1=1, axis2=2)
-    np.testing.assert_allclose(np.sqrt(diagonal), prediction.forces_std)
 
 
 def test_scales_are_optimal_on_validation_data(painn, structures):
@@ -112,7 +110,11 @@ def test_deviations_turn_with_the_structure(painn, graph, structures):
     turned = replace(graph, positions=graph.positions @ torch.as_tensor(turn).T)
     here, there = model.predict(graph), model.predict(turned)
     np.testing.assert_allclose(there.energy_std, here.energy_std)
-    np.testing.assert_allclose(there.forces_cov, turn @ here.forces_cov @ turn.T, atol=1e-10)
+    here, there = (
+        model.rigidity.covariance(summed_features(painn, one)[1], 0.1).numpy()  # [N, 3, 3]
+        for one in (graph, turned)
+    )
+    np.testing.assert_allclose(there, turn @ here @ turn.T, atol=1e-10)
 
 
 def test_data_without_forces_give_energies_an_error_bar_only(painn, structures):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from blips.bayes.condition import Evidence, GaussianPosterior, normals
+from blips.bayes.condition import Evidence, Spectrum, normals
 from blips.bayes.sketch import Sketch
 from blips.errors import InputError
 
@@ -32,8 +32,16 @@ def evidence_of(*parts: Tensor, dimension: int = D) -> Evidence:
     return evidence
 
 
-def posterior_of(rows: Tensor, ratio: float = RATIO, scale: float = TAU) -> GaussianPosterior:
-    return GaussianPosterior(evidence_of(rows, dimension=rows.shape[1]).spectrum(), ratio, scale)
+def spectrum_of(rows: Tensor) -> Spectrum:
+    return evidence_of(rows, dimension=rows.shape[1]).spectrum()
+
+
+def var_of(rows: Tensor, wanted: Tensor, ratio: float = RATIO, scale: float = TAU) -> Tensor:
+    return spectrum_of(rows).var(wanted, ratio, scale)
+
+
+def draws_of(rows: Tensor, count: int, seed: int = 0) -> Tensor:
+    return TAU * spectrum_of(rows).draws(normals(rows.shape[1], count, seed), RATIO)
 
 
 def regression_covariance(rows: Tensor, tau: float = TAU, noise: float = NOISE) -> np.ndarray:
@@ -52,7 +60,7 @@ def regression_variances(rows: Tensor, wanted: Tensor) -> np.ndarray:
 @FEW_AND_MANY
 def test_variances_are_those_of_linear_regression(count):
     rows, wanted = normal(count, D), normal(5, D, seed=1)
-    found = posterior_of(rows).var(wanted)
+    found = var_of(rows, wanted)
     np.testing.assert_allclose(found, regression_variances(rows, wanted), rtol=1e-10)
 
 
@@ -63,13 +71,13 @@ def test_variances_are_those_of_a_gaussian_process():
     cross = TAU**2 * (wanted @ rows.T).numpy()
     prior = TAU**2 * wanted.square().sum(1).numpy()
     expected = prior - np.einsum("ni,ij,nj->n", cross, np.linalg.inv(k), cross)
-    np.testing.assert_allclose(posterior_of(rows).var(wanted), expected, rtol=1e-10)
+    np.testing.assert_allclose(var_of(rows, wanted), expected, rtol=1e-10)
 
 
 @FEW_AND_MANY
 def test_draws_are_normals_times_a_root_of_the_covariance(count):
     rows = normal(count, D)
-    root = TAU * posterior_of(rows).spectrum.draws(torch.eye(D).double(), RATIO)
+    root = TAU * spectrum_of(rows).draws(torch.eye(D).double(), RATIO)
     np.testing.assert_allclose(root.T @ root, regression_covariance(rows), rtol=1e-9, atol=1e-12)
 
 
@@ -78,7 +86,7 @@ def test_draws_are_normals_times_a_root_of_the_covariance(count):
 def test_draws_have_the_covariance_of_linear_regression(count):
     """Within 5 standard errors of 8000 draws, in every entry."""
     rows, draws = normal(count, D), 8000
-    v = posterior_of(rows).draw(draws).numpy()
+    v = draws_of(rows, draws).numpy()
     expected = regression_covariance(rows)
     wide = np.outer(np.diag(expected), np.diag(expected))
     error = np.sqrt((wide + expected**2) / draws)
@@ -92,15 +100,15 @@ def test_a_sketch_of_all_dimensions_is_exact():
     rows, wanted = normal(5, D), normal(3, D, seed=1)
     split = [{"first": x[:, :6].view(-1, 2, 3), "second": x[:, 6:]} for x in (rows, wanted)]
     scattered = [sketch.scatter(part) for part in split]
-    found = posterior_of(scattered[0]).var(scattered[1])
+    found = var_of(scattered[0], scattered[1])
     np.testing.assert_allclose(found, regression_variances(rows, wanted), rtol=1e-10)
 
 
 def test_a_sketch_is_the_regression_of_sketched_features():
     sketch = Sketch({"w": (30,)}, dimension=6, seed=2)
-    p = sketch.gather(torch.eye(6, dtype=torch.float64), "w").T  # [30, 6]
+    p = sketch.gather(torch.eye(6, dtype=torch.float64))["w"].T  # [30, 6]
     rows, wanted = normal(9, 30), normal(3, 30, seed=1)
-    found = posterior_of(sketch.scatter({"w": rows})).var(sketch.scatter({"w": wanted}))
+    found = var_of(sketch.scatter({"w": rows}), sketch.scatter({"w": wanted}))
     np.testing.assert_allclose(found, regression_variances(rows @ p, wanted @ p), rtol=1e-10)
 
 
@@ -108,15 +116,15 @@ def test_directions_that_no_row_reaches_keep_the_prior():
     rows, wanted = torch.zeros(20, D).double(), torch.zeros(1, D).double()
     rows[:, :3] = normal(20, 3)
     wanted[0, 5] = 2.0
-    assert float(posterior_of(rows).var(wanted)) == pytest.approx(4 * TAU**2, rel=1e-12)
-    draws = posterior_of(rows).draw(4)[:, 3:]
+    assert float(var_of(rows, wanted)) == pytest.approx(4 * TAU**2, rel=1e-12)
+    draws = draws_of(rows, 4)[:, 3:]
     torch.testing.assert_close(draws, TAU * normals(D, 4, seed=0)[:, 3:], **EXACT)
 
 
 @pytest.mark.parametrize("rows", [torch.zeros(0, D), torch.zeros(3, D), torch.zeros(30, D)])
 def test_rows_that_say_nothing_leave_the_prior(rows):
     wanted = normal(3, D)
-    found = posterior_of(rows.double()).var(wanted)
+    found = var_of(rows.double(), wanted)
     torch.testing.assert_close(found, TAU**2 * wanted.square().sum(1), **EXACT)
 
 
@@ -126,14 +134,12 @@ def test_one_decomposition_serves_every_ratio(count):
     ratios = torch.tensor([1e-6, 0.1, 30.0])
     found = evidence_of(rows).spectrum().variances(wanted, ratios)
     for ratio, variances in zip(ratios.tolist(), found, strict=True):
-        torch.testing.assert_close(
-            variances, posterior_of(rows, ratio, scale=1.0).var(wanted), **EXACT
-        )
+        torch.testing.assert_close(variances, var_of(rows, wanted, ratio, scale=1.0), **EXACT)
 
 
 def test_only_the_ratio_decides_the_shape_and_the_scale_the_size():
     rows, wanted = normal(20, D), normal(5, D, seed=1)
-    one, other = (posterior_of(rows, scale=scale).var(wanted) for scale in (1.0, 3.0))
+    one, other = (var_of(rows, wanted, scale=scale) for scale in (1.0, 3.0))
     torch.testing.assert_close(other, 9 * one, **EXACT)
 
 
@@ -153,10 +159,10 @@ def test_rows_in_pieces_are_rows_at_once(cuts, count, seed):
     merged = Evidence(D)
     for piece in pieces:
         merged.merge(evidence_of(piece))
-    expected = posterior_of(rows).var(wanted)
+    expected = var_of(rows, wanted)
     for evidence in (streamed, merged):
         assert evidence.count == count
-        found = GaussianPosterior(evidence.spectrum(), RATIO, TAU).var(wanted)
+        found = evidence.spectrum().var(wanted, RATIO, TAU)
         torch.testing.assert_close(found, expected, **EXACT)
 
 
@@ -184,11 +190,11 @@ def test_rows_and_their_sum_have_the_same_posterior(count, ratio):
     weight = Evidence(D, rows.T @ rows, count)
     assert kernel.keeps_rows
     assert not weight.keeps_rows
-    one, other = (
-        GaussianPosterior(evidence.spectrum(), ratio, TAU) for evidence in (kernel, weight)
-    )
-    torch.testing.assert_close(one.var(wanted), other.var(wanted), **EXACT)
-    torch.testing.assert_close(one.draw(3), other.draw(3), rtol=1e-7, atol=1e-10)
+    one, other = kernel.spectrum(), weight.spectrum()
+    found, expected = (each.var(wanted, ratio, TAU) for each in (one, other))
+    torch.testing.assert_close(found, expected, **EXACT)
+    found, expected = (each.draws(normals(D, 3, seed=0), ratio) for each in (one, other))
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-10)
 
 
 def test_no_more_than_a_square_matrix_is_kept():
@@ -239,9 +245,7 @@ def test_a_further_row_never_raises_a_variance(count, more, seed, exponent, size
     rows, added = normal(count, D, seed=seed), size * normal(more, D, seed=seed + 1)
     wanted = torch.cat([normal(4, D, seed=seed + 2), rows, added])
     ratio = 10.0**exponent
-    before, after = (
-        posterior_of(data, ratio).var(wanted) for data in (rows, torch.cat([rows, added]))
-    )
+    before, after = (var_of(data, wanted, ratio) for data in (rows, torch.cat([rows, added])))
     assert (after <= before + 1e-12 * TAU**2 * wanted.square().sum(1)).all()
     assert (after[-more:] < before[-more:]).all()
 
@@ -251,7 +255,7 @@ def test_variances_are_finite_and_between_zero_and_the_prior(count, seed, expone
     """Also of what was seen often, where a difference of almost equal numbers is left."""
     rows = normal(count, D, seed=seed)
     rows = torch.cat([rows, rows, 1e-8 * rows, 1e6 * rows])
-    var = posterior_of(rows, ratio=10.0**exponent).var(rows)
+    var = var_of(rows, rows, ratio=10.0**exponent)
     assert torch.isfinite(var).all()
     assert (var >= 0).all()
     assert (var <= TAU**2 * rows.square().sum(1)).all()
@@ -260,8 +264,8 @@ def test_variances_are_finite_and_between_zero_and_the_prior(count, seed, expone
 def test_repeated_rows_are_less_noise():
     rows, wanted = normal(4, D), normal(3, D, seed=1)
     often = torch.cat([rows] * 25)
-    found = posterior_of(often).var(wanted)
-    torch.testing.assert_close(found, posterior_of(rows, ratio=RATIO / 25).var(wanted), **EXACT)
+    found = var_of(often, wanted)
+    torch.testing.assert_close(found, var_of(rows, wanted, ratio=RATIO / 25), **EXACT)
 
 
 def test_eigenvectors_are_orthonormal_although_rows_repeat():
@@ -273,7 +277,7 @@ def test_eigenvectors_are_orthonormal_although_rows_repeat():
 
 def test_the_scale_of_single_precision_rows_is_kept():
     rows = normal(20, D)
-    one, other = (posterior_of(x).var(normal(3, D, seed=1)) for x in (rows, rows.float()))
+    one, other = (var_of(x, normal(3, D, seed=1)) for x in (rows, rows.float()))
     torch.testing.assert_close(one, other, rtol=1e-5, atol=0.0)
 
 
@@ -282,10 +286,10 @@ def test_the_scale_of_single_precision_rows_is_kept():
 
 @pytest.mark.parametrize("count", [3, 20])
 def test_a_draw_is_a_function_of_seed_and_number(count):
-    posterior = posterior_of(normal(count, D))
-    whole = posterior.draw(5, seed=3)
-    torch.testing.assert_close(posterior.draw(2, seed=3), whole[:2], **EXACT)
-    assert not torch.allclose(posterior.draw(5, seed=4), whole)
+    rows = normal(count, D)
+    whole = draws_of(rows, 5, seed=3)
+    torch.testing.assert_close(draws_of(rows, 2, seed=3), whole[:2], **EXACT)
+    assert not torch.allclose(draws_of(rows, 5, seed=4), whole)
     assert len(whole.round(decimals=6).unique(dim=0)) == 5
 
 

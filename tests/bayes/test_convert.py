@@ -31,7 +31,7 @@ COUNTS = {"edge": 5, "node": 3, "structure": 2}
 
 def test_every_module_with_parameters_is_reported():
     toy = Toy()
-    report = convert(toy, ROLES, exclude="readout")
+    report = convert(toy, ROLES, exclude={"readout": "excluded"})
     assert report.roles == {"message.0": "edge", "message.2": "edge", "update": "node"}
     reasons = {m.name: m.reason for m in report.maps if not m.role}
     assert reasons == {
@@ -58,7 +58,7 @@ def test_convert_then_revert_is_the_identity():
 
 def test_maps_by_pattern():
     assert set(convert(Toy(), ROLES, maps="message.*").roles) == {"message.0", "message.2"}
-    chosen = convert(Toy(), ROLES, maps=["message.0", "readout"], exclude=["message.*"])
+    chosen = convert(Toy(), ROLES, maps=["message.0", "readout"], exclude={"message.*": "no"})
     assert set(chosen.roles) == {"readout"}
 
 

@@ -56,7 +56,8 @@ def test_the_same_generators_give_the_same_sample_however_replicas_are_grouped()
     layer, h = stochastic(), torch.randn(5, 4)
     coef = {"map": torch.full((5,), 0.3)}
     for estimator in ("local", "flipout"):
-        with noise.use(Noise(coef, noise.generators(3, 4), estimator)):
+        of_all = {"map": coef["map"].repeat(4)}
+        with noise.use(Noise(of_all, noise.generators(3, 4), estimator)):
             together = layer(h.repeat(4, 1)).reshape(4, 5, 3)
         for k in range(4):
             with noise.use(Noise(coef, noise.generators(3, 1, first=k), estimator)):

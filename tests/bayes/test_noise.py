@@ -83,9 +83,7 @@ def test_what_a_draw_has_made_is_no_part_of_it():
     assert repr(draw) == "FrozenDraw(seed=1, member=2)"
 
 
-def test_coefficients_are_shared_by_replicas_or_given_for_each():
-    shared = Noise({"map": torch.tensor([1.0, 2.0])}, noise.generators(0, 3))
-    assert shared.coefficients_of("map", 6).tolist() == [1.0, 2.0] * 3
+def test_coefficients_are_given_for_the_rows_of_each_replica():
     each = Noise({"map": torch.arange(6.0)}, noise.generators(0, 3))
     assert each.coefficients_of("map", 6).tolist() == [0, 1, 2, 3, 4, 5]
 

@@ -135,7 +135,7 @@ def with_linear_weights(
         if maps.sketch.size == maps.sketch.num_weights:  # P is the identity
             own = v[first : first + weight.numel()].view_as(weight)
         else:
-            own = maps.sketch.gather(v[None], name)[0]
+            own = maps.sketch.gather(v[None])[name][0]
         first += weight.numel()
         with torch.no_grad():
             weight += step * weight.abs() * own
@@ -153,7 +153,7 @@ class Shift:
     def normal_like(self, name: str, weight: Tensor) -> Tensor:
         if name not in self.sketch.shapes:
             return torch.zeros_like(weight)
-        return self.step * weight.sign() * self.sketch.gather(self.v[None], name)[0]
+        return self.step * weight.sign() * self.sketch.gather(self.v[None])[name][0]
 
 
 def with_frozen_noise(

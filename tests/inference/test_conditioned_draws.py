@@ -76,7 +76,7 @@ def test_weight_noise_is_made_once_for_all_numbers_of_draws(painn):
     posterior = replace(painn.posterior)
     many = posterior.weight_noise(16, 0, torch.float64)
     few = posterior.weight_noise(4, 0, torch.float64)
-    expected = posterior.maps.sketch.gather_all(posterior.draws(4, 0))
+    expected = posterior.maps.sketch.gather(posterior.draws(4, 0))
     for name, value in few.items():
         assert value.data_ptr() == many[name].data_ptr()
         torch.testing.assert_close(value, expected[name], **EXACT)

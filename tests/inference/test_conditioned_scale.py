@@ -30,12 +30,13 @@ def test_the_scale_is_in_units_of_the_rows_and_the_floor_is_what_the_factor_leav
     potential.condition(TRAIN, valid=VALID)
     posterior = potential.conditioned()
     assert posterior.evidence is not None
-    assert posterior.gaussian is not None
+    assert posterior.spectrum is not None
     scale, factor = posterior.scale, posterior.scale.energy_factor
     ratios = RELATIVE_RATIOS * posterior.evidence.mean_square
     assert np.abs(ratios / scale.ratio - 1.0).min() < 1e-9
     linearised = potential.linear_model()(potential.backbone.graph(VALID), depth="energies")
-    var = posterior.gaussian.var(linearised.energy_rows()).numpy()
+    known = posterior.scale.ratio, posterior.scale.scale
+    var = posterior.spectrum.var(linearised.energy_rows(), *known).numpy()
     truth = [atoms.get_potential_energy() for atoms in VALID]
     error = linearised.outputs[keys.ENERGY].numpy() - np.array(truth)
     sizes = np.array([float(len(atoms)) for atoms in VALID])

@@ -193,7 +193,7 @@ def test_the_order_of_edges_does_not_matter(painn):
 def test_a_sketch_of_rows_is_the_sketch_of_all_weights_rows(painn):
     graph, u = painn.backbone.graph(periodic()), normal(13, 3)
     whole, sketched = (chosen(painn, "all", dimension) for dimension in (10**6, 50))
-    p = {name: sketched.sketch.gather(torch.eye(50).double(), name) for name in whole.sketch.shapes}
+    p = {name: sketched.sketch.gather(torch.eye(50).double())[name] for name in whole.sketch.shapes}
     p = torch.cat([value.flatten(1) for value in p.values()], dim=1)  # [50, weights]
     rows, expected = (
         LinearModel(painn.backbone, maps)(graph, depth="rows") for maps in (sketched, whole)

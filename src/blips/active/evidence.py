@@ -11,7 +11,7 @@ from torch import Tensor
 from blips import keys
 from blips.active.frames import digest
 from blips.backbones.base import atomistic
-from blips.bayes.condition import GaussianPosterior
+from blips.bayes.condition import Spectrum
 from blips.bayes.noise import seeded_generator
 from blips.data.structures import batches_of
 from blips.inference.linearise import Linearised
@@ -64,7 +64,8 @@ def _passes(
     potential: BayesianPotential, structures: Sequence[Atoms], rows: int, seed: int
 ) -> Iterator[tuple[Sequence[Atoms], np.ndarray, list[Tensor], Linearised]]:
     """Yield batches, their white rows, the directions u of their forces [N, 3], and the pass."""
-    gaussian: Any = potential.conditioned().gaussian  # a campaign keeps the evidence
+    posterior = potential.conditioned()
+    spectrum: Any = posterior.spectrum  # a campaign keeps the evidence
     for batch in batches_of(structures, BATCH_ATOMS):
         graph = atomistic(potential.backbone).graph(batch)
         linearised = potential.linear_model()(graph, depth="rows")
@@ -78,16 +79,15 @@ def _passes(
         found[:, 0] = of_energy
         for place, row in enumerate(linearised.rows_along(keys.FORCES, along), 1):
             found[:, place] = row
-        yield batch, whitened(gaussian, found), along, linearised
+        yield batch, whitened(spectrum, posterior.scale.ratio, found), along, linearised
 
 
-def whitened(gaussian: GaussianPosterior, rows: Tensor) -> np.ndarray:
+def whitened(spectrum: Spectrum, ratio: float, rows: Tensor) -> np.ndarray:
     """Return rows in units of the label noise, whitened under the posterior, [..., d] float64.
 
     With Lambda^-1 = tau^2 (I - sum_j u_j u_j^T l_j / (l_j + r)) and s^2 = r tau^2,
 
         b Lambda^(-1/2) / s = (b - sum_j u_j (u_j . b) (1 - sqrt(r / (l_j + r)))) / sqrt(r)
     """
-    spectrum, ratio = gaussian.spectrum, gaussian.ratio
     flat = rows.detach().double().reshape(-1, rows.shape[-1])
     return (spectrum.draws(flat, ratio) / ratio**0.5).reshape(rows.shape).cpu().numpy()

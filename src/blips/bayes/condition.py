@@ -154,29 +154,15 @@ class Spectrum:
         whole = rows.square().sum(dim=1)  # [n]
         return (whole - removed @ along.T).clamp_min(0.0)
 
+    def var(self, rows: Tensor, ratio: float, scale: float) -> Tensor:
+        """Compute Var[b . v] of rows [n, d] for a ratio r and a scale tau, [n]."""
+        (var,) = self.variances(rows, torch.tensor([ratio], dtype=torch.float64))
+        return scale**2 * var
+
     def draws(self, normals: Tensor, ratio: float) -> Tensor:
         """Turn standard normals into samples of N(0, Lambda^-1) / tau, [K, d] -> [K, d]."""
         shrunk = 1.0 - (ratio / (self.values + ratio)).sqrt()  # [m]
         return normals - (normals @ self.vectors.T * shrunk) @ self.vectors
-
-
-@dataclass(frozen=True)
-class GaussianPosterior:
-    """N(0, Lambda^-1) for a ratio r and a scale tau."""
-
-    spectrum: Spectrum
-    ratio: float
-    scale: float
-
-    def var(self, rows: Tensor) -> Tensor:
-        """Compute Var[b . v] of rows [n, d], [n]."""
-        (var,) = self.spectrum.variances(rows, torch.tensor([self.ratio], dtype=torch.float64))
-        return self.scale**2 * var
-
-    def draw(self, count: int, seed: int = 0) -> Tensor:
-        """Draw v number 0, 1, ..., functions of (seed, number), [K, d]."""
-        standard = normals(self.spectrum.vectors.shape[1], count, seed)
-        return self.scale * self.spectrum.draws(standard, self.ratio)
 
 
 def normals(dimension: int, count: int, seed: int) -> Tensor:

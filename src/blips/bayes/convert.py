@@ -63,14 +63,13 @@ def convert(
     roles: Mapping[str, str],
     *,
     maps: Patterns = "*",
-    exclude: Patterns = (),
-    reasons: Mapping[str, str] | None = None,
+    exclude: Mapping[str, str] | None = None,
 ) -> ConversionReport:
     """Give chosen linear maps of any module a posterior, in place, and report all its modules.
 
     `roles` are row types ("edge", "node", ...) by glob patterns of maps' names; the first match
-    counts, and maps without a match stay deterministic. So do those that `maps` does not choose or
-    `exclude` does. `reasons` say in the report why a map, by name, has no posterior.
+    counts, and maps without a match stay deterministic. So do those that `maps` does not choose,
+    and those of `exclude`, which says by pattern why.
     """
     if any(isinstance(module, StochasticMap) for module in model.modules()):
         raise ConversionError("the model is Bayesian already; start from the plain model")
@@ -79,18 +78,15 @@ def convert(
         count = sum(p.numel() for p in module.parameters(recurse=False))
         if count == 0:
             continue
-        layer = type(module).__name__
-        role, reason = first_match(name, roles), ""
-        if kind_of(module) is None:
+        layer, role = type(module).__name__, first_match(name, roles)
+        reason = first_match(name, exclude or {}) or ""
+        if not reason and kind_of(module) is None:
             reason = f"{layer} is not known as a linear map"
-        elif role is None:
+        elif not reason and role is None:
             reason = "the backbone declares no row type for it"
-        elif not matches(name, maps):
+        elif not reason and not matches(name, maps):
             reason = "not selected by maps"
-        elif matches(name, exclude):
-            reason = "excluded"
-        role, reason = (None, (reasons or {}).get(name, reason)) if reason else (role, "")
-        reports.append(MapReport(name, layer, count, role, reason))
+        reports.append(MapReport(name, layer, count, None if reason else role, reason))
     report = ConversionReport(tuple(reports))
     if not report.roles:
         raise ConversionError(f"no map was selected, nothing would be Bayesian:\n{report}")

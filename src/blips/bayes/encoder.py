@@ -33,14 +33,10 @@ EMBEDDING = 16  # width of a node label's
 class InferenceNetwork(nn.Module):
     """Coefficients of every Bayesian map, keyed by the map's name.
 
-    Args:
-        roles: row type of each map, by name.
-        sizes: width of the features of each row type; "node_type" is the number of labels.
-        bounds: least and largest coefficient.
-        initial: coefficient that every row starts from.
-        hidden: width of the hidden layers.
-        depth: number of hidden layers (of the edge head, the layer on pairs included).
-        share: one coefficient per "map", or one for all maps of a message-passing "layer".
+    `roles` are the row types of maps, by name, and `sizes` the widths of the features of row types;
+    "node_type" is the number of labels. Coefficients start from `initial`, within the `bounds`.
+    `depth` counts hidden layers (of the edge head, the layer on pairs included); `share` says
+    whether each "map" has coefficients, or all maps of a message-passing "layer" have the same.
     """
 
     sees_neighbours: ClassVar[bool] = True  # nodes, through the layer on pairs
@@ -57,8 +53,14 @@ class InferenceNetwork(nn.Module):
         share: str = "map",
     ) -> None:
         super().__init__()
-        _check_options(bounds, initial, depth, share)
-        self.bounds = bounds
+        low, high = self.bounds = bounds
+        if not 0.0 < low < high < math.inf:
+            raise InputError(f"coefficient bounds {bounds} must satisfy 0 < least < largest")
+        if not low <= initial <= high:
+            raise InputError(f"the initial coefficient {initial} is outside its bounds {bounds}")
+        if depth < 1:
+            raise InputError(f"the heads need at least one hidden layer, got depth={depth}")
+        refuse_unknown("share", share, ("map", "layer"))
         self.columns = _columns(roles, share)
         labels = sizes.get("node_type", 0)
         self.embedding = nn.Embedding(labels, EMBEDDING) if labels else None
@@ -69,7 +71,6 @@ class InferenceNetwork(nn.Module):
         widths = {role: [size] + [hidden] * depth for role, size in sizes.items()}
         widths["edge"] = [hidden] * depth if shares_pairs else [pair_size] + [hidden] * depth
         widths["node"] = [node_size + (hidden if shares_pairs else 0)] + [hidden] * depth
-        low, high = bounds
         fraction = min(max((initial - low) / (high - low), 1e-3), 1.0 - 1e-3)
         self.heads = nn.ModuleDict()
         for role, columns in self.columns.items():
@@ -151,14 +152,3 @@ def _columns(roles: Mapping[str, str], share: str) -> dict[str, dict[str, int]]:
         of_role = groups.setdefault(role, {})
         columns.setdefault(role, {})[name] = of_role.setdefault(group, len(of_role))
     return columns
-
-
-def _check_options(bounds: tuple[float, float], initial: float, depth: int, share: str) -> None:
-    low, high = bounds
-    if not 0.0 < low < high < math.inf:
-        raise InputError(f"coefficient bounds {bounds} must satisfy 0 < least < largest")
-    if not low <= initial <= high:
-        raise InputError(f"the initial coefficient {initial} is outside its bounds {bounds}")
-    if depth < 1:
-        raise InputError(f"the heads need at least one hidden layer, got depth={depth}")
-    refuse_unknown("share", share, ("map", "layer"))

@@ -37,11 +37,7 @@ from torch import Tensor
 
 from blips.errors import InputError
 
-SIGN_BIT = -(2**31)  # of a float32, as an int32
-ONE = 0x3F800000  # the bits of 1.0 in float32
-
-VAR_FLOOR = 1e-12
-"""Added to the variance of unit coefficient: its root is smooth where the input vanishes."""
+VAR_FLOOR = 1e-12  # of the variance of unit coefficient: a smooth root where the input vanishes
 
 
 def local_linear(
@@ -129,5 +125,6 @@ def signs(
         block.random_(-(2**63), None, generator=generator)
     powers = 1 << torch.arange(32, device=device)  # 2^31 wraps around to the sign bit of an int32
     bits = words.view(torch.int32)[..., None] * powers.to(torch.int32)  # [K, words, 32]
-    values = bits.bitwise_and_(SIGN_BIT).bitwise_or_(ONE).view(torch.float32).flatten(1)
+    sign_bit, one = -(2**31), 0x3F800000  # of float32, as int32
+    values = bits.bitwise_and_(sign_bit).bitwise_or_(one).view(torch.float32).flatten(1)
     return values[:, :count].reshape(len(generators), *shape).to(dtype)

@@ -9,14 +9,11 @@ The paper prints it without the factor 1/2.
 
 import math
 from collections.abc import Mapping
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from blips.errors import InputError, refuse_unknown
-
-Reduction = Literal["mean", "elbo"]
 
 
 def prior_coefficient(prior_dropout: float) -> float:
@@ -39,17 +36,16 @@ def kl_divergence(
     roles: Mapping[str, str],
     rho: float,
     *,
-    reduction: Reduction = "mean",
+    reduction: str = "mean",
     num_weights: Mapping[str, int] | None = None,
     num_data: int | None = None,
 ) -> Tensor:
     """Compute the KL of all Bayesian maps as one number, from their coefficients [rows].
 
     "mean" is the mean over rows and maps of a row type, summed over row types (the paper's code;
-    its lambda refers to this). "elbo" is the sum over weights of the row mean, divided by the
-    number of data; it needs the number of weights of each map and that of training structures.
+    its lambda refers to this). "elbo" is the sum over weights of the row mean, over `num_data`.
     """
-    refuse_unknown("KL reduction", reduction, get_args(Reduction))
+    refuse_unknown("KL reduction", reduction, ("mean", "elbo"))
     present = {name: coef for name, coef in coefficients.items() if coef.numel() > 0}
     if not present:  # of isolated atoms, which have no edges
         return torch.zeros(())

@@ -12,7 +12,7 @@ and `shapes`.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -107,6 +107,7 @@ def require_kind(layer: nn.Module, name: str) -> MapKind:
 class StochasticMap(nn.Module):
     """Mixin in front of a layer class: samples under active noise, is the layer otherwise."""
 
+    plain: ClassVar[type[nn.Module]]  # class of the layer before conversion
     map_name: str
     map_kind: MapKind
 
@@ -115,7 +116,7 @@ class StochasticMap(nn.Module):
 
         The layer's own way to get and set its state counts, as some keep compiled code in it.
         """
-        return _blank_copy, (base_class(self),), self.__getstate__()
+        return _blank_copy, (type(self).plain,), self.__getstate__()
 
 
 def _blank_copy(base: type[nn.Module]) -> nn.Module:
@@ -136,13 +137,8 @@ def _stochastic_class(base: type[nn.Module]) -> type[StochasticMap]:
             return plain_forward(self, *args, **kwargs)
         return self.map_kind.sample(self, self.map_name, *args, noise=noise, **kwargs)
 
-    contents = {"__doc__": base.__doc__, "forward": forward}
+    contents = {"__doc__": base.__doc__, "forward": forward, "plain": base}
     return type(f"Stochastic{base.__name__}", (StochasticMap, base), contents)
-
-
-def base_class(layer: StochasticMap) -> type[nn.Module]:
-    """Return the class that the layer had before conversion."""
-    return type(layer).__mro__[2]
 
 
 def make_stochastic(layer: nn.Module, name: str) -> StochasticMap:
@@ -157,8 +153,7 @@ def make_stochastic(layer: nn.Module, name: str) -> StochasticMap:
 
 def make_plain(layer: StochasticMap) -> nn.Module:
     """Undo `make_stochastic` in place."""
-    del layer.map_name
-    del layer.map_kind
+    del layer.map_name, layer.map_kind
     plain = cast(nn.Module, layer)
-    plain.__class__ = base_class(layer)
+    plain.__class__ = layer.plain
     return plain

@@ -62,7 +62,7 @@ class Noise:
     where features have an irrep axis (where local noise would break equivariance).
     """
 
-    coefficients: Mapping[str, Tensor]  # by name, [R], shared by K replicas, or [K R]
+    coefficients: Mapping[str, Tensor]  # by name, [K R]
     sources: Sequence[Source]
     estimator: str = "auto"
 
@@ -74,8 +74,6 @@ class Noise:
                 f"{', '.join(self.coefficients) or 'none'}. Was it made for another model?"
             )
         coef = self.coefficients[name]
-        if coef.shape[0] * len(self.sources) == rows != coef.shape[0]:
-            coef = coef.repeat(len(self.sources))
         if coef.shape[0] != rows:
             raise InputError(
                 f"{name!r} was applied to {rows} rows but has coefficients for {coef.shape[0]}; "
@@ -90,8 +88,7 @@ class Noise:
 
         [rows, *irrep, in] -> [rows, *irrep, out]; every matrix of a model has a name of its own.
         """
-        draws = [one for one in self.sources if not isinstance(one, torch.Generator)]
-        if draws:
+        if draws := [one for one in self.sources if not isinstance(one, torch.Generator)]:
             eps = torch.stack([draw.normal_like(name, weight) for draw in draws])
             return frozen_linear(h, weight, bias, coef, eps)
         has_irrep_axis = h.ndim > 2

@@ -46,36 +46,25 @@ class Sketch:
         """d, the number of coordinates."""
         return min(self.num_weights, self.dimension)
 
-    def gather(self, v: Tensor, name: str) -> Tensor:
-        """Compute (P v) of one matrix, [K, d] -> [K, *shape]."""
-        bucket, sign = self._bucket_and_sign(name, v.device)
-        return (v.index_select(1, bucket) * sign.to(v)).view(len(v), *self.shapes[name])
-
-    def gather_all(self, v: Tensor) -> dict[str, Tensor]:
-        """Compute (P v) of all matrices, [K, *shape] by name."""
-        return {name: self.gather(v, name) for name in self.shapes}
+    def gather(self, v: Tensor) -> dict[str, Tensor]:
+        """Compute P v of all matrices, [K, d] -> [K, *shape] by name."""
+        return {
+            name: (v.index_select(1, bucket.to(v.device)) * sign.to(v)).view(-1, *self.shapes[name])
+            for name, (bucket, sign) in self._buckets.items()
+        }
 
     def scatter(self, values: Mapping[str, Tensor]) -> Tensor:
         """Compute P^T of all matrices' gradients [S, *shape], -> [S, d]; differentiable."""
-        if not values:
-            raise InputError("none of the chosen maps was applied to these structures")
         first = next(iter(values.values()))
         out = first.new_zeros(len(first), self.size)
         for name, value in values.items():
-            bucket, sign = self._bucket_and_sign(name, value.device)
-            flat = value.flatten(1) * sign.to(value)
-            out = out.index_add(1, bucket, flat)
+            bucket, sign = self._buckets[name]
+            out = out.index_add(1, bucket.to(value.device), value.flatten(1) * sign.to(value))
         return out
-
-    def _bucket_and_sign(self, name: str, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return bucket [weights] and sign [weights] of every weight of a matrix."""
-        if name not in self.shapes:
-            raise InputError(f"{name!r} is none of the conditioned maps: {', '.join(self.shapes)}")
-        bucket, sign = self._buckets[name]
-        return bucket.to(device), sign.to(device)
 
     @cached_property
     def _buckets(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Bucket and sign of every weight of each matrix, [weights]."""
         index = torch.arange(self.num_weights)
         if self.num_weights <= self.dimension:
             bucket, sign = index, torch.ones_like(index)

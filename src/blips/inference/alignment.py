@@ -134,9 +134,7 @@ def element_counts(structures: Iterable[Atoms] | Graph) -> np.ndarray:
     """Count the atoms of each element in each structure, [S, 119]."""
     if not isinstance(structures, Graph):
         return np.array([np.bincount(a.numbers, minlength=NUM_ELEMENTS) for a in structures])
-    graph = structures
-    if not isinstance(graph, AtomGraph):
-        raise InputError(f"elements need atoms; the data set has a {type(graph).__name__}")
-    flat = graph.structure * NUM_ELEMENTS + graph.numbers
-    counts = torch.bincount(flat, minlength=graph.num_structures * NUM_ELEMENTS)
-    return counts.reshape(graph.num_structures, NUM_ELEMENTS).cpu().numpy()
+    if not isinstance(structures, AtomGraph):
+        raise InputError(f"elements need atoms, not a {type(structures).__name__}")
+    each = torch.nn.functional.one_hot(structures.numbers, NUM_ELEMENTS)  # [N, 119]
+    return structures.sum_over_structures(each).numpy(force=True)

@@ -53,11 +53,15 @@ def predict_conditioned(model: StochasticModel, graph: Graph, request: Request) 
     unknown = _unknown_structures(posterior, linearised.graph)
     if unknown is not None:
         wide = changes_of(posterior.prior_draws(count, seed))
-        changes = {k: _where(unknown, linearised.graph, wide[k], v) for k, v in changes.items()}
+        for name, narrow in changes.items():  # [K, S or N, ...]
+            of_atoms = name in (keys.ENERGIES, keys.FORCES)
+            mask = unknown[linearised.graph.structure] if of_atoms else unknown
+            mask = mask.view(-1, *[1] * (narrow.ndim - 2))
+            changes[name] = torch.where(mask, wide[name], narrow)
     found = {f"{k}_std": v.double().square().mean(dim=0).sqrt() for k, v in changes.items()}
-    if samples and posterior.gaussian is not None:
+    if samples and posterior.spectrum is not None:
         rows = linearised.energy_rows().double()
-        var = posterior.gaussian.var(rows)
+        var = posterior.spectrum.var(rows, posterior.scale.ratio, posterior.scale.scale)
         if unknown is not None:  # the prior's
             var = torch.where(unknown, posterior.scale.scale**2 * rows.square().sum(dim=1), var)
         found["energy_std"] = var.sqrt()
@@ -100,10 +104,3 @@ def _unknown_structures(posterior: ConditionedPosterior, graph: AtomGraph) -> Te
         stacklevel=2,
     )
     return graph.sum_over_structures(lacking.int()) > 0
-
-
-def _where(unknown: Tensor, graph: AtomGraph, wide: Tensor, narrow: Tensor) -> Tensor:
-    """Choose changes [K, S or N, ...]: the prior's for unknown structures."""
-    of_structures = narrow.shape[1] == graph.num_structures
-    mask = unknown if of_structures else unknown[graph.structure]
-    return torch.where(mask.view(1, -1, *[1] * (narrow.ndim - 2)), wide, narrow)

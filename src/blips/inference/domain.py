@@ -9,7 +9,7 @@ farther than that of any atom of the element: little is left of what the model w
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
+from math import inf
 
 import torch
 from ase.data import covalent_radii
@@ -51,8 +51,8 @@ class Domain:
         least = _never().view(-1)
         least = least.scatter_reduce(0, (receiver * SIZE + sender).cpu(), distance, "amin")
         least = least.view(SIZE, SIZE)
-        nearest = _nearest(graph, distance)
-        farthest = torch.zeros(SIZE).scatter_reduce(0, graph.numbers.cpu(), nearest, "amax")
+        numbers, nearest = graph.numbers.cpu(), _nearest(graph, distance)
+        farthest = torch.zeros(SIZE).scatter_reduce(0, numbers, nearest, "amax")
         return cls(torch.minimum(least, least.T), farthest)
 
     @classmethod
@@ -100,8 +100,7 @@ class Domain:
     def to_dict(self) -> dict[str, float]:
         """Return least distances, "Z-Z'" -> A, and finite farthest ones, "Z" -> A, JSON-able."""
         pairs = self.least.isfinite().triu().nonzero().tolist()
-        far = {str(z): float(self.farthest[z]) for z in sorted(self.numbers)}
-        far = {name: distance for name, distance in far.items() if isfinite(distance)}
+        far = {str(z): far for z, far in enumerate(self.farthest.tolist()) if 0 < far < inf}
         return {f"{a}-{b}": float(self.least[a, b]) for a, b in pairs} | far
 
     @classmethod

@@ -102,11 +102,6 @@ class Linearised:
             self._scale = {name: coef.sqrt() for name, coef in found.items()}
             if keys.ENERGIES in outputs:
                 outputs[keys.ENERGY] = graph.sum_over_structures(outputs[keys.ENERGIES])
-            if keys.ENERGY not in outputs:
-                raise InputError(
-                    "error bars at first order need a model of energies, but this one predicts "
-                    f'{", ".join(outputs)}; use method="mc"'
-                )
             self._total = outputs[keys.ENERGY].sum()
             if backbone.conservative:
                 self._sources, found = self._of_energy(inputs, calls, forces, stress)
@@ -228,7 +223,7 @@ class Linearised:
 
     def _weight_noise(self, v: Noise) -> Mapping[str, Tensor]:
         """Compute P v of each matrix, [K, out, in]."""
-        return v if isinstance(v, Mapping) else self.maps.sketch.gather_all(v)
+        return v if isinstance(v, Mapping) else self.maps.sketch.gather(v)
 
     def _total_changes(
         self, products: list[Product], noise: Mapping[str, Tensor], count: int

@@ -8,7 +8,8 @@ edges), so that one number for each method, bytes per row, says what another gra
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -106,13 +107,7 @@ class _LivingTensors(TorchDispatchMode):
         super().__init__()
         self.peak = self._now = 0
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
         for storage in _storages(outputs) - _storages((args, kwargs)):  # no view of an argument
             self._add(storage.nbytes())
@@ -128,13 +123,9 @@ def _storages(tree: Any) -> set[torch.UntypedStorage]:
     return {leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)}
 
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-LARGEST_MMAP_THRESHOLD = 2**25  # that glibc takes
-
-
 @cache
-def keep_freed_memory(most_bytes: int = 2**30) -> bool:
-    """Ask glibc to keep freed memory for the next tensors, up to a bound; return whether it will.
+def keep_freed_memory() -> bool:
+    """Ask glibc to keep freed memory for the next tensors, up to 1 GB; return whether it will.
 
     Every pass over a model allocates and frees the same tensors. By default much of their memory
     goes back to the kernel, which hands it out again page by page and zeroed: a plain training
@@ -145,20 +136,16 @@ def keep_freed_memory(most_bytes: int = 2**30) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    return bool(
-        mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD) and mallopt(M_TRIM_THRESHOLD, most_bytes)
-    )
+    mmap_threshold, trim_threshold = -3, -1  # numbers of the parameters; the first ends at 2^25
+    return bool(mallopt(mmap_threshold, 2**25) and mallopt(trim_threshold, 2**30))
 
 
 def available_bytes() -> float:
     """Return the memory that is left for programs; infinite where it is unknown."""
-    try:
+    with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return 1024.0 * int(line.split()[1])
-    except (OSError, ValueError):
-        pass
-    try:
+    with suppress(AttributeError, OSError, ValueError):
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, OSError, ValueError):
-        return float("inf")
+    return float("inf")

@@ -67,8 +67,7 @@ def monte_carlo(
             if excess > 1.0:  # as the error demands, at most twice as many
                 needed = ROUND_TO * math.ceil(count * min(excess**2, 2.0) / ROUND_TO)
                 goal = min(max(needed, count + ROUND_TO), MOST)
-    found = point_prediction(moments(drawn), graph, method, count)
-    return replace(found, details=details)
+    return replace(point_prediction(moments(drawn), graph, method, count), details=details)
 
 
 def refuse_few(samples: int) -> None:
@@ -111,7 +110,7 @@ def sampled_outputs(sampler: Sampler, graph: Graph, numbers: range, chunk: int) 
         found = [sampler(graph, part) for part in chunks]
     else:  # small tensors leave a second core idle within an operation, not between two samples
         pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-        with kept_num_threads(), pool:
+        with kept_num_threads(1), pool:
             found = list(pool.map(partial(sampler, graph), chunks))
     return {
         name: torch.cat(
@@ -125,11 +124,10 @@ def sampled_outputs(sampler: Sampler, graph: Graph, numbers: range, chunk: int) 
 
 
 @contextmanager
-def kept_num_threads(within: int | None = None) -> Iterator[None]:
-    """Restore torch's number of threads after the block; it may be another `within` it."""
+def kept_num_threads(within: int | None) -> Iterator[None]:
+    """Let torch use so many threads, if given, within the block, and as many as before after it."""
     before = torch.get_num_threads()
-    if within is not None:
-        torch.set_num_threads(within)
+    torch.set_num_threads(within or before)
     try:
         yield
     finally:

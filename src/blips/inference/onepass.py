@@ -51,14 +51,13 @@ def one_pass(
         coefficients = model.coefficients(graph)
     maps = ChosenMaps.of(backbone, roles, dimension=1, seed=0, last=False)
     linearised = LinearModel(backbone, maps)(graph, forces=forces, stress=stress, depth="energies")
-    graph = linearised.graph
     row_var: dict[str, Tensor] = {}
     for product in linearised.products:
         name = product.name.partition("[")[0]
         added = row_variances(product, coefficients[name]).double()
         row_var[roles[name]] = row_var.get(roles[name], 0.0) + added
     row_atoms = backbone.row_atoms(graph)
-    atom_var = torch.zeros(graph.num_nodes, dtype=torch.float64, device=graph.numbers.device)
+    atom_var = torch.zeros(graph.num_nodes, dtype=torch.float64, device=graph.positions.device)
     for role, values in row_var.items():
         atom_var = atom_var.index_add(0, row_atoms[role], values)
     energy_var = graph.sum_over_structures(atom_var)

@@ -21,15 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from blips import keys
-from blips.bayes.condition import Evidence, GaussianPosterior, normals
+from blips.bayes.condition import Evidence, Spectrum, normals
 from blips.bayes.sketch import Sketch
 from blips.errors import CheckpointError, InputError
 from blips.inference.domain import Domain
 from blips.inference.maps import ChosenMaps
 
 Coefficients = Literal["constant", "network"]
-
-LARGEST_COUNT = 10**12  # of rows, structures or coordinates in a file
 
 
 @dataclass(frozen=True)
@@ -69,25 +67,23 @@ class ConditionedPosterior:
     )
 
     @cached_property
-    def gaussian(self) -> GaussianPosterior | None:
-        """N(0, Lambda^-1); None where only draws were kept."""
-        if self.evidence is None:
-            return None
-        return GaussianPosterior(self.evidence.spectrum(), self.scale.ratio, self.scale.scale)
+    def spectrum(self) -> Spectrum | None:
+        """That of G; None where only draws were kept."""
+        return None if self.evidence is None else self.evidence.spectrum()
 
     def draws(self, count: int, seed: int = 0) -> Tensor:
         """Draw v number 0, 1, ..., functions of (seed, number), [K, d].
 
         Where only draws were kept, seeds other than 0 give orthonormal mixtures of them.
         """
-        if self.gaussian is not None:
-            return self.gaussian.draw(count, seed)
-        kept = self.kept_draws
-        if kept is None or count > len(kept):
-            have = 0 if kept is None else len(kept)
+        if self.spectrum is not None:
+            standard = normals(self.maps.sketch.size, count, seed)
+            return self.scale.scale * self.spectrum.draws(standard, self.scale.ratio)
+        kept = torch.empty(0, 0) if self.kept_draws is None else self.kept_draws
+        if count > len(kept):
             raise InputError(
-                f"{count} draws were asked for, but this posterior was kept as {have}; ask for at "
-                f"most {have} samples, or condition the model on structures"
+                f"{count} draws were asked for, but this posterior was kept as {len(kept)}; ask "
+                f"for at most {len(kept)} samples, or condition the model on structures"
             )
         if seed == 0:
             return kept[:count].double()
@@ -98,7 +94,7 @@ class ConditionedPosterior:
         """Compute P v of draws 0, 1, ..., [K, out, in] by matrix; those of one seed are cached."""
         kept = self._noise.get((seed, dtype))
         if kept is None or len(next(iter(kept.values()))) < count:
-            kept = self.maps.sketch.gather_all(self.draws(count, seed).to(dtype))
+            kept = self.maps.sketch.gather(self.draws(count, seed).to(dtype))
             self._noise.clear()
             self._noise[seed, dtype] = kept
         return {name: noise[:count] for name, noise in kept.items()}
@@ -179,8 +175,8 @@ class ConditionedPosterior:
 def _count(content: Mapping[str, Any], name: str) -> int:
     """Return a number of rows, structures or coordinates; an error where none has it."""
     value = content[name]
-    if type(value) is not int or not 1 <= value <= LARGEST_COUNT:
-        raise CheckpointError(f"{name}={value!r:.40} is no whole number from 1 to {LARGEST_COUNT}")
+    if type(value) is not int or not 1 <= value <= 10**12:
+        raise CheckpointError(f"{name}={value!r:.40} is no whole number from 1 to {10**12}")
     return value
 
 

@@ -9,7 +9,6 @@ structure each and add their sums.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,14 +32,6 @@ BATCH_ATOMS = 256  # of a batch whose rows are computed
 MATRICES = 4  # of dimension x dimension float64, that are alive at once at worst
 
 
-class Seen(NamedTuple):
-    """Evidence of some structures, how many there were, and what they have."""
-
-    evidence: Evidence
-    structures: int
-    domain: Domain
-
-
 def collect(
     model: LinearModel,
     structures: Iterable[Atoms],
@@ -48,12 +39,12 @@ def collect(
     rows: int,
     seed: int,
     before: ConditionedPosterior | None = None,
-) -> Seen:
-    """Sum the rows of energies and forces of all structures, read one batch at a time.
+) -> tuple[Evidence, int, Domain]:
+    """Sum the rows of energies and forces of all structures, count these, and find their domain.
 
     A structure has its force components for rows where these are at most `rows`, else so many
-    random sums, functions of the seed and of its number. The evidence, the number and the domain of
-    a posterior `before` are included.
+    random sums, functions of the seed and of its number. What a posterior has seen `before` is
+    included.
     """
     first = 0 if before is None else before.structures
     backbone, size = atomistic(model.backbone), model.maps.sketch.size
@@ -82,11 +73,11 @@ def collect(
     if world > 1:
         evidence, domain = _added_over_processes(evidence, domain)
     if before is None or before.evidence is None:
-        return Seen(evidence, count, domain)
+        return evidence, count, domain
     both = Evidence(size)
     both.merge(before.evidence)
     both.merge(evidence)
-    return Seen(both, first + count, Domain.joined([before.domain, domain]))
+    return both, first + count, Domain.joined([before.domain, domain])
 
 
 def check_memory(dimension: int) -> None:

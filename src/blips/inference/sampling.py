@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from typing import Any, Unpack
 
@@ -26,7 +27,6 @@ from blips.inference.monte_carlo import Samples
 from blips.inference.posterior import ConditionedPosterior, SeenWeights
 from blips.prediction import Calibrator, Outputs, Prediction, point_prediction
 
-Coefficients = Mapping[str, Tensor]
 METHODS = ("auto", "conditioned", "mc", "frozen", "onepass", "map")
 
 
@@ -64,7 +64,7 @@ class Sample:
     """Outputs of posterior samples, and the coefficients that they were drawn with."""
 
     outputs: Outputs  # energy [K * S], forces [K * N, 3], ..., replica-major
-    coefficients: Coefficients  # [K * rows] by map name; empty for MAP
+    coefficients: Mapping[str, Tensor]  # [K * rows] by map name; empty for MAP
 
 
 class StochasticModel(nn.Module):
@@ -97,9 +97,7 @@ class StochasticModel(nn.Module):
         }
         self.posterior = None  # the conditioned one
         self.calibration: dict[str, Calibrator] = {}  # by quantity: "energy", "forces", ...
-        # What is unsure about energies per element, where these were fitted to labels of another
-        # level of theory; the energies themselves are the backbone's `reference`.
-        self.alignment: Alignment | None = None
+        self.alignment: Alignment | None = None  # what is unsure about the backbone's `reference`
 
     def coefficients(self, graph: Graph) -> dict[str, Tensor]:
         """Compute alpha and beta of every Bayesian map on this input, [rows] by map name."""
@@ -107,7 +105,7 @@ class StochasticModel(nn.Module):
 
     def forward(self, graph: Graph, **derivatives: Unpack[Derivatives]) -> Outputs:
         """Compute outputs at the posterior means, at the cost of the plain model."""
-        return self._evaluate(graph, None, derivatives).outputs
+        return plain_outputs(self.backbone, graph, **derivatives)
 
     def sample(
         self, graph: Graph, sources: Sequence[Source], **derivatives: Unpack[Derivatives]
@@ -115,28 +113,18 @@ class StochasticModel(nn.Module):
         """Draw K = len(sources) posterior samples; the graph is replicated K times.
 
         With `blips.bayes.noise.generators` each row has weights of its own; with a `FrozenDraw` all
-        rows and all calls share them, which makes a member.
+        rows and all calls share them, which makes a member. The coefficients are functions of the
+        positions, so they are evaluated inside the energy that forces differentiate.
         """
-        return self._evaluate(graph.replicate(len(sources)), sources, derivatives)
-
-    def _evaluate(
-        self, graph: Graph, sources: Sequence[Source] | None, derivatives: Derivatives
-    ) -> Sample:
-        """Compute outputs under the noise of these sources, or at the posterior means for None.
-
-        The coefficients are functions of the positions, so they are evaluated inside the energy
-        that forces differentiate.
-        """
+        graph = graph.replicate(len(sources))
         coefficients: dict[str, Tensor] = {}
 
-        def outputs_of(graph: Graph) -> Outputs:
-            if sources is None:
-                return self.backbone(graph)
+        def run(graph: Graph) -> Outputs:
             coefficients.update(self.coefficients(graph))
             with noise_context.use(Noise(coefficients, sources, self.estimator)):
                 return self.backbone(graph)
 
-        outputs = plain_outputs(self.backbone, graph, outputs_of, **derivatives)
+        outputs = plain_outputs(self.backbone, graph, run, **derivatives)
         return Sample(outputs, coefficients)
 
     @property
@@ -201,9 +189,7 @@ class Member(nn.Module):
         batch_size: int | None = None,
     ) -> Prediction:
         """Predict this member's energies, forces and stress; a single draw has no error bars."""
-        parts: list[Prediction] = []
+        graphs = graph_batches(self.potential.backbone, atoms, batch_size)
+        run = partial(self, forces=forces, stress=stress)
         with torch.no_grad():  # forces switch gradients on where they need them
-            for graph in graph_batches(self.potential.backbone, atoms, batch_size):
-                outputs = self(graph, forces=forces, stress=stress)
-                parts.append(point_prediction(outputs, graph, method="member"))
-        return Prediction.join(parts)
+            return Prediction.join([point_prediction(run(g), g, "member") for g in graphs])

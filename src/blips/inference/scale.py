@@ -83,15 +83,13 @@ def fit_scale_and_floor(var: Array, error: Array) -> Fit:
             "labelled structures on which the model is not exact and forces do not vanish"
         )
     floors = np.concatenate([[0.0], np.median(var) * 10.0 ** np.arange(-4.0, 4.01, 0.125)])
-    best = Fit(np.inf, 1.0, 1.0)
-    for floor in floors:
-        total = np.maximum(var + floor, LEAST_VARIANCE * square.mean())
-        scale_square = np.mean(square / total)
-        nll = 0.5 * (1.0 + np.log(2 * np.pi * scale_square) + np.mean(np.log(total)))
-        if nll < best.nll:
-            best = Fit(float(nll), float(scale_square**0.5), float((scale_square * floor) ** 0.5))
+    total = np.maximum(var + floors[:, None], LEAST_VARIANCE * square.mean())  # [F, n]
+    scale2 = np.mean(square / total, axis=1)
+    nll = 0.5 * (1.0 + np.log(2 * np.pi * scale2) + np.mean(np.log(total), axis=1))
+    best = int(nll.argmin())
     least = LEAST_FLOOR * float(np.sqrt(square.mean()))
-    return best._replace(floor=max(best.floor, least))
+    floor = max(float((scale2[best] * floors[best]) ** 0.5), least)
+    return Fit(float(nll[best]), float(scale2[best] ** 0.5), floor)
 
 
 def choose_ratio(ratios: Array, nlls: Array, structures: int) -> float:
@@ -157,7 +155,7 @@ def fit_scale(
         floor[keys.ENERGY] = fit_floor(factor**2 * var, error, sizes)
     if keys.FORCES not in has:  # no force label: the energy's misfit of an atom over 1 A
         floor[keys.FORCES] = floor[keys.ENERGY]
-    typical = float(np.sqrt(np.mean(found[keys.FORCES].mean ** 2))) if best.relative > 0 else 0.0
+    typical = float(np.sqrt(np.mean(found[keys.FORCES][2] ** 2))) if best.relative > 0 else 0.0
     return Scale(ratio, best.scale, floor, factor, best.relative, typical)
 
 
@@ -175,12 +173,6 @@ def keys_of(valid: Sequence[Atoms], labels: Labels | None) -> list[str]:
     return sorted(has)
 
 
-class _Errors(NamedTuple):
-    var: Array  # [ratios, n] for a scale of 1
-    error: Array  # [n]
-    mean: Array  # [n] predicted
-
-
 def _valid_errors(
     model: LinearModel,
     spectrum: Spectrum,
@@ -189,8 +181,11 @@ def _valid_errors(
     has: set[str],
     seed: int,
     labels: Labels | None,
-) -> dict[str, _Errors]:
-    """Compute variances for all ratios, and errors, of energies and of force components."""
+) -> dict[str, tuple[Array, Array, Array]]:
+    """Compute variances, errors and means of energies and of force components.
+
+    Variances are those for a scale of 1 and all ratios, [ratios, n]; the others [n].
+    """
     grid = torch.as_tensor(ratios)
     least = VANISHING * float(spectrum.values.max()) ** 0.5
     found: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {name: [] for name in has}
@@ -217,6 +212,6 @@ def _valid_errors(
             )
             found[keys.FORCES].append((spectrum.variances(row[moves], grid), error, mean))
     return {
-        name: _Errors(*(torch.cat(column, dim=-1).numpy() for column in zip(*parts, strict=True)))
-        for name, parts in found.items()
+        name: (torch.cat(v, dim=-1).numpy(), torch.cat(e).numpy(), torch.cat(m).numpy())
+        for name, (v, e, m) in ((name, zip(*parts, strict=True)) for name, parts in found.items())
     }

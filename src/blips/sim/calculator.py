@@ -18,7 +18,7 @@ from typing import Any
 
 from ase import Atoms
 from ase.calculators.calculator import Calculator as ASECalculator
-from ase.calculators.calculator import all_changes, all_properties
+from ase.calculators.calculator import all_changes
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from blips import keys
@@ -30,7 +30,14 @@ from blips.errors import InputError, refuse_below, refuse_unknown
 from blips.inference.monte_carlo import Samples
 from blips.inference.sampling import METHODS, Member
 from blips.potential import BayesianPotential
-from blips.prediction import UNCERTAIN, UNCERTAINTIES, Model, Prediction, annotate
+from blips.prediction import (
+    UNCERTAIN,
+    UNCERTAINTIES,
+    Model,
+    Prediction,
+    annotate,
+    with_results,
+)
 
 
 class Calculator(ASECalculator):
@@ -129,8 +136,7 @@ def snapshot(atoms: Atoms) -> Atoms:
     results: dict[str, Any] = {}
     if calculator is not None and not calculator.check_state(atoms):
         results = calculator.results
-    known = {name: value for name, value in results.items() if name in all_properties}
-    frame.calc = SinglePointCalculator(frame, **known)
+    with_results(frame, results)
     if not isinstance(calculator, SinglePointCalculator):  # a snapshot itself, and annotated
         annotate(frame, results)
     return frame
