@@ -55,7 +55,7 @@ def select(folder: Path, pool: Path, model: Path, rule: str) -> None:
         {
             "initial": {"structures": str(pool)},
             "explore": {"kind": "pool", "pool": str(pool)},
-            "select": {"rule": rule, "chunk": 256},
+            "select": {"rule": rule, "batch": 10, "chunk": 256},
             "executor": {"kind": "local", "workers": WORKERS},
         }
     )

@@ -45,7 +45,7 @@ class Stopwatch:
             "wall_seconds": time.monotonic() - self._start,
             "cpu_seconds": time.process_time(),
         }
-        return {name: round(self._before[name] + value, 3) for name, value in spent.items()}
+        return {name: round(self._before[name] + value, 6) for name, value in spent.items()}
 
     def keep(self) -> None:
         """Write the seconds so far, every few seconds, for ever."""

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import blips
 from blips.backbones import PaiNN
 from blips.cli import app
-from blips.errors import ConfigError
+from blips.errors import BlipsError
 from helpers import quartz
 
 
@@ -176,7 +176,7 @@ def test_finetune_and_export_a_released_model(tmp_path, monkeypatch):
 )
 def test_mistakes_with_released_models_are_named(folder, monkeypatch, arguments, message):
     monkeypatch.chdir(folder)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(BlipsError, match=message):
         run(*arguments)
     assert not (folder / "x").exists()
 

@@ -23,7 +23,8 @@ CLOSE = Atoms("H2", [[0, 0, 0], [0.11, 0, 0]])
 
 
 def graph(atoms: Atoms | list[Atoms]) -> AtomGraph:
-    return AtomGraph.from_atoms(atoms, 5.0, torch.float64)
+    several = [atoms] if isinstance(atoms, Atoms) else atoms
+    return AtomGraph.batch([AtomGraph.from_atoms(one, 5.0, torch.float64) for one in several])
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ class SelectConfig(Section):
     """Which candidates are labelled."""
 
     rule: Rule = "expected_reduction"
-    batch: int = setting(10, "labels in a round", ge=1)
+    batch: int = setting(5, "labels in a round; small ones need fewer in all", ge=1)
     samples: int = setting(16, "posterior samples for a candidate", ge=2)
     method: Literal["auto", "conditioned", "mc", "frozen"] = "auto"
     rows: int = setting(4, "random sums of a candidate's forces", ge=1)
@@ -130,7 +130,7 @@ class EvaluateConfig(Section):
 class StopConfig(Section):
     """When the campaign ends; whatever comes first."""
 
-    rounds: int = setting(10, "rounds of selection", ge=0)
+    rounds: int = setting(20, "rounds of selection", ge=0)
     labels: int | None = setting(None, "budget, the initial ones included", ge=1)
     force_mae: float | None = setting(
         None, "eV/A, of the evaluation; without one a bound on candidates", gt=0

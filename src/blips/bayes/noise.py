@@ -62,7 +62,7 @@ class Noise:
     where features have an irrep axis (where local noise would break equivariance).
     """
 
-    coefficients: Mapping[str, Tensor]  # by name, [K R]
+    coefficients: Mapping[str, Tensor]  # by name, [K R] or, for all replicas, [R]
     sources: Sequence[Source]
     estimator: str = "auto"
 
@@ -74,6 +74,8 @@ class Noise:
                 f"{', '.join(self.coefficients) or 'none'}. Was it made for another model?"
             )
         coef = self.coefficients[name]
+        if coef.shape[0] * len(self.sources) == rows != coef.shape[0]:  # of one graph, for replicas
+            coef = coef.repeat(len(self.sources))
         if coef.shape[0] != rows:
             raise InputError(
                 f"{name!r} was applied to {rows} rows but has coefficients for {coef.shape[0]}; "

@@ -2,3 +2,8 @@
 
 `assess` compares predictions with labels and recalibrates them; `metrics` takes arrays.
 """
+
+from blips.uq.calibrate import ConformalCalibrator, ScaleCalibrator
+from blips.uq.evaluate import Evaluation
+
+__all__ = ["ConformalCalibrator", "Evaluation", "ScaleCalibrator"]
