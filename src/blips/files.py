@@ -70,7 +70,11 @@ def locked(path: Path) -> Iterator[None]:
                 f"process {file.read().strip() or 'unknown'} works in {path.parent} already; wait "
                 "for it, or use another folder"
             ) from None
-        if path.exists() and os.path.samefile(path, file.fileno()):
+        try:
+            is_there = os.path.samefile(path, file.fileno())
+        except FileNotFoundError:
+            is_there = False
+        if is_there:
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()
