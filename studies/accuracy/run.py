@@ -23,15 +23,14 @@ def execute(run: Run) -> Findings:
     torch.set_num_threads(1)
     settings = run.spec.settings
     data = _load(settings["data"])
-    model = _build(run, None) if "noise" not in settings else _after_noise(run, data)
-    progress = _train(run, model, data, settings["training"], "plain")
+    model, history = _trained(run, data)
     if not isinstance(model, Backbone):
         raise ConfigError(f"{run.spec.id} is to end with a plain model")
     metrics: dict[str, dict[str, float | None]] = {}
     for where, structures in (("valid", data.valid), ("near", data.near), ("far", data.far)):
         tested = structures[: settings["tested"]]
         metrics |= measure(predict_plain(model, tested), tested, 0, where)
-    return Findings(metrics, {"best_epoch": progress.best_epoch, "best_loss": progress.best_loss})
+    return Findings(metrics, {"best_epoch": history.best_epoch, "best_loss": history.best_loss})
 
 
 def _load(name: str) -> NearFar:
@@ -43,14 +42,25 @@ def _load(name: str) -> NearFar:
     return NearFar(data.train, data.valid, data.tests["known"], data.tests["new"])
 
 
-def _after_noise(run: Run, data: NearFar) -> Backbone:
-    """Return the plain model with the posterior means of a training with BLIP's noise."""
+def _trained(run: Run, data: NearFar) -> tuple[Model, Any]:
+    """Train with BLIP's noise first, where the recipe has it, then without, if epochs are left."""
+    settings = run.spec.settings
+    model: Model = _build(run, None)
+    if "noise" in settings:
+        model, history = _after_noise(run, data)
+        if not settings["training"]["epochs"]:
+            return model, history
+    return model, _train(run, model, data, settings["training"], "plain")
+
+
+def _after_noise(run: Run, data: NearFar) -> tuple[Backbone, Any]:
+    """Train with BLIP's noise; return the plain model with the posterior means, and the history."""
     noise = run.spec.settings["noise"]
     potential = _build(run, noise["bayes"])
-    _train(run, potential, data, {**noise["training"], "condition": False}, "noise")
+    history = _train(run, potential, data, {**noise["training"], "condition": False}, "noise")
     if not isinstance(potential, BayesianPotential):
         raise ConfigError(f"{run.spec.id} is to start with a Bayesian model")
-    return potential.to_base()
+    return potential.to_base(), history
 
 
 def _build(run: Run, bayes: dict[str, Any] | None) -> Model:

@@ -14,6 +14,10 @@ structures of all sets, near the training data; errors far away are shown, and c
 | wide | twice the features, twice the epochs (from scratch only) |
 | decay | long, AdamW with weight decay 0.01 |
 | noise | long; BLIP's noise in the first half, plain from its means on in the second |
+
+The profile `finetuning` asks whether fine-tuning with BLIP is more accurate than without, with as
+many steps and the learning rate that each of them needs by validation: `plain` and `blip` (noise to
+the end; its posterior means are measured), 1 or 4 times the epochs, half, once or twice the rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,15 +48,17 @@ class Recipe:
         epochs: in units of the plain recipe's.
         width: in units of the plain model's.
         batch: in units of the plain recipe's.
+        rate: in units of the plain recipe's.
         training: what else differs from the plain recipe.
-        noise: the first half of the epochs is trained with BLIP's noise.
+        noise: share of the epochs that is trained with BLIP's noise, before the plain ones.
     """
 
     epochs: int = 4
     width: int = 1
     batch: float = 1.0
+    rate: float = 1.0
     training: Mapping[str, Any] = field(default_factory=dict)
-    noise: bool = False
+    noise: float = 0.0
 
 
 RECIPES: dict[str, Recipe] = {
@@ -63,7 +69,13 @@ RECIPES: dict[str, Recipe] = {
     "half_batch": Recipe(epochs=2, batch=0.5),
     "double_batch": Recipe(batch=2.0),
     "decay": Recipe(training={"optimizer": "adamw", "weight_decay": 0.01}),
-    "noise": Recipe(noise=True),
+    "noise": Recipe(noise=0.5),
+}
+FINETUNING: dict[str, Recipe] = {
+    f"{name}_{epochs}x_rate{rate:g}": Recipe(epochs=epochs, rate=rate, noise=noise)
+    for name, noise in (("plain", 0.0), ("blip", 1.0))
+    for epochs in (1, 4)
+    for rate in (0.5, 1.0, 2.0)
 }
 
 
@@ -100,11 +112,12 @@ def _painn(features: int, epochs: int) -> Plain:
 
 @dataclass(frozen=True)
 class Profile:
-    """How large the study is: the sets, and the seeds of every recipe."""
+    """How large the study is: the sets, the recipes, and the seeds of each."""
 
     sets: Mapping[str, Plain]
     seeds: int
     tested: int = 300
+    recipes: Mapping[str, Recipe] = field(default_factory=lambda: RECIPES)
 
 
 SILICA = Plain(
@@ -118,6 +131,7 @@ PROFILES: dict[str, Profile] = {
     "default": Profile(
         {"nh3": _painn(64, 400), "acac-100": _painn(64, 300), "silica-32": SILICA}, seeds=3
     ),
+    "finetuning": Profile({"silica-32": SILICA}, seeds=1, recipes=FINETUNING),
 }
 
 
@@ -129,16 +143,17 @@ def specs(profile: str) -> list[RunSpec]:
         _spec(size, data, name, seed)
         for seed in range(size.seeds)
         for data in sets
-        for name, recipe in RECIPES.items()
+        for name, recipe in size.recipes.items()
         if recipe.width == 1 or size.sets[data].from_scratch
     ]
 
 
 def _spec(size: Profile, data: str, name: str, seed: int) -> RunSpec:
-    recipe, plain = RECIPES[name], size.sets[data]
+    recipe, plain = size.recipes[name], size.sets[data]
     model, training = dict(plain.model), {**plain.training, **recipe.training}
     training["batch_size"] = int(recipe.batch * training["batch_size"])
     training["epochs"] *= recipe.epochs
+    training["lr"] *= recipe.rate
     if plain.from_scratch:
         given = plain.model["hyperparameters"]
         model["hyperparameters"] = {**given, "features": recipe.width * given["features"]}
@@ -149,8 +164,9 @@ def _spec(size: Profile, data: str, name: str, seed: int) -> RunSpec:
         "tested": size.tested,
     }
     if recipe.noise:
-        settings["training"] = half = {**training, "epochs": training["epochs"] // 2}
-        noisy = {**half, **plain.noise, "noise": True}
+        noisy_epochs = round(recipe.noise * training["epochs"])
+        settings["training"] = {**training, "epochs": training["epochs"] - noisy_epochs}
+        noisy = {**training, **plain.noise, "epochs": noisy_epochs, "noise": True}
         settings["noise"] = {"bayes": dict(plain.bayes), "training": noisy}
     return RunSpec(STUDY, f"{data}-{name}", settings, seed)
 
@@ -179,12 +195,11 @@ time of one run."""
 def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
     """Tabulate recipes by errors, for each set, of the results that there are."""
     rows: list[Row] = []
-    for data in dict.fromkeys(spec.settings["data"] for spec in specs):
-        for name in RECIPES:
-            of_recipe = [spec for spec in specs if spec.name == f"{data}-{name}"]
-            found = [result for spec in of_recipe if (result := layout.read(spec)) is not None]
-            if of_recipe:
-                rows.append(Row((data, name), [_with_seconds(result) for result in found]))
+    for name in dict.fromkeys(spec.name for spec in specs):
+        of_recipe = [spec for spec in specs if spec.name == name]
+        found = [result for spec in of_recipe if (result := layout.read(spec)) is not None]
+        data = of_recipe[0].settings["data"]
+        rows.append(Row((data, name.removeprefix(f"{data}-")), [_with_seconds(r) for r in found]))
     title = "One model, several recipes; mean ± standard deviation over seeds"
     return Table(("data", "recipe"), COLUMNS, rows, title, NOTE)
 

@@ -1,8 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from blips.backbones.base import Backbone
+from blips.baselines import predict_plain
 from blips.potential import BayesianPotential
 from blips.train.released import load
 from studies.accuracy import run as accuracy_run
@@ -27,6 +30,23 @@ def test_noise_first_then_a_plain_model_that_has_its_means(tmp_path: Path):
     assert sum(halves) == 4 * epochs
     assert found.metrics.keys() >= {c.metric for c in accuracy.COLUMNS} - {"cpu_seconds"}
     assert accuracy_run.execute(run).metrics == found.metrics  # read from its folder
+
+
+def test_noise_to_the_end_measures_the_means_of_blip(tmp_path: Path, monkeypatch):
+    recipes = {"blip": accuracy.Recipe(epochs=1, noise=1.0, rate=2.0)}
+    quick = replace(accuracy.PROFILES["quick"], recipes=recipes)
+    monkeypatch.setitem(accuracy.PROFILES, "quick", quick)
+    run = run_of("blip", tmp_path)
+    found = accuracy_run.execute(run)
+    noisy = load(tmp_path / "noise" / "best.safetensors")
+    assert isinstance(noisy, BayesianPotential)
+    data = accuracy_run.load_set("nh3")
+    means = predict_plain(noisy.to_base(), data.near[:8])
+    errors = abs(means.array("forces") - np.concatenate([a.get_forces() for a in data.near[:8]]))
+    assert found.metrics["near_forces_mae"]["value"] == pytest.approx(errors.mean(), rel=1e-6)
+    assert not (tmp_path / "plain").exists()
+    given = quick.sets["nh3"].training["lr"]
+    assert run.spec.settings["noise"]["training"]["lr"] == 2 * given
 
 
 def test_recipes_cost_about_what_four_plain_trainings_cost():
