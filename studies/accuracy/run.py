@@ -7,7 +7,6 @@ import torch
 from blips.backbones.base import Backbone
 from blips.baselines import predict_plain
 from blips.config import ModelConfig
-from blips.errors import ConfigError
 from blips.potential import BayesianPotential
 from blips.train.fit import fit
 from blips.train.objective import Model
@@ -24,8 +23,6 @@ def execute(run: Run) -> Findings:
     settings = run.spec.settings
     data = _load(settings["data"])
     model, history = _trained(run, data)
-    if not isinstance(model, Backbone):
-        raise ConfigError(f"{run.spec.id} is to end with a plain model")
     metrics: dict[str, dict[str, float | None]] = {}
     for where, structures in (("valid", data.valid), ("near", data.near), ("far", data.far)):
         tested = structures[: settings["tested"]]
@@ -42,28 +39,21 @@ def _load(name: str) -> NearFar:
     return NearFar(data.train, data.valid, data.tests["known"], data.tests["new"])
 
 
-def _trained(run: Run, data: NearFar) -> tuple[Model, Any]:
-    """Train with BLIP's noise first, where the recipe has it, then without, if epochs are left."""
+def _trained(run: Run, data: NearFar) -> tuple[Backbone, Any]:
+    """Train as the recipe begins, then plain, if epochs are left; return model and history."""
     settings = run.spec.settings
-    model: Model = _build(run, None)
-    if "noise" in settings:
-        model, history = _after_noise(run, data)
-        if not settings["training"]["epochs"]:
-            return model, history
-    return model, _train(run, model, data, settings["training"], "plain")
+    model, history = _build(run, None), None
+    if "first" in settings:
+        first = settings["first"]
+        model = _build(run, first["bayes"])
+        history = _train(run, model, data, {**first["training"], "condition": False}, "first")
+    plain = model if isinstance(model, Backbone) else model.to_base()
+    if settings["training"]["epochs"]:
+        history = _train(run, plain, data, settings["training"], "plain")
+    return plain, history
 
 
-def _after_noise(run: Run, data: NearFar) -> tuple[Backbone, Any]:
-    """Train with BLIP's noise; return the plain model with the posterior means, and the history."""
-    noise = run.spec.settings["noise"]
-    potential = _build(run, noise["bayes"])
-    history = _train(run, potential, data, {**noise["training"], "condition": False}, "noise")
-    if not isinstance(potential, BayesianPotential):
-        raise ConfigError(f"{run.spec.id} is to start with a Bayesian model")
-    return potential.to_base(), history
-
-
-def _build(run: Run, bayes: dict[str, Any] | None) -> Model:
+def _build(run: Run, bayes: dict[str, Any] | None) -> Backbone | BayesianPotential:
     """Build the model to train; all recipes of a seed and width start from the same weights."""
     config = {
         **run.spec.settings["model"],

@@ -13,7 +13,8 @@ structures of all sets, near the training data; errors far away are shown, and c
 | half_batch, double_batch | four times the steps or epochs, in smaller or larger batches |
 | wide | twice the features, twice the epochs (from scratch only) |
 | decay | long, AdamW with weight decay 0.01 |
-| noise | long; BLIP's noise in the first half, plain from its means on in the second |
+| restart | long; the second half of the epochs goes through the schedule of rates again |
+| noise | the same, with BLIP's noise in the first half, and plain from its means on |
 
 The profile `finetuning` asks whether fine-tuning with BLIP is more accurate than without, with as
 many steps and the learning rate that each of them needs by validation: `plain` and `blip` (noise to
@@ -21,8 +22,8 @@ the end; its posterior means are measured), 1 or 4 times the epochs, half, once 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -50,7 +51,8 @@ class Recipe:
         batch: in units of the plain recipe's.
         rate: in units of the plain recipe's.
         training: what else differs from the plain recipe.
-        noise: share of the epochs that is trained with BLIP's noise, before the plain ones.
+        first: what the training begins with, before it is plain.
+        share: of the epochs that is.
     """
 
     epochs: int = 4
@@ -58,7 +60,8 @@ class Recipe:
     batch: float = 1.0
     rate: float = 1.0
     training: Mapping[str, Any] = field(default_factory=dict)
-    noise: float = 0.0
+    first: Literal["noise", "plain"] | None = None
+    share: float = 0.5
 
 
 RECIPES: dict[str, Recipe] = {
@@ -69,11 +72,12 @@ RECIPES: dict[str, Recipe] = {
     "half_batch": Recipe(epochs=2, batch=0.5),
     "double_batch": Recipe(batch=2.0),
     "decay": Recipe(training={"optimizer": "adamw", "weight_decay": 0.01}),
-    "noise": Recipe(noise=0.5),
+    "restart": Recipe(first="plain"),
+    "noise": Recipe(first="noise"),
 }
 FINETUNING: dict[str, Recipe] = {
-    f"{name}_{epochs}x_rate{rate:g}": Recipe(epochs=epochs, rate=rate, noise=noise)
-    for name, noise in (("plain", 0.0), ("blip", 1.0))
+    f"{name}_{epochs}x_rate{rate:g}": replace(recipe, epochs=epochs, rate=rate)
+    for name, recipe in (("plain", Recipe()), ("blip", Recipe(first="noise", share=1.0)))
     for epochs in (1, 4)
     for rate in (0.5, 1.0, 2.0)
 }
@@ -163,11 +167,13 @@ def _spec(size: Profile, data: str, name: str, seed: int) -> RunSpec:
         "data": data,
         "tested": size.tested,
     }
-    if recipe.noise:
-        noisy_epochs = round(recipe.noise * training["epochs"])
-        settings["training"] = {**training, "epochs": training["epochs"] - noisy_epochs}
-        noisy = {**training, **plain.noise, "epochs": noisy_epochs, "noise": True}
-        settings["noise"] = {"bayes": dict(plain.bayes), "training": noisy}
+    if recipe.first:
+        epochs = round(recipe.share * training["epochs"])
+        settings["training"] = {**training, "epochs": training["epochs"] - epochs}
+        first, bayes = {**training, "epochs": epochs}, None
+        if recipe.first == "noise":
+            first, bayes = {**first, **plain.noise, "noise": True}, dict(plain.bayes)
+        settings["first"] = {"bayes": bayes, "training": first}
     return RunSpec(STUDY, f"{data}-{name}", settings, seed)
 
 

@@ -21,24 +21,24 @@ def run_of(recipe: str, folder: Path) -> Run:
 def test_noise_first_then_a_plain_model_that_has_its_means(tmp_path: Path):
     run = run_of("noise", tmp_path)
     found = accuracy_run.execute(run)
-    noisy, plain = (load(tmp_path / stage / "best.safetensors") for stage in ("noise", "plain"))
+    noisy, plain = (load(tmp_path / stage / "best.safetensors") for stage in ("first", "plain"))
     assert isinstance(noisy, BayesianPotential)
     assert isinstance(plain, Backbone)
     epochs = accuracy.PROFILES["quick"].sets["nh3"].training["epochs"]
     halves = [run.spec.settings["training"]["epochs"]]
-    halves.append(run.spec.settings["noise"]["training"]["epochs"])
+    halves.append(run.spec.settings["first"]["training"]["epochs"])
     assert sum(halves) == 4 * epochs
     assert found.metrics.keys() >= {c.metric for c in accuracy.COLUMNS} - {"cpu_seconds"}
     assert accuracy_run.execute(run).metrics == found.metrics  # read from its folder
 
 
 def test_noise_to_the_end_measures_the_means_of_blip(tmp_path: Path, monkeypatch):
-    recipes = {"blip": accuracy.Recipe(epochs=1, noise=1.0, rate=2.0)}
+    recipes = {"blip": accuracy.Recipe(epochs=1, rate=2.0, first="noise", share=1.0)}
     quick = replace(accuracy.PROFILES["quick"], recipes=recipes)
     monkeypatch.setitem(accuracy.PROFILES, "quick", quick)
     run = run_of("blip", tmp_path)
     found = accuracy_run.execute(run)
-    noisy = load(tmp_path / "noise" / "best.safetensors")
+    noisy = load(tmp_path / "first" / "best.safetensors")
     assert isinstance(noisy, BayesianPotential)
     data = accuracy_run.load_set("nh3")
     means = predict_plain(noisy.to_base(), data.near[:8])
@@ -46,7 +46,7 @@ def test_noise_to_the_end_measures_the_means_of_blip(tmp_path: Path, monkeypatch
     assert found.metrics["near_forces_mae"]["value"] == pytest.approx(errors.mean(), rel=1e-6)
     assert not (tmp_path / "plain").exists()
     given = quick.sets["nh3"].training["lr"]
-    assert run.spec.settings["noise"]["training"]["lr"] == 2 * given
+    assert run.spec.settings["first"]["training"]["lr"] == 2 * given
 
 
 def test_recipes_cost_about_what_four_plain_trainings_cost():
@@ -64,4 +64,4 @@ def test_released_models_keep_their_width(monkeypatch: pytest.MonkeyPatch, tmp_p
     found = {spec.name: spec.settings for spec in accuracy.specs("default")}
     assert found["silica-32-long"]["training"]["epochs"] == 120
     assert found["silica-32-half_batch"]["training"]["batch_size"] == 1
-    assert found["silica-32-noise"]["noise"]["training"]["kl_weight"] == 3e-5
+    assert found["silica-32-noise"]["first"]["training"]["kl_weight"] == 3e-5
