@@ -10,7 +10,8 @@ structures of all sets, near the training data; errors far away are shown, and c
 |---|---|
 | long | four times the epochs |
 | ema | the same, weights averaged on the way (decay 0.999) |
-| half_batch, double_batch | four times the steps or epochs, in smaller or larger batches |
+| half_batch, quarter_batch | four times the steps, in smaller batches |
+| double_batch | four times the epochs, in larger batches |
 | wide | twice the features, twice the epochs (from scratch only) |
 | decay | long, AdamW with weight decay 0.01 |
 | restart | long; the second half of the epochs goes through the schedule of rates again |
@@ -70,6 +71,7 @@ RECIPES: dict[str, Recipe] = {
     "ema": Recipe(training={"ema_decay": 0.999}),
     "wide": Recipe(epochs=2, width=2),
     "half_batch": Recipe(epochs=2, batch=0.5),
+    "quarter_batch": Recipe(epochs=1, batch=0.25),
     "double_batch": Recipe(batch=2.0),
     "decay": Recipe(training={"optimizer": "adamw", "weight_decay": 0.01}),
     "restart": Recipe(first="plain"),
@@ -103,6 +105,11 @@ class Plain:
     def from_scratch(self) -> bool:
         """Whether the width is free to choose."""
         return "hyperparameters" in self.model
+
+    def allows(self, recipe: Recipe) -> bool:
+        """Whether the recipe can be had: a free width, and batches of one structure at least."""
+        is_whole = recipe.batch * self.training["batch_size"] >= 1
+        return is_whole and (recipe.width == 1 or self.from_scratch)
 
 
 def _painn(features: int, epochs: int) -> Plain:
@@ -148,7 +155,7 @@ def specs(profile: str) -> list[RunSpec]:
         for seed in range(size.seeds)
         for data in sets
         for name, recipe in size.recipes.items()
-        if recipe.width == 1 or size.sets[data].from_scratch
+        if size.sets[data].allows(recipe)
     ]
 
 
