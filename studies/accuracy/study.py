@@ -11,6 +11,8 @@ structures of all sets, near the training data; errors far away are shown, and c
 | long | four times the epochs |
 | ema | the same, weights averaged on the way (decay 0.999) |
 | half_batch, quarter_batch | four times the steps, in smaller batches |
+| single | batches of an eighth, one structure each; eight times the steps |
+| noise_quarter | quarter_batch, with noise first as below |
 | double_batch | four times the epochs, in larger batches |
 | wide | twice the features, twice the epochs (from scratch only) |
 | decay | long, AdamW with weight decay 0.01 |
@@ -72,6 +74,8 @@ RECIPES: dict[str, Recipe] = {
     "wide": Recipe(epochs=2, width=2),
     "half_batch": Recipe(epochs=2, batch=0.5),
     "quarter_batch": Recipe(epochs=1, batch=0.25),
+    "single": Recipe(epochs=1, batch=0.125),
+    "noise_quarter": Recipe(epochs=1, batch=0.25, first="noise"),
     "double_batch": Recipe(batch=2.0),
     "decay": Recipe(training={"optimizer": "adamw", "weight_decay": 0.01}),
     "restart": Recipe(first="plain"),

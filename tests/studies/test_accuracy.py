@@ -51,9 +51,9 @@ def test_noise_to_the_end_measures_the_means_of_blip(tmp_path: Path, monkeypatch
 
 def test_recipes_cost_about_what_four_plain_trainings_cost():
     """Steps count, however small the batch; larger batches and widths in proportion."""
-    for recipe in accuracy.RECIPES.values():
-        if recipe is not accuracy.RECIPES["plain"]:
-            assert recipe.epochs * recipe.width / min(1.0, recipe.batch) == 4
+    for name, recipe in accuracy.RECIPES.items():
+        expected = {"plain": 1, "single": 8}.get(name, 4)
+        assert recipe.epochs * recipe.width / min(1.0, recipe.batch) == expected
 
 
 def test_released_models_keep_their_width(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
