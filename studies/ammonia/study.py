@@ -18,7 +18,7 @@ ensemble the CRPS, with the same weights. K = 100 samples at test time.
 | method | what it is |
 |---|---|
 | base | the plain model |
-| deep_ensemble | five seeds of `base` together |
+| deep_ensemble | five seeds of `base` together, others in every ensemble |
 | llpr, gmm | error bars for `base` from its last-layer features, or its embeddings' density |
 | mean_variance, evidential, shallow_ensemble, mc_dropout | see `studies.baselines` |
 | blip_local_paper | local estimator on scalar maps, paper's inference network, lambda 10 |
@@ -154,11 +154,13 @@ class Profile:
 
     Attributes:
         features: width of PaiNN.
-        seeds: of each method, but for the deep ensemble, which is one.
+        seeds: of each method but the deep ensemble.
         training: what differs from `TRAINING`.
         sizes: geometries to train, validate and test, at most.
+        methods: the rows.
         sets: of `shipped` and `public`.
-        members: of the deep ensemble.
+        members: of a deep ensemble.
+        ensembles: how many of them; no two share a member.
         samples: K at test time.
         bootstrap: resamples for the intervals of the metrics.
     """
@@ -167,13 +169,29 @@ class Profile:
     seeds: int
     training: Mapping[str, Any]
     sizes: Mapping[str, int]
+    methods: tuple[str, ...] = tuple(METHODS)
     sets: tuple[str, ...] = ("shipped", "public")
     members: int = 5
+    ensembles: int = 1
     samples: int = 100
     bootstrap: int = 1000
 
 
 SIZES = {"train": 64, "valid": 14, "test": 129}
+OF_THE_PAPER = (  # its rows, and what can be put around the same models
+    "base",
+    "deep_ensemble",
+    "evidential",
+    "mean_variance",
+    "gmm",
+    "llpr",
+    "conditioned",
+    "mc_dropout",
+    "blip_local_paper",
+    "blip_local_paper_frozen",
+    "blip_conditioned",
+    "blip_flipout",
+)
 PROFILES: dict[str, Profile] = {
     "quick": Profile(
         features=8,
@@ -192,7 +210,7 @@ PROFILES: dict[str, Profile] = {
         training={"epochs": 300, "batch_size": 16},
         sizes=SIZES,
     ),
-    "paper": Profile(features=128, seeds=4, training={}, sizes=SIZES),
+    "paper": Profile(128, 4, {}, SIZES, OF_THE_PAPER, ensembles=4),
 }
 
 
@@ -200,13 +218,17 @@ def specs(profile: str) -> list[RunSpec]:
     """List the runs of a profile, ordered so that every row of the table gets a seed early."""
     size = PROFILES[profile]
     sets = [name for name in size.sets if name == "shipped" or public_folder() is not None]
-    early = [*EARLY, *(f"{name}_frozen" for name in EARLY if f"{name}_frozen" in METHODS)]
-    order = [*early, *(name for name in METHODS if name not in (*early, "deep_ensemble"))]
+    early = [*EARLY, *(f"{name}_frozen" for name in EARLY)]
+    order = sorted(
+        size.methods, key=lambda name: early.index(name) if name in early else len(early)
+    )
+    order.remove("deep_ensemble")
+    plain = range(1, max(size.members * size.ensembles, size.seeds))
     found: list[RunSpec] = []
     for data in sets:
         found += [_spec(size, data, method, 0) for method in order]
-        found += [_spec(size, data, "base", k) for k in range(1, max(size.members, size.seeds))]
-        found.append(_spec(size, data, "deep_ensemble", 0))
+        found += [_spec(size, data, "base", k) for k in plain]
+        found += [_spec(size, data, "deep_ensemble", k) for k in range(size.ensembles)]
     for seed in range(1, size.seeds):
         for data in sets:
             found += [_spec(size, data, method, seed) for method in order if method != "base"]
@@ -215,7 +237,9 @@ def specs(profile: str) -> list[RunSpec]:
 
 def _spec(size: Profile, data: str, name: str, seed: int) -> RunSpec:
     method = METHODS[name]
-    seeds = range(size.members) if name == "deep_ensemble" else (seed,)
+    seeds: Sequence[int] = (seed,)
+    if name == "deep_ensemble":
+        seeds = range(seed * size.members, (seed + 1) * size.members)
     needs = tuple(f"{data}-{method.built_on}-seed{k}" for k in seeds) if method.built_on else ()
     is_trained = bool(method.training) or method.built_on is None
     trained = method if is_trained else METHODS[method.built_on or name]
@@ -269,6 +293,8 @@ def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
     for data in dict.fromkeys(spec.settings["data"]["set"] for spec in specs):
         for name, method in METHODS.items():
             of_method = [spec for spec in specs if spec.name == f"{data}-{name}"]
+            if not of_method:
+                continue
             results = [found for spec in of_method if (found := layout.read(spec)) is not None]
             paper = published.get(method.paper, ()) if data == "shipped" else ()
             spread = published["blip_std"] if paper and method.paper == "blip" else ()

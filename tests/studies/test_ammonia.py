@@ -262,6 +262,10 @@ def test_profiles():
     assert (training["epochs"], training["batch_size"], training["kl_weight"]) == (500, 64, 10)
     assert paper["hyperparameters"]["features"] == 128
     assert flipout["training"]["kl_weight"] == 3
-    frozen = by_id["shipped-blip_flipout_crps_frozen-seed0"]
-    assert frozen["training"] == by_id["shipped-blip_flipout_crps-seed0"]["training"]
+    of_default = {spec.id: spec.settings for spec in default}
+    frozen = of_default["shipped-blip_flipout_crps_frozen-seed0"]
+    assert frozen["training"] == of_default["shipped-blip_flipout_crps-seed0"]["training"]
     assert frozen["training"]["loss"] == "crps"
+    ensembles = [spec for spec in ammonia.specs("paper") if spec.name == "shipped-deep_ensemble"]
+    members = [name for ensemble in ensembles for name in ensemble.needs]
+    assert (len(ensembles), len(members), len(set(members))) == (4, 20, 20)
