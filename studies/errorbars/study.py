@@ -106,6 +106,7 @@ class Profile:
         tested: structures near and far, at most.
         samples: K of sampled methods.
         bootstrap: resamples for the intervals of the metrics.
+        methods: the rows.
     """
 
     sets: Mapping[str, tuple[int, int]]
@@ -114,22 +115,27 @@ class Profile:
     tested: int = 300
     samples: int = 32
     bootstrap: int = 1000
+    methods: tuple[str, ...] = tuple(METHODS)
 
 
+SETS = {
+    "nh3": (64, 400),
+    "acac-100": (64, 300),
+    "nh3-public": (64, 400),
+    "ethanol": (64, 300),
+    "si": (32, 60),
+    "acac-450": (64, 120),
+    "ge": (32, 60),
+    "li": (32, 60),
+}
 PROFILES: dict[str, Profile] = {
     "quick": Profile({"nh3": (8, 3)}, seeds=1, tested=8, samples=8, bootstrap=50),
-    "default": Profile(
-        {
-            "nh3": (64, 400),
-            "acac-100": (64, 300),
-            "nh3-public": (64, 400),
-            "ethanol": (64, 300),
-            "si": (32, 60),
-            "acac-450": (64, 120),
-            "ge": (32, 60),
-            "li": (32, 60),
-        },
+    "default": Profile(SETS, seeds=3),
+    "small_batches": Profile(  # of one to three structures, as `blips train` chooses them
+        {name: size for name, size in SETS.items() if name != "acac-450"},
         seeds=3,
+        training={"batch_size": None},
+        methods=("base", "conditioned", "deep_ensemble"),
     ),
 }
 
@@ -141,7 +147,7 @@ def specs(profile: str) -> list[RunSpec]:
     for data in [name for name in size.sets if name == "nh3" or data_folder() is not None]:
         found += [_spec(size, data, "base", seed) for seed in range(max(MEMBERS, size.seeds))]
         found.append(_spec(size, data, "deep_ensemble", 0))
-        others = [name for name in METHODS if name not in ("base", "deep_ensemble")]
+        others = [name for name in size.methods if name not in ("base", "deep_ensemble")]
         found += [_spec(size, data, name, k) for k in range(size.seeds) for name in others]
     return found
 
@@ -197,6 +203,8 @@ def table(specs: Sequence[RunSpec], layout: Layout) -> Table:
     for data in dict.fromkeys(spec.settings["data"] for spec in specs):
         for name, method in METHODS.items():
             of_method = [spec for spec in specs if spec.name == f"{data}-{name}"]
+            if not of_method:
+                continue
             results = [found for spec in of_method if (found := layout.read(spec)) is not None]
             rows.append(Row((data, method.label), results))
     title = "Error bars near the training data and away from it; mean ± deviation over seeds"

@@ -25,6 +25,8 @@ from blips.train.objective import Model, Objective
 from blips.train.optim import MovingAverage, Schedule, make_optimizer
 from blips.train.run import Progress, RunFolder
 
+LARGEST_BATCH, STEPS_PER_EPOCH = 8, 50  # where no size of batches is given
+
 
 class NonFiniteLossError(BlipsError):
     """The loss became NaN or infinite."""
@@ -61,8 +63,9 @@ class Trainer:
         objective = make_objective(self.model, settings, num_data=len(train))
         optimizer = make_optimizer(self.model, settings)
         self.objective, self.optimizer = self.fabric.setup(objective, optimizer)
+        self.batch_size = settings.batch_size or default_batch_size(len(train))
         # the same number of steps on every process
-        steps = math.ceil(len(train) / (settings.batch_size * self.fabric.world_size))
+        steps = math.ceil(len(train) / (self.batch_size * self.fabric.world_size))
         self.schedule = Schedule(self.optimizer, settings, settings.epochs * steps)
         self.average = MovingAverage(self.model, settings.ema_decay)
         anchor = objective.anchor = Anchor(self.model) if settings.anchor_weight > 0 else None
@@ -133,11 +136,12 @@ class Trainer:
         order = _shuffled(self.train_data, "shuffle", self.seed, epoch)
         surplus = -len(order) % self.fabric.world_size  # every process takes as many steps
         order = [*order, *order[:surplus]][self.fabric.global_rank :: self.fabric.world_size]
-        for step, batch in enumerate(self._batches(self.train_data, order)):
+        size = self.batch_size
+        for step, batch in enumerate(self._batches(self.train_data, order, size)):
             key = (self.seed, epoch, step, self.fabric.global_rank)
             replay, second = None, self.replay_data
             if second is not None:  # structures that are a function of (seed, epoch, step)
-                replay = next(self._batches(second, _shuffled(second, "replay", *key)))
+                replay = next(self._batches(second, _shuffled(second, "replay", *key), size))
             self.optimizer.zero_grad()
             terms = self.objective(batch, ("train", *key), kl_scale, replay)
             if not math.isfinite(terms.parts["loss"]):
@@ -164,7 +168,8 @@ class Trainer:
         """Compute the validation loss, of the averaged weights where there are any."""
         self.objective.eval()
         objective: Any = self.objective.module
-        batches = self._batches(self.valid_data, range(len(self.valid_data)))
+        size = self.settings.batch_size or LARGEST_BATCH
+        batches = self._batches(self.valid_data, range(len(self.valid_data)), size)
         with self.average.applied():
             return _means([(objective.evaluate(b, self.seed), len(b.indices)) for b in batches])
 
@@ -198,8 +203,7 @@ class Trainer:
         waited = self.progress.epoch - self.progress.best_epoch
         return patience is not None and waited >= patience
 
-    def _batches(self, data: TrainingData, order: Sequence[int]) -> Iterator[Batch]:
-        size = self.settings.batch_size
+    def _batches(self, data: TrainingData, order: Sequence[int], size: int) -> Iterator[Batch]:
         for first in range(0, len(order), size):
             batch = data.batch(list(order[first : first + size]))
             yield batch.to(self.fabric.device, checkpoint.DTYPES[self.settings.dtype])
@@ -210,6 +214,14 @@ class Trainer:
             f"the loss is not finite in epoch {epoch} on: {names}. Check their labels, or lower "
             f"training.lr; the last good state is {self.folder.last}"
         )
+
+
+def default_batch_size(structures: int) -> int:
+    """Return the largest batch of at most 8 that leaves 50 steps an epoch; else single ones.
+
+    With few structures the number of steps decides the accuracy (`studies/accuracy`).
+    """
+    return min(max(structures // STEPS_PER_EPOCH, 1), LARGEST_BATCH)
 
 
 def _shuffled(data: TrainingData, *key: int | str) -> list[int]:
