@@ -22,7 +22,7 @@ from blips.data.labels import Labels
 from blips.data.splits import Split
 from blips.errors import ConfigError, InputError
 from blips.train.checkpoint import read_tensors
-from blips.train.loop import NonFiniteLossError, Trainer
+from blips.train.loop import NonFiniteLossError, Trainer, default_batch_size
 from blips.train.objective import Objective
 from blips.train.run import RunFolder, environment
 from blips.units import KCAL_PER_MOL
@@ -222,6 +222,23 @@ def test_a_folder_in_use_and_changed_settings_are_refused(tmp_path, structures):
             folder=tmp_path,
             resume=True,
         )
+
+
+@pytest.mark.parametrize(
+    ("structures", "size"), [(1, 1), (64, 1), (100, 2), (399, 7), (400, 8), (100_000, 8)]
+)
+def test_an_epoch_has_fifty_steps_where_structures_suffice(structures, size):
+    assert default_batch_size(structures) == size
+
+
+def test_few_structures_are_trained_on_one_by_one(tmp_path, structures):
+    ends = []
+    for size in (None, 1, 2):
+        model = potential()
+        fit(model, structures, tmp_path / str(size), epochs=1, batch_size=size, noise=False)
+        ends.append(torch.nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.allclose(ends[0], ends[2], rtol=1e-4)
 
 
 def test_early_stop_and_splits(tmp_path, structures):
