@@ -225,9 +225,9 @@ def test_a_folder_in_use_and_changed_settings_are_refused(tmp_path, structures):
 
 
 @pytest.mark.parametrize(
-    ("structures", "size"), [(1, 1), (64, 1), (100, 2), (399, 7), (400, 8), (100_000, 8)]
+    ("structures", "size"), [(1, 1), (100, 1), (199, 1), (200, 2), (799, 7), (800, 8), (100_000, 8)]
 )
-def test_an_epoch_has_fifty_steps_where_structures_suffice(structures, size):
+def test_an_epoch_has_a_hundred_steps_where_structures_suffice(structures, size):
     assert default_batch_size(structures) == size
 
 
