@@ -105,7 +105,7 @@ class TrainingConfig(Section):
 
     epochs: int = setting(300, "passes over the training structures", ge=1)
     batch_size: int | None = setting(
-        None, "structures in a step; default: 1 to 8, for 100 steps an epoch or more", ge=1
+        None, "structures in a step; default: 2 to 8, for 50 steps an epoch or more", ge=1
     )
     loss: Literal["mae", "mse", "huber", "conditional_huber", "nll", "crps"] = "mae"
     huber_delta: float = setting(0.01, "where huber becomes linear", gt=0)

@@ -225,15 +225,15 @@ def test_a_folder_in_use_and_changed_settings_are_refused(tmp_path, structures):
 
 
 @pytest.mark.parametrize(
-    ("structures", "size"), [(1, 1), (100, 1), (199, 1), (200, 2), (799, 7), (800, 8), (100_000, 8)]
+    ("structures", "size"), [(1, 2), (100, 2), (149, 2), (150, 3), (399, 7), (400, 8), (100_000, 8)]
 )
-def test_an_epoch_has_a_hundred_steps_where_structures_suffice(structures, size):
+def test_an_epoch_has_fifty_steps_where_structures_suffice(structures, size):
     assert default_batch_size(structures) == size
 
 
-def test_few_structures_are_trained_on_one_by_one(tmp_path, structures):
+def test_few_structures_are_trained_on_in_pairs(tmp_path, structures):
     ends = []
-    for size in (None, 1, 2):
+    for size in (None, 2, 4):
         model = potential()
         fit(model, structures, tmp_path / str(size), epochs=1, batch_size=size, noise=False)
         ends.append(torch.nn.utils.parameters_to_vector(model.parameters()))

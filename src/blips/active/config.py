@@ -139,17 +139,11 @@ class StopConfig(Section):
     force_std: float | None = setting(None, "eV/A: no candidate is less certain", gt=0)
 
 
-class CampaignTraining(TrainingConfig):
-    """Training in every round, shorter than one that is done once."""
-
-    epochs: int = setting(100, "passes over the labels", ge=1)
-
-
 class CampaignConfig(Section):
     """Everything that `blips active` needs."""
 
     model: ModelConfig = ModelConfig()
-    training: CampaignTraining = CampaignTraining()
+    training: TrainingConfig = TrainingConfig()
     valid: float = setting(0.15, "fraction of labels held out", gt=0, lt=1)
     retrain: Literal["scratch", "continue"] = setting(
         "scratch", "continue: from the weights of the round before"

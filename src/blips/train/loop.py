@@ -25,7 +25,7 @@ from blips.train.objective import Model, Objective
 from blips.train.optim import MovingAverage, Schedule, make_optimizer
 from blips.train.run import Progress, RunFolder
 
-LARGEST_BATCH, STEPS_PER_EPOCH = 8, 100  # where no size of batches is given
+SMALLEST_BATCH, LARGEST_BATCH, STEPS_PER_EPOCH = 2, 8, 50  # where no size is given
 
 
 class NonFiniteLossError(BlipsError):
@@ -217,11 +217,11 @@ class Trainer:
 
 
 def default_batch_size(structures: int) -> int:
-    """Return the largest batch of at most 8 that leaves 100 steps an epoch; else single structures.
+    """Return the largest batch of 2 to 8 that leaves 50 steps an epoch.
 
     With few structures the number of steps decides the accuracy (`studies/accuracy`).
     """
-    return min(max(structures // STEPS_PER_EPOCH, 1), LARGEST_BATCH)
+    return min(max(structures // STEPS_PER_EPOCH, SMALLEST_BATCH), LARGEST_BATCH)
 
 
 def _shuffled(data: TrainingData, *key: int | str) -> list[int]:
