@@ -104,9 +104,7 @@ class TrainingConfig(Section):
     """The optimisation: loss + kl_weight * KL."""
 
     epochs: int = setting(300, "passes over the training structures", ge=1)
-    batch_size: int | None = setting(
-        None, "structures in a step; default: 2 to 8, for 50 steps an epoch or more", ge=1
-    )
+    batch_size: int | None = setting(None, "structures in a step; default: 2 to 8", ge=1)
     loss: Literal["mae", "mse", "huber", "conditional_huber", "nll", "crps"] = "mae"
     huber_delta: float = setting(0.01, "where huber becomes linear", gt=0)
     loss_unit: EnergyUnit = setting("eV", "energy unit of the loss; lambda refers to it")

@@ -136,18 +136,17 @@ class Trainer:
         order = _shuffled(self.train_data, "shuffle", self.seed, epoch)
         surplus = -len(order) % self.fabric.world_size  # every process takes as many steps
         order = [*order, *order[:surplus]][self.fabric.global_rank :: self.fabric.world_size]
-        size = self.batch_size
-        for step, batch in enumerate(self._batches(self.train_data, order, size)):
+        for step, batch in enumerate(self._batches(self.train_data, order, self.batch_size)):
             key = (self.seed, epoch, step, self.fabric.global_rank)
-            replay, second = None, self.replay_data
-            if second is not None:  # structures that are a function of (seed, epoch, step)
-                replay = next(self._batches(second, _shuffled(second, "replay", *key), size))
+            replay, more = None, self.replay_data
+            if more is not None:  # structures that are a function of (seed, epoch, step)
+                replay = next(self._batches(more, _shuffled(more, "replay", *key), self.batch_size))
             self.optimizer.zero_grad()
             terms = self.objective(batch, ("train", *key), kl_scale, replay)
             if not math.isfinite(terms.parts["loss"]):
                 self._stop_non_finite(epoch, batch, self.train_data)
-            if second and replay and not math.isfinite(terms.parts["replay"]):
-                self._stop_non_finite(epoch, replay, second)
+            if more and replay and not math.isfinite(terms.parts["replay"]):
+                self._stop_non_finite(epoch, replay, more)
             self.fabric.backward(terms.total)
             if (norm := settings.clip_norm) is not None:
                 self.fabric.clip_gradients(self.objective, self.optimizer, max_norm=norm)
@@ -217,10 +216,7 @@ class Trainer:
 
 
 def default_batch_size(structures: int) -> int:
-    """Return the largest batch of 2 to 8 that leaves 50 steps an epoch.
-
-    With few structures the number of steps decides the accuracy (`studies/accuracy`).
-    """
+    """Return the largest batch of 2 to 8 with 50 steps an epoch: few structures need the steps."""
     return min(max(structures // STEPS_PER_EPOCH, SMALLEST_BATCH), LARGEST_BATCH)
 
 
