@@ -2,9 +2,9 @@
 
 Two PaiNNs from scratch, with sets, splits and the plain recipe of the study errorbars, and
 MatterSim fine-tuned to 32 silica structures as in the study silica. Four plain models together are
-up to 17 % more accurate than one of them. Every recipe but `plain` gets about the processor time
-of these four trainings. The recipe to take is the one with the least error on validation
-structures of all sets, near the training data; errors far away are shown, and choose nothing.
+up to 17 % more accurate than one of them. Recipes get at most about the processor
+time of these four trainings, single structures of ammonia more. They are judged by errors on
+validation structures near the training data, and by their cost; README.md says what was taken.
 
 | recipe | what differs from the plain one |
 |---|---|
